@@ -15,7 +15,7 @@ from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_mode
 from accel_backends.sharding.receiving import HeldTensor, Receivers
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
-from accel_bigmodel.saving.merging import merge_fsdp_weights
+from accel_checkpoint.merging import merge_fsdp_weights
 from accel_state.errors import CheckpointError
 from tools.harness.scripts import run_script
 

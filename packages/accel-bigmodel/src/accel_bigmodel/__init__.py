@@ -82,8 +82,6 @@ if TYPE_CHECKING:
     )
     from accel_bigmodel.quantization.loading import load_and_quantize_model as load_and_quantize_model
     from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as quantize_and_offload_8bit
-    from accel_bigmodel.saving.merging import merge_fsdp_weights as merge_fsdp_weights
-    from accel_bigmodel.saving.models import save_model as save_model
     from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
     from accel_bigmodel.skeleton import init_on_device as init_on_device
     from accel_bigmodel.tensors.dtypes import dtype_byte_size as dtype_byte_size
@@ -104,6 +102,8 @@ if TYPE_CHECKING:
     from accel_checkpoint.formats.weight_names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
     from accel_checkpoint.formats.weight_names import WEIGHTS_NAME as WEIGHTS_NAME
     from accel_checkpoint.formats.weight_names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+    from accel_checkpoint.merging import merge_fsdp_weights as merge_fsdp_weights
+    from accel_checkpoint.saving.model_weights import save_model as save_model
     from accel_ops.byte_sizes import convert_bytes as convert_bytes
     from accel_ops.byte_sizes import convert_file_size_to_int as convert_file_size_to_int
     from accel_ops.shared_tensors import (
@@ -200,8 +200,8 @@ __getattr__, __dir__, __all__ = attach(
         "remove_hook_from_submodules": "accel_bigmodel.hooks.attaching",
         "replace_with_bnb_layers": "accel_bigmodel.quantization.layers",
         "retie_parameters": "accel_bigmodel.tensors.placing",
-        "merge_fsdp_weights": "accel_bigmodel.saving.merging",
-        "save_model": "accel_bigmodel.saving.models",
+        "merge_fsdp_weights": "accel_checkpoint.merging",
+        "save_model": "accel_checkpoint.saving.model_weights",
         "save_offload_index": "accel_bigmodel.offload.folder",
         "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",
         "verify_on_hub": "accel_bigmodel.estimate.hub",

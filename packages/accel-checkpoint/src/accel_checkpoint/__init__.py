@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from accel_checkpoint.functions import load_custom_state as load_custom_state
     from accel_checkpoint.functions import save as save
     from accel_checkpoint.functions import save_custom_state as save_custom_state
+    from accel_checkpoint.merging import merge_fsdp_weights as merge_fsdp_weights
     from accel_checkpoint.saving.handle import SaveHandle as SaveHandle
+    from accel_checkpoint.saving.model_weights import save_model as save_model
     from accel_checkpoint.saving.stage import Stage as Stage
 
 __version__ = "0.2.0"
@@ -29,7 +31,9 @@ __getattr__, __dir__, __all__ = attach(
         "TORCH_SAFE_GLOBALS": "accel_checkpoint.functions",
         "load": "accel_checkpoint.functions",
         "load_custom_state": "accel_checkpoint.functions",
+        "merge_fsdp_weights": "accel_checkpoint.merging",
         "save": "accel_checkpoint.functions",
         "save_custom_state": "accel_checkpoint.functions",
+        "save_model": "accel_checkpoint.saving.model_weights",
     },
 )

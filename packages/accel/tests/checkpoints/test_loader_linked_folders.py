@@ -11,8 +11,8 @@ from torch import nn
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, init_empty_weights
 from accel_bigmodel import load_checkpoint_and_dispatch, load_checkpoint_in_model
-from accel_bigmodel.saving.merging import merge_fsdp_weights
 from accel_checkpoint.command import command
+from accel_checkpoint.merging import merge_fsdp_weights
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

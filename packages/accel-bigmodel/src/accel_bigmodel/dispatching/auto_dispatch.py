@@ -42,7 +42,6 @@ def load_checkpoint_and_dispatch(
     *,
     mmap: bool = False,
     prefetch: bool = True,
-    exact: bool = False,
 ) -> nn.Module:
     """Load a checkpoint into ``model``, distribute it over the devices, and make it ready to run.
 
@@ -68,7 +67,6 @@ def load_checkpoint_and_dispatch(
         broadcast_from_rank0: See there.
         mmap: See there.
         prefetch: Load the next module's offloaded weights while one computes.
-        exact: As for `OffloadedWeightsLoader`: results are bit-identical to those of the resident model.
 
     Raises:
         UnknownNameError: If ``device_map`` is an unknown mode.
@@ -95,7 +93,6 @@ def load_checkpoint_and_dispatch(
     return dispatch_model(
         model, placed, offload_dir=offload_folder, offload_index=index or None, offload_buffers=offload_buffers,
         skip_keys=skip_keys, preload_module_classes=preload_module_classes, force_hooks=force_hooks, prefetch=prefetch,
-        exact=exact,
     )  # fmt: skip
 
 

@@ -131,7 +131,6 @@ def dispatch_model(
     force_hooks: bool = False,
     *,
     prefetch: bool = True,
-    exact: bool = False,
 ) -> nn.Module:
     """Move every part of ``model`` to its device in ``device_map``, and make the model run there.
 
@@ -151,7 +150,6 @@ def dispatch_model(
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         force_hooks: Add hooks even if everything is on one device.
         prefetch: Load the next module's weights while one computes.
-        exact: As for `OffloadedWeightsLoader`: results are bit-identical to those of the resident model.
 
     Raises:
         ConfigError: If the map does not fit the model, or there is no folder for weights on disk.
@@ -170,7 +168,7 @@ def dispatch_model(
         ties = find_tied_parameters(model)
         check_tied_parameters_on_same_device(ties, device_map)
         placement = Placement(device_map, offloaded_devices, ties)
-        source = WeightSource(state_dict, offload_dir, offload_index, exact=exact)
+        source = WeightSource(state_dict, offload_dir, offload_index)
         weights = offloaded_weights(model, placement, source) if offloaded else None
         context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
         by_name = dict(model.named_parameters(remove_duplicate=False))

@@ -11,19 +11,13 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
-from accel_bigmodel.hooks.onload import OnloadWeightsHook
-from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.residency import Residency
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.tensors.aliases import repair_aliases
+from accel_bigmodel.tensors.aliases import check_aliases
 from accel_bigmodel.tensors.placing import TiedParams
 from accel_state.errors import StateError
 
 Device = int | str | torch.device
-
-# Modules of torch that pass the weights of their submodules to a fused function.
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def attach_execution_device_hook(
@@ -182,7 +176,6 @@ class PlannedHook:
         device: The device on which it runs.
         offload: Whether its weights are offloaded.
         includes_submodules: The hook handles all submodules, which get no hooks of their own.
-        uses_weights_of: The hook only loads the offloaded weights of this other module.
     """
 
     module: nn.Module
@@ -190,7 +183,6 @@ class PlannedHook:
     device: Device | None
     offload: bool
     includes_submodules: bool = False
-    uses_weights_of: nn.Module | None = None
 
 
 def plan_hooks(
@@ -216,15 +208,19 @@ def plan_hooks(
 
 
 def attach(plan: Sequence[PlannedHook], module: nn.Module, settings: HookSettings) -> None:
-    """Add the planned hooks; plain attributes that hold a weight on the meta device get its placeholder, too."""
+    """Add the planned hooks."""
     for planned in plan:
         if not planned.offload:
             _restore(planned)
-        hook = _hook(planned, settings)
-        if hook is not None:
-            add_hook_to_module(planned.module, hook, append=bool(hooks_of(planned.module)))
+        hook = AlignDevicesHook(
+            planned.device, planned.offload, weights_map=settings.weights_of(planned.name),
+            offload_buffers=settings.offload_buffers, place_submodules=planned.includes_submodules,
+            skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
+            context=settings.context,
+        )  # fmt: skip
+        add_hook_to_module(planned.module, hook, append=bool(hooks_of(planned.module)))
     placeholders = settings.context.placeholders
-    repair_aliases(module, {key: new for key, (old, new) in placeholders.items() if old.is_meta})
+    check_aliases(module, {key for key, (old, new) in placeholders.items() if old.is_meta and new is not old})
     placeholders.clear()
 
 
@@ -244,7 +240,7 @@ def _planned(
     device, offload = devices.get(entry), offloads.get(entry, False)
     if isinstance(module, torch.jit.ScriptModule) and offload:
         _refuse_scripted(module, name)
-    is_whole = type(module).__name__ in settings.preload or isinstance(module, _FUSED)
+    is_whole = type(module).__name__ in settings.preload
     prefix = f"{name}." if name else ""
     has_inner_entry = offload and is_whole and any(key != name and key.startswith(prefix) for key in devices)
     includes_submodules = offload and is_whole and not has_inner_entry
@@ -255,21 +251,6 @@ def _planned(
         return
     for child_name, child in module.named_children():
         yield from _planned(child, f"{prefix}{child_name}", devices, offloads, settings, entry, seen)
-    if isinstance(module, nn.TransformerEncoder) and len(module.layers):
-        # It decides how to handle padding from the weights of its first layer.
-        yield PlannedHook(module, name, device, offload, uses_weights_of=module.layers[0])
-
-
-def _hook(planned: PlannedHook, settings: HookSettings) -> ModelHook | None:
-    if planned.uses_weights_of is not None:
-        residency = Residency.of_placeholders_in(planned.uses_weights_of)
-        return OnloadWeightsHook(residency) if residency.slots else None
-    return AlignDevicesHook(
-        planned.device, planned.offload, weights_map=settings.weights_of(planned.name),
-        offload_buffers=settings.offload_buffers, place_submodules=planned.includes_submodules,
-        skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
-        context=settings.context,
-    )  # fmt: skip
 
 
 def _restore(planned: PlannedHook) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from accel_bigmodel.loading.targets import Target
 from accel_bigmodel.offload.folder import offload_weight, save_offload_index
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors.aliases import repair_aliases
+from accel_bigmodel.tensors.aliases import check_aliases
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
 from accel_checkpoint.formats.weight_files import CheckpointFile, opener
 from accel_checkpoint.reading.direct_reads import DirectReads
@@ -132,12 +132,9 @@ class Filling:
 
     def finish(self) -> None:
         """Write the places of weights on disk to the index of the offload folder."""
-        replaced = {
-            id(target.tensor): target.fresh
-            for target in self._places.values()
-            if target.fresh is not None and target.tensor.is_meta
-        }
-        repair_aliases(self._model, replaced)
+        targets = self._places.values()
+        replaced = {id(t.tensor) for t in targets if t.fresh is not None and t.tensor.is_meta}
+        check_aliases(self._model, replaced)
         if self._to.folder is not None and self.offload_index:
             self._to.folder.mkdir(parents=True, exist_ok=True)
             save_offload_index(self.offload_index, self._to.folder)

@@ -27,7 +27,6 @@ class WeightSource:
     state_dict: Mapping[str, torch.Tensor] | None
     offload_dir: str | os.PathLike[str] | None
     offload_index: Mapping[str, Any] | None
-    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSour
     folder = source.offload_dir if placement.on_disk() else None
     if index is None and folder is None:
         return with_ties(model, OffloadedWeightsLoader(in_memory))
-    loader = OffloadedWeightsLoader(None, folder, index, exact=source.exact)
+    loader = OffloadedWeightsLoader(None, folder, index)
     for name in for_disk:
         if name in loader or name not in to_write:
             del in_memory[name]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
+from accel_bigmodel.offload.placeholders import forwards, set_values
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import kind_of, resident_class
 
@@ -94,18 +94,6 @@ class Residency:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
-
-    @classmethod
-    def of_placeholders_in(cls, module: nn.Module) -> Residency:
-        """Return the residency of all offloaded parameters in ``module`` and its submodules."""
-        return cls(
-            [
-                Slot(owner, name, parameter, parameter.device)
-                for owner in module.modules()
-                for name, parameter in owner._parameters.items()
-                if parameter is not None and weight_of(parameter) is not None
-            ]
-        )
 
     @property
     def weights(self) -> list[OffloadedWeight]:

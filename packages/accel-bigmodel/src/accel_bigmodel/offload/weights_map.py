@@ -21,7 +21,6 @@ from accel_bigmodel.offload.folder import (
 )
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_checkpoint.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
-from accel_checkpoint.formats.safetensor_writing import ALIGNMENT
 from accel_state.errors import CheckpointError, ConfigError
 
 # Further weights are mapped at each use; Linux allows a process 65,530 mappings by default.
@@ -64,9 +63,6 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
             a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
         device: The device of weights from safetensors files; the CPU by default.
-        exact: Copy weights that do not start at a multiple of 64 bytes in their file. Without the copy, results can
-            differ from those of the resident model in the last bits, because matrix kernels choose their order of
-            summation by the alignment of their operands.
 
     Raises:
         ConfigError: If neither weights nor a place to look for them are given.
@@ -78,8 +74,6 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         save_folder: str | os.PathLike[str] | None = None,
         index: Mapping[str, Any] | None = None,
         device: str | int | torch.device | None = None,
-        *,
-        exact: bool = False,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
             raise ConfigError("Give weights: a `state_dict`, a `save_folder` or an `index`.")
@@ -89,7 +83,6 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.index: Mapping[str, Any] = {} if index is None else index
         self.save_folder = None if save_folder is None else Path(save_folder)
         self.device = device
-        self.exact = exact
         # peft takes the first key for one on disk.
         self.all_keys = [*self.index, *(key for key in self.state_dict if key not in self.index)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
@@ -135,15 +128,13 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
     ) -> OffloadedWeightsLoader:
         """Return a loader of other weights from the same folder, which maps the files again: no write is shared."""
-        made = OffloadedWeightsLoader(state_dict, None, index, self.device, exact=self.exact)
+        made = OffloadedWeightsLoader(state_dict, None, index, self.device)
         made.save_folder, made._identities = self.save_folder, self._identities
         return made
 
     def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
         layout, file = self._open(path)
         tensor = file.tensor(layout[name])
-        if self.exact and tensor.data_ptr() % ALIGNMENT:
-            tensor = tensor.clone()
         if entry.get("dtype") is not None and tensor.is_floating_point():
             tensor = tensor.to(as_torch_dtype(entry["dtype"]))
         return tensor if self.device is None else tensor.to(self.device)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from accel_bigmodel.saving.merge_command import command
+from accel_checkpoint.merge_command import command
 from accel_launch.cli import run_command
 from accel_launch.commands.parsing import make_parser
 

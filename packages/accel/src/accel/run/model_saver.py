@@ -1,4 +1,4 @@
-"""Weights of prepared models in files that plain PyTorch reads; accel-bigmodel writes them."""
+"""Weights of prepared models in files that plain PyTorch reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelSaver:
     ) -> None:
         """Write the weights of `model`; if it is sharded, every rank must call it, and returns when they are there."""
         from accel_backends.sharding.full_state import deferred_state
-        from accel_bigmodel.saving.models import order_of_fetching
+        from accel_checkpoint.saving.model_weights import order_of_fetching
 
         state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_writer)
         options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}

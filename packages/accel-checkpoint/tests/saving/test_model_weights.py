@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from accel_bigmodel import load_checkpoint_in_model, load_state_dict, save_model
-from accel_bigmodel.saving import models as saving
-from accel_bigmodel.saving import staging
+from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.process_identity import stamp
+from accel_checkpoint.saving import model_weights
+from accel_checkpoint.saving.model_weights import save_model
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -31,6 +34,11 @@ def assert_same_state(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tens
     for name, tensor in wanted.items():
         assert got[name].dtype == tensor.dtype, name
         assert torch.equal(got[name], tensor), name
+
+
+def load_state_dict(path: Path) -> dict[str, torch.Tensor]:
+    with opener(path)(path) as reader:
+        return {name: reader.read(name) for name in reader.keys()}  # noqa: SIM118
 
 
 def names_in(folder: Path) -> list[str]:
@@ -195,14 +203,14 @@ def test_a_save_that_fails_leaves_the_earlier_one_whole_and_nothing_else(tmp_pat
     old = {"a": torch.ones(100), "b": torch.ones(100)}
     save_model(old, tmp_path, max_shard_size=400)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real = saving.SafetensorsWriter.write
+    real = model_weights.SafetensorsWriter.write
 
     def fail_on_second(self, path, members):
         if "00002" in path.name:
             raise OSError("no space left on device")
         real(self, path, members)
 
-    monkeypatch.setattr(saving.SafetensorsWriter, "write", fail_on_second)
+    monkeypatch.setattr(model_weights.SafetensorsWriter, "write", fail_on_second)
     with pytest.raises(OSError, match="no space left"):
         save_model({"a": torch.zeros(100), "b": torch.zeros(100)}, tmp_path, max_shard_size=400)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -228,7 +236,7 @@ def test_an_interruption_between_the_renames_never_leaves_an_index_over_mixed_sh
 def test_the_new_files_are_on_disk_before_the_first_rename_and_the_old_go_last(tmp_path, monkeypatch):
     save_model({"a": torch.ones(100)}, tmp_path)
     events = []
-    monkeypatch.setattr(staging, "force_to_disk", lambda path: events.append(f"sync {path.name}"))
+    monkeypatch.setattr(model_weights, "force_to_disk", lambda path: events.append(f"sync {path.name}"))
     real_replace, real_unlink = Path.replace, Path.unlink
 
     def replace(self, target):
@@ -268,13 +276,15 @@ def test_until_the_new_index_is_there_an_old_one_never_names_new_files(tmp_path,
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         save_model({name: torch.ones(100) for name in "ab"}, tmp_path, max_shard_size=400)
-    model = nn.ParameterDict({name: torch.full((100,), 5.0) for name in "abc"[:num_before]})
     if num_before == 2:  # the new files have the names of the old: there is no index, and so no mixture
         with pytest.raises(CheckpointError, match="without their index"):
-            load_checkpoint_in_model(model, tmp_path)
+            checkpoint_files(tmp_path)
     else:
-        load_checkpoint_in_model(model, tmp_path)
-        assert not any(parameter.any() for parameter in model.parameters())
+        state = {}
+        for file in checkpoint_files(tmp_path):
+            state |= load_state_dict(file.path)
+        assert sorted(state) == ["a", "b", "c"]
+        assert not any(tensor.any() for tensor in state.values())
 
 
 def test_bin_beside_older_safetensors_is_said_aloud(tmp_path):
@@ -301,3 +311,44 @@ def test_a_size_that_is_none_is_refused_before_anything_is_written(tmp_path):
 def test_an_empty_state_dict_is_a_file_without_tensors(tmp_path):
     (path,) = save_model(nn.ReLU(), tmp_path)
     assert load_file(path) == {}
+
+
+def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
+    source = "from accel_checkpoint.process_identity import stamp; print(stamp())"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    dead = tmp_path / f".saving-{done.stdout.strip()}-x"
+    live, foreign = tmp_path / f".saving-{stamp()}-y", tmp_path / ".saving-0123abcd-1-2-z"
+    for folder in (dead, live, foreign):
+        folder.mkdir()
+        (folder / "half").write_text("x")
+    save_model({"a": torch.ones(1)}, tmp_path)
+    assert not dead.exists()
+    assert (live / "half").exists()
+    assert (foreign / "half").exists()
+
+
+KILLED = """
+import os, signal, sys, torch
+from accel_checkpoint.saving import model_weights as saving
+from accel_checkpoint.saving.model_weights import save_model
+real = saving.SafetensorsWriter.write
+def write(self, path, members):
+    if "00002" in path.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, path, members)
+saving.SafetensorsWriter.write = write
+save_model({"a": torch.zeros(100), "b": torch.zeros(100)}, sys.argv[1], 400)
+"""
+
+
+def test_a_killed_save_leaves_the_earlier_one_and_the_next_tidies_up(tmp_path):
+    state = {"a": torch.ones(100), "b": torch.ones(100)}
+    save_model(state, tmp_path, 400)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=180, check=False)
+    assert done.returncode < 0
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert after == before
+    assert len(list(tmp_path.iterdir())) == len(before) + 1
+    save_model(state, tmp_path, 400)
+    assert {path.name for path in tmp_path.iterdir()} == set(before)

@@ -1,4 +1,4 @@
-"""One set of weight files from the parts that the ranks of a sharded run wrote, tensor by tensor."""
+"""Merge the shards that the ranks of a run wrote into weight files, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from accel_bigmodel.saving.models import save_model
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.torch_archive import deferred_in
+from accel_checkpoint.saving.model_weights import save_model
 from accel_checkpoint.saving.progress import QUIET_S, showing_progress
 from accel_state.errors import CheckpointError, ConfigError
 

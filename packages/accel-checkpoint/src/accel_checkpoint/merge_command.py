@@ -40,7 +40,7 @@ class MergeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Merge, and say where the weights are."""
-        from accel_bigmodel.saving.merging import merge_fsdp_weights
+        from accel_checkpoint.merging import merge_fsdp_weights
 
         merge_fsdp_weights(
             arguments.checkpoint_directory,

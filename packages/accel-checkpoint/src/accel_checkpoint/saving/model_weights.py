@@ -1,16 +1,20 @@
-"""Saving the weights of a model, whole or in shards, so that a reader never meets half a save."""
+"""Save the weights of a model in one file or in shards, atomically."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accel_bigmodel.saving.staging import publish, staging_folder
+from accel_checkpoint.files import force_to_disk
 from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
 from accel_checkpoint.formats.pickle_files import PickleWriter
 from accel_checkpoint.formats.protocol import WeightWriter
@@ -19,8 +23,12 @@ from accel_checkpoint.formats.safetensor_writing import order_of_writing
 from accel_checkpoint.formats.sharding import plan_shards
 from accel_checkpoint.formats.torch_archive import deferred_in
 from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
+from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
+
+_PREFIX = ".saving-"
+_STAGED = re.compile(rf"{re.escape(_PREFIX)}({STAMP})-.*")
 
 
 def save_model(
@@ -56,9 +64,9 @@ def save_model(
     writer: WeightWriter = SafetensorsWriter(state) if safe_serialization else PickleWriter(state)
     shards = plan_shards(writer.groups(), max_shard_size=max_shard_size)
     folder = _make_folder(save_directory)
-    with staging_folder(folder) as staged:
+    with _staging_folder(folder) as staged:
         names = _write_files(writer, shards, staged)
-        publish(staged, names, manifest=writer.names.index)
+        _publish(staged, names, index=writer.names.index)
     _remove_earlier(folder, writer.names, keep=names)
     _warn_if_shadowed(folder, writer.names)
     return [folder / name for name in names]
@@ -92,6 +100,45 @@ def _write_files(writer: WeightWriter, shards: Sequence[Sequence[str]], staged: 
     }
     (staged / writer.names.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return [*names, writer.names.index]
+
+
+@contextmanager
+def _staging_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder inside ``folder``, on the same disk, and remove it in the end.
+
+    Folders that killed processes of this machine left behind are removed first.
+    """
+    for path in folder.glob(f"{_PREFIX}*"):
+        abandoned = _STAGED.fullmatch(path.name)
+        if abandoned and has_ended_by_stamp(abandoned[1]):
+            with suppress(FileNotFoundError):  # another process may remove it, too
+                shutil.rmtree(path)
+    staged = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{stamp()}-", dir=folder))
+    try:
+        yield staged
+    finally:
+        shutil.rmtree(staged)
+
+
+def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
+    """Move the files ``names`` from ``staged`` into the folder around it, the index last.
+
+    An older index stays until then, unless new files replace some that it names: then it is removed first, so that it
+    never names a mixture of old and new files.
+    """
+    folder = staged.parent
+    for name in names:
+        force_to_disk(staged / name)
+    if index in names and any((folder / name).exists() for name in names if name != index):
+        (folder / index).unlink(missing_ok=True)
+        force_to_disk(folder)
+    for name in names:
+        if name != index:
+            (staged / name).replace(folder / name)
+    force_to_disk(folder)
+    if index in names:
+        (staged / index).replace(folder / index)
+        force_to_disk(folder)
 
 
 def _refuse_tensors_without_values(state: Mapping[str, Any]) -> None:

@@ -1,1 +1,0 @@
-"""Models into checkpoints that appear whole or not at all."""
