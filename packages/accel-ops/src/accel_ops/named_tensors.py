@@ -35,9 +35,9 @@ def walk_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     There each name passes through a generator for every level that it lies deep.
     """
-    found: list[tuple[str, nn.Module]] = []
-    _walk("", model, found)
-    return found
+    modules: list[tuple[str, nn.Module]] = []
+    _walk("", model, modules)
+    return modules
 
 
 def named_tensors(model: nn.Module, *, include_buffers: bool = True) -> list[NamedTensor]:
@@ -65,7 +65,7 @@ def named_tensors(model: nn.Module, *, include_buffers: bool = True) -> list[Nam
 
 def tied_names(model: nn.Module) -> list[list[str]]:
     """Return the groups of names under which one parameter is known, each in the order of the model."""
-    return [found.names for found in named_tensors(model, include_buffers=False) if len(found.names) > 1]
+    return [each.names for each in named_tensors(model, include_buffers=False) if len(each.names) > 1]
 
 
 def _add(
@@ -77,19 +77,19 @@ def _add(
     *,
     is_persistent: bool,
 ) -> None:
-    found = by_tensor.get(id(tensor))
-    if found is None:
+    known = by_tensor.get(id(tensor))
+    if known is None:
         by_tensor[id(tensor)] = NamedTensor(tensor, [prefix + key], [(module, key)], is_persistent)
         return
-    found.names.append(prefix + key)
-    found.is_persistent = found.is_persistent or is_persistent
-    if (module, key) not in found.places:
-        found.places.append((module, key))
+    known.names.append(prefix + key)
+    known.is_persistent = known.is_persistent or is_persistent
+    if (module, key) not in known.places:
+        known.places.append((module, key))
 
 
-def _walk(name: str, module: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
-    found.append((name, module))
+def _walk(name: str, module: nn.Module, modules: list[tuple[str, nn.Module]]) -> None:
+    modules.append((name, module))
     prefix = f"{name}." if name else ""
     for key, child in module._modules.items():
         if child is not None:
-            _walk(prefix + key, child, found)
+            _walk(prefix + key, child, modules)

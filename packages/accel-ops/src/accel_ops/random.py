@@ -153,18 +153,18 @@ def _capture_python() -> dict[str, Any]:
 
 
 def _capture_numpy() -> dict[str, Any]:
-    whole = np.random.get_state(legacy=False)
-    assert isinstance(whole, dict)
-    if whole["bit_generator"] != "MT19937":
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    if state["bit_generator"] != "MT19937":
         raise StateError(
-            f"NumPy's global generator is a `{whole['bit_generator']}`; only NumPy's own, `MT19937`, can be "
-            "captured. Use a `numpy.random.Generator` of your own beside it."
+            f"NumPy's global generator is a `{state['bit_generator']}`; only NumPy's own, `MT19937`, can be "
+            "captured. Use a `numpy.random.Generator` of your own next to it."
         )
     return {
-        "key": torch.from_numpy(whole["state"]["key"].astype(np.int64)),
-        "pos": int(whole["state"]["pos"]),
-        "has_gauss": int(whole["has_gauss"]),
-        "gauss": float(whole["gauss"]),
+        "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+        "pos": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
     }
 
 
@@ -218,7 +218,7 @@ def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:
     if rng_type is RNGType.GENERATOR:
         if generator is None:
             raise ConfigError(
-                "`generator` is needed to synchronise the random state of a generator, got None."
+                "`generator` is needed to synchronize the random state of a generator, got None."
             )
         return generator.get_state, generator.set_state
     rng = require_device_backend(rng_type.value).rng

@@ -47,10 +47,10 @@ class ConvertOutputsToFp32:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle by name where a module or a class holds this object by that name, as with a decorated function."""
         name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        value: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:
+            value = getattr(value, part, None)
+        if value is self:
             return name
         return super().__reduce_ex__(protocol)
 

@@ -26,8 +26,8 @@ def slice_tensors(
 ) -> Any:
     """Return nested data with ``tensor[tensor_slice]`` (views where indexing gives them) for each tensor.
 
-    Tensors without dimensions have no rows and are returned, as is everything that is not a tensor. ``process_index``
-    and ``num_processes`` are for slice functions that need them; they are unused here.
+    Tensors without dimensions have no rows and are returned, as is everything that is not a tensor.
+    ``process_index`` and ``num_processes`` are for slice functions that need them, and unused here.
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
 

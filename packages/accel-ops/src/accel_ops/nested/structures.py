@@ -114,7 +114,7 @@ def recursively_apply(
         func: Called as ``func(leaf, *args, **kwargs)``.
         data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested at will.
         test_type: Which values are leaves to work on. A container that passes the test is not entered.
-        error_on_other_type: Refuse leaves that fail the test; otherwise they are handed on unchanged.
+        error_on_other_type: Raise for leaves that fail the test; otherwise they are returned unchanged.
 
     Raises:
         TypeError: If a leaf fails the test and ``error_on_other_type`` is set.
