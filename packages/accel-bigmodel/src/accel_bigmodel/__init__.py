@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from accel_bigmodel.dispatching.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
     from accel_bigmodel.dispatching.dispatch import disk_offload as disk_offload
     from accel_bigmodel.dispatching.dispatch import dispatch_model as dispatch_model
+    from accel_bigmodel.estimate.command import create_ascii_table as create_ascii_table
     from accel_bigmodel.estimate.command import estimate_command as estimate_command
     from accel_bigmodel.estimate.command import estimate_command_parser as estimate_command_parser
-    from accel_bigmodel.estimate.hub import check_has_model as check_has_model
-    from accel_bigmodel.estimate.hub import verify_on_hub as verify_on_hub
-    from accel_bigmodel.estimate.models import add_timm_hub_prefix as add_timm_hub_prefix
-    from accel_bigmodel.estimate.models import create_empty_model as create_empty_model
-    from accel_bigmodel.estimate.report import create_ascii_table as create_ascii_table
-    from accel_bigmodel.estimate.report import gather_data as gather_data
-    from accel_bigmodel.estimate.training import estimate_training_usage as estimate_training_usage
+    from accel_bigmodel.estimate.command import gather_data as gather_data
+    from accel_bigmodel.estimate.memory import add_timm_hub_prefix as add_timm_hub_prefix
+    from accel_bigmodel.estimate.memory import check_has_model as check_has_model
+    from accel_bigmodel.estimate.memory import create_empty_model as create_empty_model
+    from accel_bigmodel.estimate.memory import estimate_training_usage as estimate_training_usage
+    from accel_bigmodel.estimate.memory import verify_on_hub as verify_on_hub
     from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
     from accel_bigmodel.hooks.attaching import add_hook_to_module as add_hook_to_module
     from accel_bigmodel.hooks.attaching import remove_hook_from_module as remove_hook_from_module
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from accel_bigmodel.planning.sizes import (
         compute_module_total_buffer_size as compute_module_total_buffer_size,
     )
+    from accel_bigmodel.planning.sizes import fallback_allocate as fallback_allocate
     from accel_bigmodel.planning.sizes import get_max_layer_size as get_max_layer_size
-    from accel_bigmodel.planning.tied_modules import fallback_allocate as fallback_allocate
-    from accel_bigmodel.planning.tied_modules import get_module_leaves as get_module_leaves
-    from accel_bigmodel.planning.tied_modules import get_module_size_with_ties as get_module_size_with_ties
+    from accel_bigmodel.planning.sizes import get_module_leaves as get_module_leaves
+    from accel_bigmodel.planning.sizes import get_module_size_with_ties as get_module_size_with_ties
     from accel_bigmodel.quantization.configuration import BnbQuantizationConfig as BnbQuantizationConfig
     from accel_bigmodel.quantization.layers import get_keys_to_not_convert as get_keys_to_not_convert
     from accel_bigmodel.quantization.layers import get_parameter_device as get_parameter_device
@@ -135,7 +135,7 @@ __getattr__, __dir__, __all__ = attach(
         "WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
         "WEIGHTS_PATTERN_NAME": "accel_checkpoint.formats.weight_names",
         "add_hook_to_module": "accel_bigmodel.hooks.attaching",
-        "add_timm_hub_prefix": "accel_bigmodel.estimate.models",
+        "add_timm_hub_prefix": "accel_bigmodel.estimate.memory",
         "align_module_device": "accel_bigmodel.offload.state",
         "attach_align_device_hook": "accel_bigmodel.hooks.blocks",
         "attach_align_device_hook_on_blocks": "accel_bigmodel.hooks.blocks",
@@ -144,7 +144,7 @@ __getattr__, __dir__, __all__ = attach(
         "calculate_maximum_sizes": "accel_bigmodel.planning.sizes",
         "check_device_map": "accel_bigmodel.planning.device_maps",
         "check_device_same": "accel_bigmodel.tensors.placing",
-        "check_has_model": "accel_bigmodel.estimate.hub",
+        "check_has_model": "accel_bigmodel.estimate.memory",
         "check_tied_parameters_in_config": "accel_bigmodel.tensors.ties",
         "check_tied_parameters_on_same_device": "accel_bigmodel.planning.device_maps",
         "clean_device_map": "accel_bigmodel.planning.device_maps",
@@ -155,25 +155,25 @@ __getattr__, __dir__, __all__ = attach(
         "convert_file_size_to_int": "accel_ops.byte_sizes",
         "cpu_offload": "accel_bigmodel.dispatching.dispatch",
         "cpu_offload_with_hook": "accel_bigmodel.dispatching.dispatch",
-        "create_ascii_table": "accel_bigmodel.estimate.report",
-        "create_empty_model": "accel_bigmodel.estimate.models",
+        "create_ascii_table": "accel_bigmodel.estimate.command",
+        "create_empty_model": "accel_bigmodel.estimate.memory",
         "disk_offload": "accel_bigmodel.dispatching.dispatch",
         "dispatch_model": "accel_bigmodel.dispatching.dispatch",
         "dtype_byte_size": "accel_bigmodel.tensors.dtypes",
         "ensure_weights_retied": "accel_bigmodel.tensors.ties",
         "estimate_command": "accel_bigmodel.estimate.command",
         "estimate_command_parser": "accel_bigmodel.estimate.command",
-        "estimate_training_usage": "accel_bigmodel.estimate.training",
+        "estimate_training_usage": "accel_bigmodel.estimate.memory",
         "extract_submodules_state_dict": "accel_bigmodel.offload.weights_map",
-        "fallback_allocate": "accel_bigmodel.planning.tied_modules",
+        "fallback_allocate": "accel_bigmodel.planning.sizes",
         "find_tied_parameters": "accel_bigmodel.tensors.module_tensors",
-        "gather_data": "accel_bigmodel.estimate.report",
+        "gather_data": "accel_bigmodel.estimate.command",
         "get_balanced_memory": "accel_bigmodel.planning.max_memory",
         "get_keys_to_not_convert": "accel_bigmodel.quantization.layers",
         "get_max_layer_size": "accel_bigmodel.planning.sizes",
         "get_max_memory": "accel_bigmodel.planning.max_memory",
-        "get_module_leaves": "accel_bigmodel.planning.tied_modules",
-        "get_module_size_with_ties": "accel_bigmodel.planning.tied_modules",
+        "get_module_leaves": "accel_bigmodel.planning.sizes",
+        "get_module_size_with_ties": "accel_bigmodel.planning.sizes",
         "get_non_persistent_buffers": "accel_bigmodel.tensors.module_tensors",
         "get_parameter_device": "accel_bigmodel.quantization.layers",
         "get_quantized_model_device_map": "accel_bigmodel.quantization.loading",
@@ -204,6 +204,6 @@ __getattr__, __dir__, __all__ = attach(
         "save_model": "accel_checkpoint.saving.model_weights",
         "save_offload_index": "accel_bigmodel.offload.folder",
         "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",
-        "verify_on_hub": "accel_bigmodel.estimate.hub",
+        "verify_on_hub": "accel_bigmodel.estimate.memory",
     },
 )

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from accel_bigmodel import estimate_command, estimate_command_parser, gather_data
 from accel_bigmodel.estimate.command import command
 from accel_state.availability import is_transformers_available
 from accel_state.errors import ConfigError
@@ -62,8 +63,7 @@ def test_json_tells_bytes(model_file, capsys):
     }  # fmt: skip
     assert answer["dtypes"]["int4"]["total"] == total // 8
     assert answer["training"]["parameters"] == answer["training"]["gradients"] == total // 4
-    # Kept: the token numbers for the embedding, and its output for the linear layer.
-    assert answer["running"]["activations"] == 2 * 512 * 8 + 2 * 512 * 64 * 4
+    assert answer["running"] == {"batch_size": 2, "sequence_length": 512, "kv_cache": {}}
 
 
 def test_text_tells_the_same(model_file, capsys):
@@ -71,7 +71,7 @@ def test_text_tells_the_same(model_file, capsys):
     out = capsys.readouterr().out
     assert "Each of 1 with offload, float32, Adam: parameters 266.25 KiB" in out
     assert "on the host 798.75 KiB" in out
-    assert "batch 1, 16 tokens): 4.12 KiB" in out
+    assert "No KV cache: the model has no config that describes attention" in out
 
 
 def test_what_is_no_model_is_refused(model_file):
@@ -99,4 +99,47 @@ def test_a_config_of_transformers_will_do(tmp_path, capsys):
     run(str(tmp_path), "--json", "--batch_size", "3", "--sequence_length", "10")
     answer = json.loads(capsys.readouterr().out)
     assert answer["running"]["kv_cache"]["float16"] == 2 * 2 * 2 * 16 * 3 * 10 * 2
-    assert answer["running"]["activations"] > 0
+    run(str(tmp_path), "--batch_size", "3", "--sequence_length", "10")
+    assert "KV cache in float16 (batch 3, 10 tokens): 7.5 KiB" in capsys.readouterr().out
+
+
+LINEARS = """
+from torch import nn
+def net():
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+"""
+TOTAL = 2 * (64 + 8) * 4
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch):
+    (tmp_path / "own_report_net.py").write_text(LINEARS)
+    monkeypatch.chdir(tmp_path)
+    yield "own_report_net:net"
+    sys.modules.pop("own_report_net", None)
+
+
+def test_rows_are_gathered_for_each_dtype(factory):
+    args = argparse.Namespace(model_name=factory, dtypes=["float32", "float16", "int8"])
+    full, half, eighth = gather_data(args)
+    assert full[:3] == ["float32", TOTAL // 2, TOTAL]
+    assert full[3] == {"model": TOTAL, "optimizer": 2 * TOTAL, "gradients": TOTAL, "step": 4 * TOTAL}
+    assert half[1:3] == [TOTAL // 4, TOTAL // 2]
+    assert half[3]["step"] == 2 * TOTAL
+    assert eighth[3]["step"] == -1  # nobody trains in these
+    rows = gather_data(argparse.Namespace(model_name=factory))
+    assert [row[0] for row in rows] == ["float32", "float16", "int8", "int4"]
+
+
+def test_the_parser_stands_alone_or_among_others(factory, capsys):
+    args = estimate_command_parser().parse_args([factory, "--dtypes", "float32"])
+    args.func(args)
+    alone = capsys.readouterr().out
+    parser = argparse.ArgumentParser()
+    estimate_command_parser(parser.add_subparsers())
+    args = parser.parse_args(["estimate-memory", factory, "--dtypes", "float32"])
+    args.func(args)
+    assert capsys.readouterr().out == alone
+    estimate_command(argparse.Namespace(model_name=factory, dtypes=["float32"]))
+    assert capsys.readouterr().out == alone
+    assert "float32" in alone

@@ -104,7 +104,7 @@ class PlanCommand:
         _check_flags(arguments)
         from accel_backends.plans.policies import units_policy
         from accel_backends.plans.sources import resolve_plan
-        from accel_bigmodel.estimate.models import create_empty_model
+        from accel_bigmodel.estimate.memory import create_empty_model
 
         model = create_empty_model(arguments.model_name, arguments.library_name, arguments.trust_remote_code)
         classes = arguments.fsdp_transformer_layer_cls_to_wrap

@@ -8,7 +8,7 @@ from typing import Any
 from accel_backends.plans.communication import Collective
 from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.fitting import Proposal
-from accel_bigmodel.estimate.report import create_ascii_table
+from accel_bigmodel.estimate.command import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.mesh_layout import MeshLayout
 

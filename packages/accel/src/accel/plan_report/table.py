@@ -9,7 +9,7 @@ from accel.plan_report.needs import needs_data, needs_lines
 from accel.plan_report.rows import placement_of, title_of, unit_rows
 from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.memory import Bytes, PlannedModel
-from accel_bigmodel.estimate.report import create_ascii_table
+from accel_bigmodel.estimate.command import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
 
 HEADERS = ("Unit", "Shape", "Placement", "Whole", "Largest shard")
