@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
-from accel_state.partial_state import PartialState
-from accel_state.process_view import ProcessView
+from accel_state.partial_state import PartialState, ProcessView
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
@@ -102,7 +101,7 @@ class AcceleratorState(ProcessView):
             "strategy_plugin": strategy_plugin,
             "parallelism_config": parallelism_config,
         }
-        with runtime_lock():
+        with runtime_lock:
             PartialState(cpu, **kwargs)
             if not self._attributes:
                 self._build(current_runtime(), given)

@@ -1,21 +1,30 @@
-"""The one object per process behind `PartialState` and `AcceleratorState`."""
+"""The one object per process behind `PartialState` and `AcceleratorState`, and how it is built."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 
+from accel_state import process_group
+from accel_state.availability.checks import check_os_kernel, why_not
 from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
-from accel_state.errors import StateNotBuiltError
+from accel_state.environment import parse_flag_from_env, read, snapshot
+from accel_state.environment.settings import IN_PLACE_OF_IPEX
+from accel_state.errors import ConfigError, NotAvailableError, StateError, StateNotBuiltError
 from accel_state.gradient_state import GradientState
+from accel_state.group_exit import end_owned_group
 from accel_state.mesh_layout import MeshLayout
+from accel_state.nodes import agree_on_nodes
+from accel_state.process_environments import detect_topology
 from accel_state.topology import Topology
+from accel_state.user_warnings import warn_user
 
 
 @dataclass(slots=True)
@@ -65,14 +74,17 @@ class Runtime:
                 await_arrival(group.get_group_store(), topology.rank, topology.world_size, operation)
 
 
+runtime_lock = threading.RLock()
+"""Held while the runtime is looked up and built."""
+
+
 class _Current:
     runtime: Runtime | None = None
     training: ClassVar[dict[str, Any]] = {}
-    lock = threading.RLock()
 
 
 def has_runtime() -> bool:
-    """Tell whether the runtime has been built."""
+    """Whether the runtime has been built."""
     return _Current.runtime is not None
 
 
@@ -95,16 +107,6 @@ def training_attributes() -> dict[str, Any]:
     return _Current.training
 
 
-def runtime_lock() -> threading.RLock:
-    """Return the lock to hold while the runtime is looked up and built."""
-    return _Current.lock
-
-
-def install_runtime(runtime: Runtime) -> None:
-    """Make ``runtime`` the one of this process."""
-    _Current.runtime = runtime
-
-
 def reset_runtime(*, keep_process_group: bool = False) -> None:
     """Forget everything about this process, so that the next `PartialState` starts anew.
 
@@ -112,10 +114,146 @@ def reset_runtime(*, keep_process_group: bool = False) -> None:
         keep_process_group: Leave the process group standing, for the next `PartialState` to take over.
             Otherwise the group is destroyed if accel set it up; one that the user set up is never touched.
     """
-    from accel_state.group_exit import end_owned_group
-
     _Current.runtime = None
     _Current.training.clear()
     GradientState._reset_state()
     if not keep_process_group:
         end_owned_group()
+
+
+def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    """Return the runtime of this process, building it on the first call.
+
+    Raises:
+        StateError: If it exists already and contradicts the arguments.
+    """
+    process_group.check_options(options)
+    with runtime_lock:
+        if _Current.runtime is None:
+            _Current.runtime = _build(cpu=cpu, options=options)
+        else:
+            _check_agrees(_Current.runtime, cpu=cpu, options=options)
+        return _Current.runtime
+
+
+def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    if read("enable_rich"):
+        _install_rich_tracebacks()
+    is_cpu_forced = cpu or read("use_cpu")
+    device_backend, chosen = _choose_device(is_cpu_forced)
+    topology = device_backend.refine_topology(_topology(options))
+    backend: str | None = None
+    if process_group.is_group_up():
+        topology, backend = process_group.adopt_group(
+            topology, device_type=device_backend.name, options=options
+        )
+    device = device_backend.place(topology) if chosen is None else _place_chosen(chosen, topology)
+    if device.type != "cpu":
+        _set_device(device_backend, device)
+    if backend is None and topology.world_size > 1:
+        _set_up_group(topology, device_backend, options)
+        backend = process_group.backend_of_group(device.type)
+    if backend is not None and topology.is_node_rank_assumed:
+        topology = agree_on_nodes(topology, device=device)
+    if read("use_ipex"):
+        warn_user(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.")
+    if read("cpu_affinity"):
+        from accel_state.affinity import set_numa_affinity
+
+        set_numa_affinity(topology.local_rank)
+    return Runtime(
+        topology=topology,
+        device=device,
+        device_backend=device_backend,
+        backend=backend,
+        distributed_type=DistributedType(device_backend.distributed_type)
+        if topology.world_size > 1
+        else DistributedType.NO,
+        is_cpu_forced=is_cpu_forced,
+        debug=read("debug_mode"),
+        fork_launched=parse_flag_from_env("FORK_LAUNCHED"),
+        group_request=dict(options),
+    )
+
+
+def _install_rich_tracebacks() -> None:
+    reason = why_not("rich")
+    if reason is not None:
+        warn_user(f"`ACCELERATE_ENABLE_RICH` has no effect: {reason}")
+        return
+    from rich.traceback import install
+
+    install()
+
+
+def _topology(options: Mapping[str, Any]) -> Topology:
+    """Return the environment's topology, or the one that the user's ``rank`` and ``world_size`` give."""
+    if not {"rank", "world_size"} & set(options):
+        return detect_topology(snapshot())
+    rank, world_size = options.get("rank"), options.get("world_size")
+    if rank is None or world_size is None:
+        raise ConfigError("`rank` and `world_size` belong together: give both, or neither.")
+    return replace(Topology(), rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+
+
+def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | None]:
+    """Return the kind of device, and the device itself where ``ACCELERATE_TORCH_DEVICE`` gives its number."""
+    wanted: str | None = None if is_cpu_forced else read("torch_device")
+    if wanted is None:
+        return current_device_backend(cpu=is_cpu_forced), None
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
+        ) from None
+    if ":" in wanted:
+        return device_backend(device.type), device
+    return require_device_backend(device.type), None
+
+
+def _place_chosen(device: torch.device, topology: Topology) -> torch.device:
+    if topology.local_world_size > 1 and device.type != "cpu":
+        raise ConfigError(
+            f"`ACCELERATE_TORCH_DEVICE` names the one device `{device}` for {topology.local_world_size} processes. "
+            f"Leave the number out (`{device.type}`), so that each gets its own."
+        )
+    return device
+
+
+def _set_device(backend: DeviceBackend, device: torch.device) -> None:
+    try:
+        backend.set_device(device)
+    except (AssertionError, AttributeError, RuntimeError, ValueError, ImportError) as error:
+        raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
+
+
+def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> None:
+    backend = options.get("backend") or device_backend.collective_backend
+    if backend is None:
+        raise ConfigError(
+            f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` cannot talk "
+            "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
+        )
+    if topology.local_rank == 0:
+        check_os_kernel()
+    process_group.set_up_group(
+        topology, backend=backend, options={**device_backend.process_group_options(), **options}
+    )
+
+
+def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) -> None:
+    if cpu and runtime.device.type != "cpu":
+        raise StateError(
+            f"`cpu=True` contradicts the state of this process, which runs on `{runtime.device}` already. "
+            "Pass it the first time that `Accelerator` or `PartialState` is constructed."
+        )
+    if runtime.backend is None:
+        return
+    for name, asked in options.items():
+        given = runtime.backend if name == "backend" else runtime.group_request.get(name)
+        if asked != given and not (name == "backend" and asked and process_group.is_group_on(asked, given)):
+            raise StateError(
+                f"`{name}` asks for `{asked}`, but the process group was set up with `{given}` already. "
+                "Pass it the first time that `Accelerator` or `PartialState` is constructed."
+            )
