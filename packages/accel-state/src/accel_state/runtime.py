@@ -12,7 +12,7 @@ import torch
 
 from accel_state import process_group
 from accel_state.availability.checks import check_os_kernel, why_not
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
 from accel_state.environment import parse_flag_from_env, read, snapshot

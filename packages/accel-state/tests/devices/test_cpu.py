@@ -3,7 +3,7 @@
 import torch
 
 from accel_state.devices import device_backend
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.topology import Topology
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel_state.devices import device_backend
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.topology import Topology
 from tools.harness.vendor_modules import GIB, vendor_module
 

@@ -10,8 +10,8 @@ from accel_state.devices import (
     known_vendors,
     require_device_backend,
 )
+from accel_state.devices.backend import DeviceBackend
 from accel_state.devices.cpu import CpuBackend
-from accel_state.devices.protocol import DeviceBackend
 from accel_state.enums import DistributedType
 from accel_state.errors import NotAvailableError, UnknownNameError
 

@@ -8,7 +8,7 @@ import torch
 
 from accel_state.availability import is_torch_xla_available
 from accel_state.devices import device_backend
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.topology import Topology
 
 

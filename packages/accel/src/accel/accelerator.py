@@ -29,6 +29,7 @@ from accel.run.checkpointer import Checkpointer
 from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
 from accel.run.ending import attempt_all
 from accel.run.model_saver import ModelSaver
+from accel.run.peak_flops import peak_flops
 from accel.run.prepared_objects import PreparedObjects
 from accel.run.preparer import Preparer
 from accel.run.profiling import traced
@@ -58,7 +59,6 @@ from accel_state import (
     PartialState,
     current_runtime,
 )
-from accel_state.devices.peak_flops import peak_flops
 from accel_state.enums import (
     DistributedType,
     DynamoBackend,

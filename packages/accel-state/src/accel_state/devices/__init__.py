@@ -1,4 +1,4 @@
-"""Device vendors: their table, the protocol of what drives their devices, and one file per implementation."""
+"""Device vendors: their table, the class that drives their devices, and a file for each that differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_state.devices.protocol import DeviceBackend, DeviceRng
+    from accel_state.devices.backend import DeviceBackend, DeviceRng
     from accel_state.devices.selection import (
         current_device_backend,
         device_backend,
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "protocol": ("DeviceBackend", "DeviceRng"),
+    "backend": ("DeviceBackend", "DeviceRng"),
     "vendors": ("Vendor", "find_vendor", "known_vendors", "register_vendor"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from accel_state.devices.base import VendorBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.devices.vendors import Vendor
 from accel_state.environment import read
 from accel_state.topology import Topology
@@ -24,12 +24,15 @@ class CpuRng:
         torch.default_generator.manual_seed(seed)
 
 
-class CpuBackend(VendorBackend):
+class CpuBackend(DeviceBackend):
     """Processes on the CPU, which talk over gloo."""
 
     def __init__(self, vendor: Vendor) -> None:
         super().__init__(vendor)
         self.rng = CpuRng()
+
+    def why_not(self, *, check_device: bool = False) -> str | None:
+        return None
 
     def count(self) -> int:
         return 1
@@ -39,6 +42,15 @@ class CpuBackend(VendorBackend):
 
     def place(self, topology: Topology) -> torch.device:
         return torch.device("cpu")
+
+    def set_device(self, device: torch.device) -> None:
+        """Nothing to set: there is one CPU."""
+
+    def empty_cache(self) -> None:
+        """Nothing to release: no cache is kept."""
+
+    def _why_not_64_bits(self) -> str | None:
+        return None
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         import psutil  # a hundredth of a second that few runs need

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accel_state.availability.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
-from accel_state.devices.torch_module import TorchModuleBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.environment import export, patch_environment, variable
 from accel_state.user_warnings import warn_user
 
@@ -16,7 +16,7 @@ from accel_state.user_warnings import warn_user
 _NO_DIRECT_EXCHANGE = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
-class CudaBackend(TorchModuleBackend):
+class CudaBackend(DeviceBackend):
     """One GPU per process; the processes talk over NCCL (RCCL under ROCm)."""
 
     def why_not(self, *, check_device: bool = False) -> str | None:

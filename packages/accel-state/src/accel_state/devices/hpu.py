@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from accel_state.availability.devices import is_habana_gaudi1
-from accel_state.devices.torch_module import TorchModuleBackend
+from accel_state.devices.backend import DeviceBackend
 
 
-class HpuBackend(TorchModuleBackend):
+class HpuBackend(DeviceBackend):
     """One HPU per process; the processes talk over Habana's HCCL."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from accel_state.devices.torch_module import ModuleRng, TorchModuleBackend
+from accel_state.devices.backend import DeviceBackend, ModuleRng
 from accel_state.devices.vendors import Vendor
 
 
@@ -15,7 +15,7 @@ class MpsRng(ModuleRng):
         self._backend.module.manual_seed(seed)
 
 
-class MpsBackend(TorchModuleBackend):
+class MpsBackend(DeviceBackend):
     """One GPU, one process."""
 
     def __init__(self, vendor: Vendor) -> None:
@@ -32,10 +32,8 @@ class MpsBackend(TorchModuleBackend):
     def set_device(self, device: torch.device) -> None:
         """Nothing to set: there is one GPU."""
 
-    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
-        if dtype in (torch.float64, torch.complex128):
-            return "Apple's GPUs have no numbers of 64 bits."
-        return super().why_not_dtype(dtype)
+    def _why_not_64_bits(self) -> str | None:
+        return "Apple's GPUs have no numbers of 64 bits."
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))

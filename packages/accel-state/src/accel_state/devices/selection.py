@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend
 from accel_state.devices.vendors import Vendor, find_vendor, known_vendors
 from accel_state.errors import NotAvailableError
 

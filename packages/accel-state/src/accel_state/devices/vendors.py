@@ -12,8 +12,6 @@ from accel_state.enums import DistributedType, RNGType, add_member
 from accel_state.environment import find_setting, read
 from accel_state.errors import ConfigError, UnknownNameError
 
-_TORCH_MODULE = "accel_state.devices.torch_module:TorchModuleBackend"
-
 
 def _casting_to(**needs: str) -> Mapping[str, str]:
     return MappingProxyType(needs)
@@ -45,7 +43,7 @@ class Vendor:
     distributed_type: str
     packages: tuple[Package, ...] = ()
     plugin: str | None = None
-    backend: str = _TORCH_MODULE
+    backend: str = "accel_state.devices.backend:DeviceBackend"
     switch: str | None = None
     hint: str = ""
     precisions: Mapping[str, str] = field(default_factory=lambda: _casting_to(bf16="", fp16=""), hash=False)

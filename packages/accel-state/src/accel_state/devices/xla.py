@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_state.devices.base import VendorBackend
-from accel_state.devices.torch_module import why_not_importable
+from accel_state.devices.backend import DeviceBackend, why_not_importable
 from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
@@ -38,7 +37,7 @@ class XlaRng:
         _model().set_rng_state(seed)
 
 
-class XlaBackend(VendorBackend):
+class XlaBackend(DeviceBackend):
     """One device per process; the runtime itself knows each process's rank, and the ranks meet through it."""
 
     def __init__(self, vendor: Vendor) -> None:
@@ -60,6 +59,18 @@ class XlaBackend(VendorBackend):
 
     def place(self, topology: Topology) -> torch.device:
         return self.device(topology.local_rank)
+
+    def set_device(self, device: torch.device) -> None:
+        """Nothing to set: the process has one device."""
+
+    def empty_cache(self) -> None:
+        """Nothing to release: the runtime keeps no cache of its own."""
+
+    def _why_not_64_bits(self) -> str | None:
+        return None
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        return True
 
     def refine_topology(self, topology: Topology) -> Topology:
         """Return the ranks of the runtime, which may have started the processes itself (`torch_xla.launch`)."""

@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.backend import DeviceBackend, why_not_importable
 from accel_state.devices.selection import device_backend
-from accel_state.devices.torch_module import why_not_importable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.topology import Topology
 from tools.harness.scripts import run_script
