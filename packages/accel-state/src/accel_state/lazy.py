@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+
+_IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
+_METHOD = re.compile(r"^(\w+) = (\w+)\.(\w+)$", re.MULTILINE)
+
+
+def attach_stub(module_name: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``(__getattr__, __dir__, __all__)`` for a package by what its ``__init__.pyi`` imports.
+
+    Type checkers and editors read the same file, so that each public name is written once. It has lines
+    ``from module import name as public_name``, where ``module`` is the package itself for modules below it, and
+    ``public_name = Class.method``.
+    """
+    spec = sys.modules[module_name].__spec__
+    stub = spec.loader.get_data(f"{spec.origin}i").decode()  # type: ignore[union-attr]  # also from an archive
+    exports, submodules = {}, []
+    for module, name, public_name in _IMPORT.findall(stub):
+        if module == module_name:
+            submodules.append(name)
+        else:
+            exports[public_name] = f"{module}:{name}"
+    for public_name, owner, method in _METHOD.findall(stub):
+        exports[public_name] = f"{exports[owner]}.{method}"
+    return attach(module_name, exports, submodules=submodules)
 
 
 def attach(

@@ -1,0 +1,33 @@
+from accel_trackers.abilities import ABILITIES as ABILITIES
+from accel_trackers.abilities import LogsArtifacts as LogsArtifacts
+from accel_trackers.abilities import LogsFigures as LogsFigures
+from accel_trackers.abilities import LogsHistograms as LogsHistograms
+from accel_trackers.abilities import LogsImages as LogsImages
+from accel_trackers.abilities import LogsTables as LogsTables
+from accel_trackers.aim import AimTracker as AimTracker
+from accel_trackers.background import BackgroundLog as BackgroundLog
+from accel_trackers.catalogue import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
+from accel_trackers.catalogue import TRACKERS as TRACKERS
+from accel_trackers.catalogue import get_available_trackers as get_available_trackers
+from accel_trackers.catalogue import register_tracker_class as register_tracker_class
+from accel_trackers.clearml import ClearMLTracker as ClearMLTracker
+from accel_trackers.comet_ml import CometMLTracker as CometMLTracker
+from accel_trackers.dvclive import DVCLiveTracker as DVCLiveTracker
+from accel_trackers.errors import IncompleteTrackerError as IncompleteTrackerError
+from accel_trackers.errors import TrackerError as TrackerError
+from accel_trackers.failures import OnError as OnError
+from accel_trackers.failures import check_on_error as check_on_error
+from accel_trackers.general_tracker import GeneralTracker as GeneralTracker
+from accel_trackers.jsonl import JsonlTracker as JsonlTracker
+from accel_trackers.main_process import NoRun as NoRun
+from accel_trackers.main_process import on_main_process as on_main_process
+from accel_trackers.mlflow import MLflowTracker as MLflowTracker
+from accel_trackers.selection import filter_trackers as filter_trackers
+from accel_trackers.selection import start_trackers as start_trackers
+from accel_trackers.service import ServiceTracker as ServiceTracker
+from accel_trackers.swanlab import SwanLabTracker as SwanLabTracker
+from accel_trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
+from accel_trackers.trackio import TrackioTracker as TrackioTracker
+from accel_trackers.wandb import WandBTracker as WandBTracker
+
+__version__: str
