@@ -13,15 +13,16 @@ Trees = Mapping[str, ast.Module]
 
 
 def read_sources(packages: Mapping[str, Package]) -> Trees:
-    """Parse every module of the packages."""
+    """Parse every module of the packages; of one whose public names are in a stub, the stub."""
     # Looking for garbage among so many new objects would take more time than making them.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         return {
-            name: ast.parse(file.read_text(encoding="utf-8"))
+            name: ast.parse((stub if stub.exists() else file).read_text(encoding="utf-8"))
             for package in packages.values()
             for name, file in package.modules()
+            for stub in [file.with_suffix(".pyi")]
         }
     finally:
         if was_enabled:

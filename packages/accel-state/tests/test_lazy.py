@@ -68,3 +68,38 @@ def test_a_submodule_is_imported_when_it_is_first_used_and_is_no_public_name(tmp
     finally:
         for name in [name for name in sys.modules if name.startswith(package.name)]:
             del sys.modules[name]
+
+
+STUB = """
+from fractions import Fraction as Part
+from math import (
+    sqrt as sqrt,
+)
+from stub_package_of_a_test import below as below
+
+__version__: str
+from_float = Part.from_float
+"""
+
+
+def test_a_stub_says_where_names_are(tmp_path, monkeypatch):
+    package = tmp_path / "stub_package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from accel_state.lazy import attach_stub\n__getattr__, __dir__, __all__ = attach_stub(__name__)\n"
+    )
+    (package / "__init__.pyi").write_text(STUB)
+    (package / "below.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.import_module(package.name)
+    try:
+        import fractions
+
+        assert found.__all__ == ["Part", "from_float", "sqrt"]
+        assert found.Part is fractions.Fraction
+        assert found.from_float(0.5) == fractions.Fraction(1, 2)
+        assert found.sqrt(4) == 2
+        assert found.below is sys.modules[f"{package.name}.below"]
+    finally:
+        for name in [name for name in sys.modules if name.startswith(package.name)]:
+            del sys.modules[name]
