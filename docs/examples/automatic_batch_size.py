@@ -4,8 +4,8 @@
     accel launch --cpu --num_processes 2 docs/examples/automatic_batch_size.py --limit 40
 
 All ranks take the smaller batch together. A rank that waits in a collective for one that ran out of memory cannot be
-recovered, so give all ranks devices of the same size. Without GPUs memory hardly ever runs out, so `--limit` lets the model
-raise the error of a full GPU for larger batches.
+recovered, so give all ranks devices of the same size. Without GPUs memory hardly ever runs out, so `--limit` lets the
+model raise the error of a full GPU for larger batches.
 """
 
 import argparse
