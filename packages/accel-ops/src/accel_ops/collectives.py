@@ -95,23 +95,23 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     for dtype in {leaf.dtype for leaf in leaves} if _REDUCTIONS[reduction] != "sum" else ():
         if dtype.is_complex or dtype == torch.uint64:
             raise TypeError(f"`reduce` has no {reduction} of {dtype}. Reduce another dtype.")
+    dtypes = [_result_dtype(leaf, reduction, scale) for leaf in leaves]
     if transport.world_size == 1:
         results = [_finished(leaf, reduction, scale, 1) for leaf in leaves]
-    else:
-        with transport.lock:
-            sent = _sendable(leaves, transport)
-            signature = _signature(structure, sent)
-            _check(transport, Call(reduce, (reduction, scale), signature, tensor, SAME_SHAPES), sent)
-            sum_dtypes = [_sum_dtype(leaf.dtype, reduction, transport.world_size) for leaf in sent]
-            packed = Packed(_converted(sent, sum_dtypes))
-            # The transport overwrites what it is given, which must not be the input.
-            inputs = {leaf.data_ptr() for leaf in leaves}
-            flats = [flat.clone() if flat.data_ptr() in inputs else flat for flat in packed.flats]
-            totals = transport.all_reduce(flats, _REDUCTIONS[reduction])
-            totals = [_finished(total, reduction, scale, transport.world_size) for total in totals]
-            results = _returned(packed.unpack(totals, [leaf.shape for leaf in leaves]), leaves)
-    dtypes = [_result_dtype(leaf, reduction, scale) for leaf in leaves]
-    return rebuild(tensor, _converted(results, dtypes))
+        return rebuild(tensor, _converted(results, dtypes))
+    with transport.lock:
+        sent = _sendable(leaves, transport)
+        call = Call(reduce, (reduction, scale), _signature(structure, sent), tensor, SAME_SHAPES)
+        _check(transport, call, sent)
+        sum_dtypes = [_sum_dtype(leaf.dtype, reduction, transport.world_size) for leaf in sent]
+        packed = Packed(_converted(sent, sum_dtypes))
+        # The transport overwrites what it is given, which must not be the input.
+        inputs = {leaf.data_ptr() for leaf in leaves}
+        flats = [flat.clone() if flat.data_ptr() in inputs else flat for flat in packed.flats]
+        totals = transport.all_reduce(flats, _REDUCTIONS[reduction])
+        totals = [_finished(total, reduction, scale, transport.world_size) for total in totals]
+        reduced = packed.unpack(totals, [leaf.shape for leaf in leaves])
+    return rebuild(tensor, _converted(_returned(reduced, leaves), dtypes))
 
 
 def _converted(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:

@@ -148,7 +148,7 @@ def _try(
     transport = current_transport()  # only now: the function may have created the group
     if transport.world_size > 1:
         fits = all(gather_each(transport, Call(find_executable_batch_size), fits))
-    return fits, result
+    return fits, result if fits else None
 
 
 def _with_argument(reduce_batch_size_fn: Callable[..., int]) -> Callable[[int], int]:

@@ -22,34 +22,45 @@ class Packed:
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
-        alone: list[list[int]] = []
-        together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[int]] = {}
         for position, leaf in enumerate(leaves):
-            device = leaf.device
-            if leaf.nbytes >= _LARGE_BYTES.get(device.type, _LARGE_BYTES_ELSEWHERE):
-                alone.append([position])
+            alike.setdefault((leaf.device, leaf.dtype, leaf.shape), []).append(position)
+        alone: list[list[list[int]]] = []
+        together: dict[tuple[torch.device, torch.dtype], list[list[int]]] = {}
+        for (device, dtype, _), positions in alike.items():
+            if leaves[positions[0]].nbytes >= _LARGE_BYTES.get(device.type, _LARGE_BYTES_ELSEWHERE):
+                alone += [[[position]] for position in positions]
             else:
-                together.setdefault((device, leaf.dtype), []).append(position)
+                together.setdefault((device, dtype), []).append(positions)
+        # The positions of the leaves in each flat tensor; those of one shape are in one list and unpacked at once.
         self._groups = [*together.values(), *alone]
-        self._sizes = [[leaves[position].numel() for position in group] for group in self._groups]
-        self.flats = [_join([leaves[position] for position in group]) for group in self._groups]
+        self._sizes = [[len(same) * leaves[same[0]].numel() for same in group] for group in self._groups]
+        self.flats = [_join([leaves[each] for same in group for each in same]) for group in self._groups]
 
     def unpack(
         self, flats: Iterable[torch.Tensor], shapes: Sequence[Sequence[int]], *, copy: bool = True
     ) -> list[torch.Tensor]:
         """Return, in the given shapes, the part of each tensor along the last dimension of ``flats``.
 
-        With ``copy`` each is in memory of its own; otherwise those of a dtype are views of one memory.
+        Args:
+            flats: ``(n,)``, or ``(world_size, n)``.
+            shapes: One for each tensor; equal for tensors that had one shape.
+            copy: Put each result in memory of its own; otherwise those of a dtype are views of one memory.
         """
         results: list[Any] = [None] * len(shapes)
         # torch's annotations describe the variant with `out` only.
-        split: Any = torch.split_with_sizes_copy if copy else torch.split_with_sizes
+        unbind: Any = torch.unbind_copy if copy else torch.unbind
         # A view that is made without gradients could not be overwritten by a caller who wants them.
         with torch.enable_grad():
             for group, sizes, flat in zip(self._groups, self._sizes, flats, strict=True):
-                parts = split(flat, sizes, dim=-1) if len(group) > 1 else [flat]
-                for position, part in zip(group, parts, strict=True):
-                    results[position] = part.view(shapes[position])
+                if len(group) == len(group[0]) == 1:  # in memory of its own already
+                    results[group[0][0]] = flat.view(shapes[group[0][0]])
+                    continue
+                for same, part in zip(group, torch.split_with_sizes(flat, sizes, dim=-1), strict=True):
+                    of_each = part.view(*part.shape[:-1], len(same), part.shape[-1] // len(same))
+                    values = unbind(of_each.movedim(-2, 0).reshape(len(same), *shapes[same[0]]))
+                    for position, value in zip(same, values, strict=True):
+                        results[position] = value
         return results
 
 

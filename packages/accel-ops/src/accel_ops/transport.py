@@ -27,8 +27,6 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _CPU = torch.device("cpu")
 _SENT_UNCHANGED = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8})
-#: Shared by all transports of this process, which are made anew for each operation.
-_LOCK = threading.RLock()
 
 _chosen: ContextVar[Transport | None] = ContextVar("accel_ops_transport", default=None)
 
@@ -43,10 +41,9 @@ class Transport:
 
     rank = 0
     world_size = 1
-
-    def __init__(self) -> None:
-        #: Taken for each operation as a whole, so that operations of two threads do not interleave.
-        self.lock = _LOCK
+    #: Taken for each operation as a whole, so that operations of two threads do not interleave. One for all
+    #: transports of this process, since each operation creates its own.
+    lock = threading.RLock()
 
     def device_for(self, device: torch.device) -> torch.device:
         """Return the device on which tensors of ``device`` are sent: the same if it is supported."""
@@ -82,7 +79,6 @@ class ProcessGroupTransport(Transport):
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
         self._group = group
         self.rank = group.rank()
         self.world_size = group.size()
@@ -136,7 +132,6 @@ class XlaTransport(Transport):
     """
 
     def __init__(self, model: Any = None) -> None:
-        super().__init__()
         runtime = current_runtime()
         self._model = model or importlib.import_module("torch_xla.core.xla_model")
         self._device = runtime.device
