@@ -21,6 +21,8 @@ from accel_bigmodel import (
     offload_weight,
     save_offload_index,
 )
+from accel_bigmodel.offload.folder import read_offload_index
+from accel_bigmodel.offload.weights_map import read_ahead
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -120,6 +122,20 @@ def test_weights_in_files_of_safetensors_are_not_copied(tmp_path):
         for _ in range(3):
             assert torch.allclose(skeleton(x), wanted, rtol=1e-4, atol=1e-6)  # 512 numbers in another order
     assert anonymous_bytes() - before < 8 * layer_bytes  # of 40
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system offers no advice")
+def test_weights_in_files_are_read_ahead_by_their_range(tmp_path, monkeypatch):
+    save_file({"w": torch.arange(8.0)}, tmp_path / "m.safetensors")
+    place = read_layout(tmp_path / "m.safetensors")["w"]
+    offload_state_dict(tmp_path, {"raw": torch.ones(2)})
+    index = {**read_offload_index(tmp_path), "w": {"safetensors_file": str(tmp_path / "m.safetensors")}}
+    weights = OffloadedWeightsLoader({"memory": torch.zeros(1)}, tmp_path, index)
+    advised = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *advice: advised.append(advice))
+    for name in ("w", "memory", "missing"):
+        read_ahead(PrefixedDataset(weights, name[:1]), name[1:])
+    assert advised == [(place.start, 32, os.POSIX_FADV_WILLNEED)]
 
 
 def test_weights_whose_elements_are_not_aligned_are_read_all_the_same(tmp_path):

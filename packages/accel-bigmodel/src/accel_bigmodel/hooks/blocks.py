@@ -120,7 +120,7 @@ def attach_blocks(
     attach(plan_hooks(module, name, devices, offloads, settings), module, settings)
     outer = AlignDevicesHook(
         devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
-        refuses_empty_output=any(offloads.values()),
+        surrounds_offloaded=any(offloads.values()),
     )  # fmt: skip
     # The outermost hook, so that it moves the output last.
     add_hook_to_module(module, outer, append=bool(hooks_of(module)))

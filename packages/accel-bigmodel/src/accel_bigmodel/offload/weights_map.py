@@ -132,11 +132,19 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         made.save_folder, made._identities = self.save_folder, self._identities
         return made
 
+    def read_ahead(self, key: str) -> None:
+        """Start to read a weight from its safetensors file into memory."""
+        entry = self.index.get(key, {})
+        if key not in self.state_dict and entry.get("safetensors_file") is not None:
+            layout, file = self._open(entry["safetensors_file"])
+            file.read_ahead(layout[entry.get("weight_name", key)])
+
     def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
         layout, file = self._open(path)
         tensor = file.tensor(layout[name])
-        if entry.get("dtype") is not None and tensor.is_floating_point():
-            tensor = tensor.to(as_torch_dtype(entry["dtype"]))
+        dtype = entry.get("dtype")
+        if tensor.is_floating_point() and dtype not in (None, str(tensor.dtype).removeprefix("torch.")):
+            tensor = tensor.to(as_torch_dtype(dtype))
         return tensor if self.device is None else tensor.to(self.device)
 
     def _open(self, path: str) -> tuple[SafetensorsLayout, MappedFile]:
@@ -152,6 +160,14 @@ def is_shared(weights: Mapping[str, Any], key: str) -> bool:
     if isinstance(weights, OffloadedWeightsLoader):
         return key in weights.state_dict
     return isinstance(weights, dict)
+
+
+def read_ahead(weights: Mapping[str, Any], key: str) -> None:
+    """Start to read a weight from its file into memory; does nothing for weights in memory."""
+    if isinstance(weights, PrefixedDataset):
+        read_ahead(weights.dataset, f"{weights.prefix}{key}")
+    elif isinstance(weights, OffloadedWeightsLoader):
+        weights.read_ahead(key)
 
 
 def extract_submodules_state_dict(
