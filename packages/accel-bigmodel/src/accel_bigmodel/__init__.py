@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from accel_bigmodel.hooks.protocol import SequentialHook as SequentialHook
     from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model as load_checkpoint_in_model
     from accel_bigmodel.loading.checkpoints import load_state_dict as load_state_dict
-    from accel_bigmodel.offload.folder import load_offloaded_weight as load_offloaded_weight
-    from accel_bigmodel.offload.folder import load_offloaded_weights as load_offloaded_weights
-    from accel_bigmodel.offload.folder import offload_state_dict as offload_state_dict
-    from accel_bigmodel.offload.folder import offload_weight as offload_weight
-    from accel_bigmodel.offload.folder import save_offload_index as save_offload_index
     from accel_bigmodel.offload.state import align_module_device as align_module_device
     from accel_bigmodel.offload.state import get_state_dict_from_offload as get_state_dict_from_offload
     from accel_bigmodel.offload.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
     from accel_bigmodel.offload.state import has_offloaded_params as has_offloaded_params
-    from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader as OffloadedWeightsLoader
-    from accel_bigmodel.offload.weights_map import PrefixedDataset as PrefixedDataset
-    from accel_bigmodel.offload.weights_map import (
+    from accel_bigmodel.offload.store import OffloadedWeightsLoader as OffloadedWeightsLoader
+    from accel_bigmodel.offload.store import PrefixedDataset as PrefixedDataset
+    from accel_bigmodel.offload.store import (
         extract_submodules_state_dict as extract_submodules_state_dict,
     )
+    from accel_bigmodel.offload.store import load_offloaded_weight as load_offloaded_weight
+    from accel_bigmodel.offload.store import load_offloaded_weights as load_offloaded_weights
+    from accel_bigmodel.offload.store import offload_state_dict as offload_state_dict
+    from accel_bigmodel.offload.store import offload_weight as offload_weight
+    from accel_bigmodel.offload.store import save_offload_index as save_offload_index
     from accel_bigmodel.planning.allocation import infer_auto_device_map as infer_auto_device_map
     from accel_bigmodel.planning.device_maps import check_device_map as check_device_map
     from accel_bigmodel.planning.device_maps import (
@@ -122,8 +122,8 @@ __getattr__, __dir__, __all__ = attach(
         "LayerwiseCastingHook": "accel_bigmodel.hooks.casting",
         "MODEL_NAME": "accel_checkpoint.formats.weight_names",
         "ModelHook": "accel_bigmodel.hooks.protocol",
-        "OffloadedWeightsLoader": "accel_bigmodel.offload.weights_map",
-        "PrefixedDataset": "accel_bigmodel.offload.weights_map",
+        "OffloadedWeightsLoader": "accel_bigmodel.offload.store",
+        "PrefixedDataset": "accel_bigmodel.offload.store",
         "SAFE_MODEL_NAME": "accel_checkpoint.formats.weight_names",
         "SAFE_WEIGHTS_INDEX_NAME": "accel_checkpoint.formats.weight_names",
         "SAFE_WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
@@ -164,7 +164,7 @@ __getattr__, __dir__, __all__ = attach(
         "estimate_command": "accel_bigmodel.estimate.command",
         "estimate_command_parser": "accel_bigmodel.estimate.command",
         "estimate_training_usage": "accel_bigmodel.estimate.memory",
-        "extract_submodules_state_dict": "accel_bigmodel.offload.weights_map",
+        "extract_submodules_state_dict": "accel_bigmodel.offload.store",
         "fallback_allocate": "accel_bigmodel.planning.sizes",
         "find_tied_parameters": "accel_bigmodel.tensors.module_tensors",
         "gather_data": "accel_bigmodel.estimate.command",
@@ -188,12 +188,12 @@ __getattr__, __dir__, __all__ = attach(
         "load_and_quantize_model": "accel_bigmodel.quantization.loading",
         "load_checkpoint_and_dispatch": "accel_bigmodel.dispatching.auto_dispatch",
         "load_checkpoint_in_model": "accel_bigmodel.loading.checkpoints",
-        "load_offloaded_weight": "accel_bigmodel.offload.folder",
-        "load_offloaded_weights": "accel_bigmodel.offload.folder",
+        "load_offloaded_weight": "accel_bigmodel.offload.store",
+        "load_offloaded_weights": "accel_bigmodel.offload.store",
         "load_state_dict": "accel_bigmodel.loading.checkpoints",
         "named_module_tensors": "accel_bigmodel.tensors.module_tensors",
-        "offload_state_dict": "accel_bigmodel.offload.folder",
-        "offload_weight": "accel_bigmodel.offload.folder",
+        "offload_state_dict": "accel_bigmodel.offload.store",
+        "offload_weight": "accel_bigmodel.offload.store",
         "quantize_and_offload_8bit": "accel_bigmodel.quantization.loading",
         "recursive_getattr": "accel_bigmodel.tensors.placing",
         "remove_hook_from_module": "accel_bigmodel.hooks.attaching",
@@ -202,7 +202,7 @@ __getattr__, __dir__, __all__ = attach(
         "retie_parameters": "accel_bigmodel.tensors.placing",
         "merge_fsdp_weights": "accel_checkpoint.merging",
         "save_model": "accel_checkpoint.saving.model_weights",
-        "save_offload_index": "accel_bigmodel.offload.folder",
+        "save_offload_index": "accel_bigmodel.offload.store",
         "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",
         "verify_on_hub": "accel_bigmodel.estimate.memory",
     },

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import nn
 
 from accel_bigmodel import (
@@ -95,8 +95,13 @@ def test_tied_weights_that_are_away_stay_tied_for_whoever_saves_them(tmp_path, w
 @pytest.mark.parametrize("make", [kept_on_disk, dispatched("embed", "head", "mix", from_checkpoint=False)])
 def test_tied_weights_take_their_place_on_disk_once(tmp_path, make):
     make(tmp_path)
-    names = sorted(path.name for path in (tmp_path / "offload").iterdir())
-    assert names == ["embed.weight.dat", "index.json", "mix.bias.dat", "mix.weight.dat"]
+    (path,) = (tmp_path / "offload").glob("*.safetensors")
+    assert sorted(load_file(path)) == ["embed.weight", "mix.bias", "mix.weight"]
+    assert sorted(json.loads((tmp_path / "offload/index.json").read_text())) == [
+        "embed.weight",
+        "mix.bias",
+        "mix.weight",
+    ]
 
 
 def test_a_folder_that_had_weights_of_an_earlier_model_does_not_give_them_to_a_tied_one(tmp_path):

@@ -14,7 +14,6 @@ from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.offload.folder import offload_state_dict
 from accel_bigmodel.offload.locations import (
     Placement,
     WeightSource,
@@ -25,7 +24,7 @@ from accel_bigmodel.offload.locations import (
 )
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
     check_device_map,

@@ -12,7 +12,7 @@ from torch import nn
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, PrefixedDataset
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.tensors.aliases import check_aliases
 from accel_bigmodel.tensors.placing import TiedParams
 from accel_state.errors import StateError

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from accel_bigmodel.loading.targets import Target
-from accel_bigmodel.offload.folder import offload_weight, save_offload_index
+from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.tensors.aliases import check_aliases
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
 from accel_checkpoint.formats.weight_files import CheckpointFile, opener
 from accel_checkpoint.reading.direct_reads import DirectReads
@@ -112,6 +113,7 @@ class Filling:
         self, model: nn.Module, places: dict[str, Target], extras: dict[str, nn.Module], to: Destination
     ) -> None:
         self.offload_index: dict[str, Any] = {}
+        self._for_folder: dict[str, torch.Tensor | DeferredTensor] = {}
         self._model = model
         self._places, self._extras, self._to = places, extras, to
         self._first_names: dict[int, str] = {}
@@ -122,6 +124,7 @@ class Filling:
         """Fill all tensors that ``file`` has values for; ``layout`` is given for safetensors files."""
         if layout is not None:
             self._from_safetensors(file, layout)
+            self._flush_to_folder()
             return
         with opener(file.path)(file.path) as reader:
             for name in names_in(file, list(reader.keys()), set()):
@@ -129,6 +132,7 @@ class Filling:
                     self._extras[name].set_extra_state(reader.read(name))
                 elif name in self._places:
                     self._from_value(name, reader.read(name), file)
+            self._flush_to_folder()
 
     def finish(self) -> None:
         """Write the places of weights on disk to the index of the offload folder."""
@@ -200,7 +204,7 @@ class Filling:
 
     def _put(self, name: str, target: Target, value: torch.Tensor, decision: Decision, path: Path) -> None:
         if decision.method is LoadMethod.WRITE_TO_FOLDER:
-            self._write_to_folder(name, target, value.to(decision.dtype), path)
+            self._write_to_folder(name, target, value, decision.dtype, path)
         elif decision.method is LoadMethod.MAP:
             target.replace(value)
         else:
@@ -218,15 +222,23 @@ class Filling:
             "shape": list(layout[name].shape),
         }
 
-    def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, path: Path) -> None:
+    def _write_to_folder(
+        self, name: str, target: Target, value: torch.Tensor, dtype: torch.dtype, path: Path
+    ) -> None:
         if self._to.folder is None:
             raise ConfigError(
                 f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Give an "
                 "`offload_folder` to write it to, or convert the checkpoint to safetensors."
             )
-        self._to.folder.mkdir(parents=True, exist_ok=True)
-        offload_weight(value, name, self._to.folder, self.offload_index)
-        target.empty(value.dtype)
+        self._for_folder[name] = DeferredTensor(dtype, value.shape, lambda: value.to(dtype))
+        target.empty(dtype)
+
+    def _flush_to_folder(self) -> None:
+        """Write the weights of one file of the checkpoint that go to the offload folder, one after the other."""
+        if self._for_folder:
+            assert self._to.folder is not None
+            self.offload_index.update(write_weights(self._for_folder, self._to.folder))
+            self._for_folder.clear()
 
     def _check_duplicate(self, name: str, target: Target, value: torch.Tensor) -> None:
         """Check that a tied weight has the same values under its other name."""

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.store import INDEX_NAME, OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers
 from accel_ops.named_tensors import named_tensors, tied_names

@@ -13,7 +13,7 @@ from accel_bigmodel.dispatching.auto_dispatch import MODES
 from accel_bigmodel.dispatching.dispatch import dispatch_model
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
 from accel_bigmodel.loading.filling import Destination
-from accel_bigmodel.offload.folder import offload_weight
+from accel_bigmodel.offload.store import offload_weight
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
