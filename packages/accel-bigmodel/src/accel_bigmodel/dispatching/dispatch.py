@@ -14,24 +14,16 @@ from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.offload.locations import (
-    Placement,
-    WeightSource,
-    offloaded_weights,
-    weights_on_cpu,
-    with_ties,
-    without_duplicates,
-)
+from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_state_dict
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
     check_device_map,
     check_tied_parameters_on_same_device,
 )
-from accel_bigmodel.tensors.module_tensors import find_tied_parameters
 from accel_bigmodel.tensors.ties import remember_ties
+from accel_ops.named_tensors import named_tensors
 
 
 def cpu_offload(
@@ -55,7 +47,9 @@ def cpu_offload(
     """
     _remove_hooks(model)
     device = _execution_device(model, execution_device)
-    weights = weights_on_cpu(model) if state_dict is None else state_dict
+    weights: Mapping[str, Any] | None = state_dict
+    if weights is None:
+        weights = offloaded_weights(named_tensors(model), {"": "cpu"}, WeightSource())
     context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
     settings = HookSettings(
         weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
@@ -106,9 +100,9 @@ def disk_offload(
     """
     _remove_hooks(model)
     device = _execution_device(model, execution_device)
-    if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
-        offload_state_dict(offload_dir, without_duplicates(model, weights_on_cpu(model)))
-    weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
+    is_skeleton = any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters())
+    source = WeightSource({} if is_skeleton else None, offload_dir)
+    weights = offloaded_weights(named_tensors(model), {"": "disk"}, source)
     context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
     settings = HookSettings(
         weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
@@ -164,17 +158,20 @@ def dispatch_model(
     if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not has_placeholders:
         model.to(main)
     else:
-        ties = find_tied_parameters(model)
+        tensors = named_tensors(model)
+        tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
+        ties = sorted(sorted(named.names) for named in tied)
         check_tied_parameters_on_same_device(ties, device_map)
-        placement = Placement(device_map, offloaded_devices, ties)
         source = WeightSource(state_dict, offload_dir, offload_index)
-        weights = offloaded_weights(model, placement, source) if offloaded else None
+        weights = (
+            offloaded_weights(tensors, device_map, source, offloaded_devices=offloaded_devices)
+            if offloaded
+            else None
+        )
         context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
-        by_name = dict(model.named_parameters(remove_duplicate=False))
-        tied = [by_name[name] for group in ties for name in group]
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
-            {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}, context,
+            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta}, context,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)

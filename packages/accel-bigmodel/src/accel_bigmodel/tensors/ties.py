@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -77,23 +78,22 @@ def ensure_weights_retied(
 
 
 def remember_ties(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Let state dicts of ``model`` show ties that had to be cut, because a device or more got a copy of its own.
+    """Save tied weights once, even if devices hold copies of their own.
 
-    As long as the copies are equal, a state dict has one tensor under all names of a group, which whoever saves it
-    then writes once; it is compared when a state dict is made.
+    As long as the copies are equal, a state dict has one tensor under all names of a group.
 
     Args:
-        model: Gets a hook only if a group is no longer one parameter.
-        tied_params: What `find_tied_parameters` said before.
+        model: Gets a hook if a group is no longer one parameter.
+        tied_params: The result of `find_tied_parameters` before.
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
-    cut = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
-    if cut:
-        add_hook_to_module(model, RetieHook(cut), append=True)
+    groups = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
+    if groups:
+        add_hook_to_module(model, RetieHook(groups), append=True)
 
 
 class RetieHook(ModelHook):
-    """Names one tensor in state dicts where a model has equal copies of it, as long as the hook is on the model.
+    """Puts one tensor under all names of equal copies in state dicts, as long as the hook is on the model.
 
     Args:
         groups: The names of each tied weight.
@@ -105,26 +105,20 @@ class RetieHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         untyped: Any = module
-        self._handle = untyped.register_state_dict_post_hook(_Retie(self._groups))
+        # torch sets an attribute on its hook, which methods do not take
+        self._handle = untyped.register_state_dict_post_hook(functools.partial(self._retie))
         return module
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         self._handle.remove()
         return module
 
-
-class _Retie:
-    """What torch calls with each state dict; an object, as torch sets an attribute on it."""
-
-    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
-        self.groups = groups
-
-    def __call__(
+    def _retie(
         self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]
     ) -> None:
-        for group in self.groups:
-            names = [prefix + name for name in group if prefix + name in state]
-            for other in names[1:]:
-                kept, copy = stored_values(state[names[0]]), stored_values(state[other])
+        for group in self._groups:
+            first, *others = [prefix + name for name in group if prefix + name in state] or [""]
+            for other in others:
+                kept, copy = stored_values(state[first]), stored_values(state[other])
                 if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
-                    state[other] = state[names[0]]
+                    state[other] = state[first]
