@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_bigmodel.dispatching.auto_dispatch import (
+    from accel_bigmodel.dispatch import cpu_offload as cpu_offload
+    from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
+    from accel_bigmodel.dispatch import disk_offload as disk_offload
+    from accel_bigmodel.dispatch import dispatch_model as dispatch_model
+    from accel_bigmodel.dispatch import (
         load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
     )
-    from accel_bigmodel.dispatching.dispatch import cpu_offload as cpu_offload
-    from accel_bigmodel.dispatching.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
-    from accel_bigmodel.dispatching.dispatch import disk_offload as disk_offload
-    from accel_bigmodel.dispatching.dispatch import dispatch_model as dispatch_model
+    from accel_bigmodel.dtypes import dtype_byte_size as dtype_byte_size
     from accel_bigmodel.estimate.command import create_ascii_table as create_ascii_table
     from accel_bigmodel.estimate.command import estimate_command as estimate_command
     from accel_bigmodel.estimate.command import estimate_command_parser as estimate_command_parser
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from accel_bigmodel.estimate.memory import estimate_training_usage as estimate_training_usage
     from accel_bigmodel.estimate.memory import verify_on_hub as verify_on_hub
     from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
-    from accel_bigmodel.hooks.attaching import add_hook_to_module as add_hook_to_module
-    from accel_bigmodel.hooks.attaching import remove_hook_from_module as remove_hook_from_module
-    from accel_bigmodel.hooks.attaching import remove_hook_from_submodules as remove_hook_from_submodules
+    from accel_bigmodel.hooks.base import ModelHook as ModelHook
+    from accel_bigmodel.hooks.base import SequentialHook as SequentialHook
+    from accel_bigmodel.hooks.base import add_hook_to_module as add_hook_to_module
+    from accel_bigmodel.hooks.base import remove_hook_from_module as remove_hook_from_module
+    from accel_bigmodel.hooks.base import remove_hook_from_submodules as remove_hook_from_submodules
     from accel_bigmodel.hooks.blocks import attach_align_device_hook as attach_align_device_hook
     from accel_bigmodel.hooks.blocks import (
         attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks,
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from accel_bigmodel.hooks.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
     from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
     from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
-    from accel_bigmodel.hooks.protocol import ModelHook as ModelHook
-    from accel_bigmodel.hooks.protocol import SequentialHook as SequentialHook
     from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model as load_checkpoint_in_model
     from accel_bigmodel.loading.checkpoints import load_state_dict as load_state_dict
     from accel_bigmodel.offload.state import align_module_device as align_module_device
@@ -84,16 +85,15 @@ if TYPE_CHECKING:
     from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as quantize_and_offload_8bit
     from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
     from accel_bigmodel.skeleton import init_on_device as init_on_device
-    from accel_bigmodel.tensors.dtypes import dtype_byte_size as dtype_byte_size
-    from accel_bigmodel.tensors.module_tensors import find_tied_parameters as find_tied_parameters
-    from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers as get_non_persistent_buffers
-    from accel_bigmodel.tensors.module_tensors import named_module_tensors as named_module_tensors
-    from accel_bigmodel.tensors.placing import check_device_same as check_device_same
-    from accel_bigmodel.tensors.placing import recursive_getattr as recursive_getattr
-    from accel_bigmodel.tensors.placing import retie_parameters as retie_parameters
-    from accel_bigmodel.tensors.placing import set_module_tensor_to_device as set_module_tensor_to_device
-    from accel_bigmodel.tensors.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
-    from accel_bigmodel.tensors.ties import ensure_weights_retied as ensure_weights_retied
+    from accel_bigmodel.tensors import check_device_same as check_device_same
+    from accel_bigmodel.tensors import find_tied_parameters as find_tied_parameters
+    from accel_bigmodel.tensors import get_non_persistent_buffers as get_non_persistent_buffers
+    from accel_bigmodel.tensors import named_module_tensors as named_module_tensors
+    from accel_bigmodel.tensors import recursive_getattr as recursive_getattr
+    from accel_bigmodel.tensors import retie_parameters as retie_parameters
+    from accel_bigmodel.tensors import set_module_tensor_to_device as set_module_tensor_to_device
+    from accel_bigmodel.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
+    from accel_bigmodel.ties import ensure_weights_retied as ensure_weights_retied
     from accel_checkpoint.formats.weight_names import MODEL_NAME as MODEL_NAME
     from accel_checkpoint.formats.weight_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
     from accel_checkpoint.formats.weight_names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
@@ -121,7 +121,7 @@ __getattr__, __dir__, __all__ = attach(
         "CpuOffload": "accel_bigmodel.hooks.cpu_offload",
         "LayerwiseCastingHook": "accel_bigmodel.hooks.casting",
         "MODEL_NAME": "accel_checkpoint.formats.weight_names",
-        "ModelHook": "accel_bigmodel.hooks.protocol",
+        "ModelHook": "accel_bigmodel.hooks.base",
         "OffloadedWeightsLoader": "accel_bigmodel.offload.store",
         "PrefixedDataset": "accel_bigmodel.offload.store",
         "SAFE_MODEL_NAME": "accel_checkpoint.formats.weight_names",
@@ -129,12 +129,12 @@ __getattr__, __dir__, __all__ = attach(
         "SAFE_WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
         "SAFE_WEIGHTS_PATTERN_NAME": "accel_checkpoint.formats.weight_names",
         "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING": "accel_bigmodel.hooks.casting",
-        "SequentialHook": "accel_bigmodel.hooks.protocol",
+        "SequentialHook": "accel_bigmodel.hooks.base",
         "UserCpuOffloadHook": "accel_bigmodel.hooks.cpu_offload",
         "WEIGHTS_INDEX_NAME": "accel_checkpoint.formats.weight_names",
         "WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
         "WEIGHTS_PATTERN_NAME": "accel_checkpoint.formats.weight_names",
-        "add_hook_to_module": "accel_bigmodel.hooks.attaching",
+        "add_hook_to_module": "accel_bigmodel.hooks.base",
         "add_timm_hub_prefix": "accel_bigmodel.estimate.memory",
         "align_module_device": "accel_bigmodel.offload.state",
         "attach_align_device_hook": "accel_bigmodel.hooks.blocks",
@@ -143,9 +143,9 @@ __getattr__, __dir__, __all__ = attach(
         "attach_layerwise_casting_hooks": "accel_bigmodel.hooks.casting",
         "calculate_maximum_sizes": "accel_bigmodel.planning.sizes",
         "check_device_map": "accel_bigmodel.planning.device_maps",
-        "check_device_same": "accel_bigmodel.tensors.placing",
+        "check_device_same": "accel_bigmodel.tensors",
         "check_has_model": "accel_bigmodel.estimate.memory",
-        "check_tied_parameters_in_config": "accel_bigmodel.tensors.ties",
+        "check_tied_parameters_in_config": "accel_bigmodel.ties",
         "check_tied_parameters_on_same_device": "accel_bigmodel.planning.device_maps",
         "clean_device_map": "accel_bigmodel.planning.device_maps",
         "clean_state_dict_for_safetensors": "accel_ops.shared_tensors",
@@ -153,20 +153,20 @@ __getattr__, __dir__, __all__ = attach(
         "compute_module_total_buffer_size": "accel_bigmodel.planning.sizes",
         "convert_bytes": "accel_ops.byte_sizes",
         "convert_file_size_to_int": "accel_ops.byte_sizes",
-        "cpu_offload": "accel_bigmodel.dispatching.dispatch",
-        "cpu_offload_with_hook": "accel_bigmodel.dispatching.dispatch",
+        "cpu_offload": "accel_bigmodel.dispatch",
+        "cpu_offload_with_hook": "accel_bigmodel.dispatch",
         "create_ascii_table": "accel_bigmodel.estimate.command",
         "create_empty_model": "accel_bigmodel.estimate.memory",
-        "disk_offload": "accel_bigmodel.dispatching.dispatch",
-        "dispatch_model": "accel_bigmodel.dispatching.dispatch",
-        "dtype_byte_size": "accel_bigmodel.tensors.dtypes",
-        "ensure_weights_retied": "accel_bigmodel.tensors.ties",
+        "disk_offload": "accel_bigmodel.dispatch",
+        "dispatch_model": "accel_bigmodel.dispatch",
+        "dtype_byte_size": "accel_bigmodel.dtypes",
+        "ensure_weights_retied": "accel_bigmodel.ties",
         "estimate_command": "accel_bigmodel.estimate.command",
         "estimate_command_parser": "accel_bigmodel.estimate.command",
         "estimate_training_usage": "accel_bigmodel.estimate.memory",
         "extract_submodules_state_dict": "accel_bigmodel.offload.store",
         "fallback_allocate": "accel_bigmodel.planning.sizes",
-        "find_tied_parameters": "accel_bigmodel.tensors.module_tensors",
+        "find_tied_parameters": "accel_bigmodel.tensors",
         "gather_data": "accel_bigmodel.estimate.command",
         "get_balanced_memory": "accel_bigmodel.planning.max_memory",
         "get_keys_to_not_convert": "accel_bigmodel.quantization.layers",
@@ -174,7 +174,7 @@ __getattr__, __dir__, __all__ = attach(
         "get_max_memory": "accel_bigmodel.planning.max_memory",
         "get_module_leaves": "accel_bigmodel.planning.sizes",
         "get_module_size_with_ties": "accel_bigmodel.planning.sizes",
-        "get_non_persistent_buffers": "accel_bigmodel.tensors.module_tensors",
+        "get_non_persistent_buffers": "accel_bigmodel.tensors",
         "get_parameter_device": "accel_bigmodel.quantization.layers",
         "get_quantized_model_device_map": "accel_bigmodel.quantization.loading",
         "get_state_dict_from_offload": "accel_bigmodel.offload.state",
@@ -186,24 +186,24 @@ __getattr__, __dir__, __all__ = attach(
         "init_empty_weights": "accel_bigmodel.skeleton",
         "init_on_device": "accel_bigmodel.skeleton",
         "load_and_quantize_model": "accel_bigmodel.quantization.loading",
-        "load_checkpoint_and_dispatch": "accel_bigmodel.dispatching.auto_dispatch",
+        "load_checkpoint_and_dispatch": "accel_bigmodel.dispatch",
         "load_checkpoint_in_model": "accel_bigmodel.loading.checkpoints",
         "load_offloaded_weight": "accel_bigmodel.offload.store",
         "load_offloaded_weights": "accel_bigmodel.offload.store",
         "load_state_dict": "accel_bigmodel.loading.checkpoints",
-        "named_module_tensors": "accel_bigmodel.tensors.module_tensors",
+        "named_module_tensors": "accel_bigmodel.tensors",
         "offload_state_dict": "accel_bigmodel.offload.store",
         "offload_weight": "accel_bigmodel.offload.store",
         "quantize_and_offload_8bit": "accel_bigmodel.quantization.loading",
-        "recursive_getattr": "accel_bigmodel.tensors.placing",
-        "remove_hook_from_module": "accel_bigmodel.hooks.attaching",
-        "remove_hook_from_submodules": "accel_bigmodel.hooks.attaching",
+        "recursive_getattr": "accel_bigmodel.tensors",
+        "remove_hook_from_module": "accel_bigmodel.hooks.base",
+        "remove_hook_from_submodules": "accel_bigmodel.hooks.base",
         "replace_with_bnb_layers": "accel_bigmodel.quantization.layers",
-        "retie_parameters": "accel_bigmodel.tensors.placing",
+        "retie_parameters": "accel_bigmodel.tensors",
         "merge_fsdp_weights": "accel_checkpoint.merging",
         "save_model": "accel_checkpoint.saving.model_weights",
         "save_offload_index": "accel_bigmodel.offload.store",
-        "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",
+        "set_module_tensor_to_device": "accel_bigmodel.tensors",
         "verify_on_hub": "accel_bigmodel.estimate.memory",
     },
 )

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
-from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
+from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.tensors.aliases import check_aliases
-from accel_bigmodel.tensors.placing import TiedParams
+from accel_bigmodel.tensors import TiedParams
+from accel_bigmodel.ties import check_aliases
 from accel_state.errors import StateError
 
 Device = int | str | torch.device

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors.kinds import attributes_of
+from accel_bigmodel.tensors import attributes_of
 from accel_state.errors import StateError
 
 

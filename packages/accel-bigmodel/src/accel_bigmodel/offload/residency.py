@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors.kinds import kind_of, resident_class
+from accel_bigmodel.tensors import kind_of, resident_class
 
 _PLAIN_SETATTR = nn.Module.__setattr__
 

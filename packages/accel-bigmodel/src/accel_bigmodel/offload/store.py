@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.tensors.dtypes import as_torch_dtype
-from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.tensors import set_module_tensor_to_device
 from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.store import is_shared, read_ahead
-from accel_bigmodel.tensors.kinds import as_parameter_like, kind_of, resident_class
+from accel_bigmodel.tensors import as_parameter_like, kind_of, resident_class
 from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
