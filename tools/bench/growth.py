@@ -38,7 +38,7 @@ _NOISE = 0.03
 _IMPORTED = (
     "accel.accelerator",
     "accel_backends.strategies.fsdp2",
-    "accel_bigmodel.dispatching.auto_dispatch",
+    "accel_bigmodel.dispatch",
     "accel_data.prepare",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bigmodel.offload import placeholders, transfer, weight
+from accel_bigmodel.offload import weight
 
 
 @pytest.fixture(params=["same memory", "second memory"])
 def execution_memory(request, monkeypatch):
     """Whether weights are used where they are stored, as on the CPU, or in a copy, as on every accelerator."""
     if request.param == "second memory":
-        for module in (transfer, weight, placeholders):
-            monkeypatch.setattr(module, "is_copied", lambda device: True)
+        monkeypatch.setattr(weight, "is_copied", lambda device: True)
     return request.param

@@ -1,10 +1,9 @@
-from accel_bigmodel.dispatching.auto_dispatch import (
-    load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
-)
-from accel_bigmodel.dispatching.dispatch import cpu_offload as cpu_offload
-from accel_bigmodel.dispatching.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
-from accel_bigmodel.dispatching.dispatch import disk_offload as disk_offload
-from accel_bigmodel.dispatching.dispatch import dispatch_model as dispatch_model
+from accel_bigmodel.dispatch import cpu_offload as cpu_offload
+from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
+from accel_bigmodel.dispatch import disk_offload as disk_offload
+from accel_bigmodel.dispatch import dispatch_model as dispatch_model
+from accel_bigmodel.dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+from accel_bigmodel.dtypes import dtype_byte_size as dtype_byte_size
 from accel_bigmodel.estimate.command import create_ascii_table as create_ascii_table
 from accel_bigmodel.estimate.command import estimate_command as estimate_command
 from accel_bigmodel.estimate.command import estimate_command_parser as estimate_command_parser
@@ -15,9 +14,11 @@ from accel_bigmodel.estimate.memory import create_empty_model as create_empty_mo
 from accel_bigmodel.estimate.memory import estimate_training_usage as estimate_training_usage
 from accel_bigmodel.estimate.memory import verify_on_hub as verify_on_hub
 from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
-from accel_bigmodel.hooks.attaching import add_hook_to_module as add_hook_to_module
-from accel_bigmodel.hooks.attaching import remove_hook_from_module as remove_hook_from_module
-from accel_bigmodel.hooks.attaching import remove_hook_from_submodules as remove_hook_from_submodules
+from accel_bigmodel.hooks.base import ModelHook as ModelHook
+from accel_bigmodel.hooks.base import SequentialHook as SequentialHook
+from accel_bigmodel.hooks.base import add_hook_to_module as add_hook_to_module
+from accel_bigmodel.hooks.base import remove_hook_from_module as remove_hook_from_module
+from accel_bigmodel.hooks.base import remove_hook_from_submodules as remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import attach_align_device_hook as attach_align_device_hook
 from accel_bigmodel.hooks.blocks import (
     attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks,
@@ -30,22 +31,20 @@ from accel_bigmodel.hooks.casting import LayerwiseCastingHook as LayerwiseCastin
 from accel_bigmodel.hooks.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
 from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
-from accel_bigmodel.hooks.protocol import ModelHook as ModelHook
-from accel_bigmodel.hooks.protocol import SequentialHook as SequentialHook
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model as load_checkpoint_in_model
 from accel_bigmodel.loading.checkpoints import load_state_dict as load_state_dict
-from accel_bigmodel.offload.folder import load_offloaded_weight as load_offloaded_weight
-from accel_bigmodel.offload.folder import load_offloaded_weights as load_offloaded_weights
-from accel_bigmodel.offload.folder import offload_state_dict as offload_state_dict
-from accel_bigmodel.offload.folder import offload_weight as offload_weight
-from accel_bigmodel.offload.folder import save_offload_index as save_offload_index
 from accel_bigmodel.offload.state import align_module_device as align_module_device
 from accel_bigmodel.offload.state import get_state_dict_from_offload as get_state_dict_from_offload
 from accel_bigmodel.offload.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
 from accel_bigmodel.offload.state import has_offloaded_params as has_offloaded_params
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader as OffloadedWeightsLoader
-from accel_bigmodel.offload.weights_map import PrefixedDataset as PrefixedDataset
-from accel_bigmodel.offload.weights_map import extract_submodules_state_dict as extract_submodules_state_dict
+from accel_bigmodel.offload.store import OffloadedWeightsLoader as OffloadedWeightsLoader
+from accel_bigmodel.offload.store import PrefixedDataset as PrefixedDataset
+from accel_bigmodel.offload.store import extract_submodules_state_dict as extract_submodules_state_dict
+from accel_bigmodel.offload.store import load_offloaded_weight as load_offloaded_weight
+from accel_bigmodel.offload.store import load_offloaded_weights as load_offloaded_weights
+from accel_bigmodel.offload.store import offload_state_dict as offload_state_dict
+from accel_bigmodel.offload.store import offload_weight as offload_weight
+from accel_bigmodel.offload.store import save_offload_index as save_offload_index
 from accel_bigmodel.planning.allocation import infer_auto_device_map as infer_auto_device_map
 from accel_bigmodel.planning.device_maps import check_device_map as check_device_map
 from accel_bigmodel.planning.device_maps import (
@@ -73,16 +72,15 @@ from accel_bigmodel.quantization.loading import load_and_quantize_model as load_
 from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as quantize_and_offload_8bit
 from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
 from accel_bigmodel.skeleton import init_on_device as init_on_device
-from accel_bigmodel.tensors.dtypes import dtype_byte_size as dtype_byte_size
-from accel_bigmodel.tensors.module_tensors import find_tied_parameters as find_tied_parameters
-from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers as get_non_persistent_buffers
-from accel_bigmodel.tensors.module_tensors import named_module_tensors as named_module_tensors
-from accel_bigmodel.tensors.placing import check_device_same as check_device_same
-from accel_bigmodel.tensors.placing import recursive_getattr as recursive_getattr
-from accel_bigmodel.tensors.placing import retie_parameters as retie_parameters
-from accel_bigmodel.tensors.placing import set_module_tensor_to_device as set_module_tensor_to_device
-from accel_bigmodel.tensors.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
-from accel_bigmodel.tensors.ties import ensure_weights_retied as ensure_weights_retied
+from accel_bigmodel.tensors import check_device_same as check_device_same
+from accel_bigmodel.tensors import find_tied_parameters as find_tied_parameters
+from accel_bigmodel.tensors import get_non_persistent_buffers as get_non_persistent_buffers
+from accel_bigmodel.tensors import named_module_tensors as named_module_tensors
+from accel_bigmodel.tensors import recursive_getattr as recursive_getattr
+from accel_bigmodel.tensors import retie_parameters as retie_parameters
+from accel_bigmodel.tensors import set_module_tensor_to_device as set_module_tensor_to_device
+from accel_bigmodel.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
+from accel_bigmodel.ties import ensure_weights_retied as ensure_weights_retied
 from accel_checkpoint.formats.weight_names import MODEL_NAME as MODEL_NAME
 from accel_checkpoint.formats.weight_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_checkpoint.formats.weight_names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME

@@ -13,7 +13,7 @@ from accel_bigmodel import (
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
-from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.hooks.base import hooks_of
 from accel_state.errors import StateError
 
 pytestmark = pytest.mark.usefixtures("execution_memory")

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel import cpu_offload_with_hook
-from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.hooks.base import hooks_of
 
 
 def test_a_model_moves_when_it_is_called_and_the_one_before_it_goes_back():

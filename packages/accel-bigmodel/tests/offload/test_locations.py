@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import nn
 
 from accel_bigmodel import (
+    align_module_device,
     cpu_offload,
     disk_offload,
     dispatch_model,
@@ -20,7 +21,8 @@ from accel_bigmodel import (
     offload_state_dict,
     save_model,
 )
-from accel_bigmodel.offload.locations import Placement, WeightSource, offloaded_weights
+from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
+from accel_ops.named_tensors import named_tensors
 
 TOKENS = torch.tensor([[1, 2, 3]])
 
@@ -94,8 +96,13 @@ def test_tied_weights_that_are_away_stay_tied_for_whoever_saves_them(tmp_path, w
 @pytest.mark.parametrize("make", [kept_on_disk, dispatched("embed", "head", "mix", from_checkpoint=False)])
 def test_tied_weights_take_their_place_on_disk_once(tmp_path, make):
     make(tmp_path)
-    names = sorted(path.name for path in (tmp_path / "offload").iterdir())
-    assert names == ["embed.weight.dat", "index.json", "mix.bias.dat", "mix.weight.dat"]
+    (path,) = (tmp_path / "offload").glob("*.safetensors")
+    assert sorted(load_file(path)) == ["embed.weight", "mix.bias", "mix.weight"]
+    assert sorted(json.loads((tmp_path / "offload/index.json").read_text())) == [
+        "embed.weight",
+        "mix.bias",
+        "mix.weight",
+    ]
 
 
 def test_a_folder_that_had_weights_of_an_earlier_model_does_not_give_them_to_a_tied_one(tmp_path):
@@ -125,7 +132,7 @@ def test_copies_of_a_tied_weight_are_one_in_the_state_dict_until_one_is_changed(
 def test_what_is_written_to_an_offloaded_weight_is_in_the_next_state_dict(tmp_path):
     model = kept_on_disk(tmp_path)
     before = model.state_dict()
-    with torch.no_grad():
+    with align_module_device(model.embed), torch.no_grad():
         model.embed.weight.fill_(3)
     assert (model.state_dict()["head.weight"] == 3).all()
     assert (
@@ -135,6 +142,5 @@ def test_what_is_written_to_an_offloaded_weight_is_in_the_next_state_dict(tmp_pa
 
 def test_weights_that_go_to_a_device_are_not_kept_in_memory_too():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
-    placement = Placement({"0": "meta", "1": "cpu"}, ("cpu", "disk"), ties=[])
-    kept = offloaded_weights(model, placement, WeightSource(None, None, None))
+    kept = offloaded_weights(named_tensors(model), {"0": "meta", "1": "cpu"}, WeightSource())
     assert sorted(kept) == ["1.bias", "1.weight"]

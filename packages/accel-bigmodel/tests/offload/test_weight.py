@@ -24,6 +24,7 @@ from accel_bigmodel import (
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
+from accel_bigmodel.offload.placeholders import weight_of
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("execution_memory")
@@ -103,14 +104,15 @@ WRITES = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_to_a_weight_is_kept_and_seen_nowhere_else(tmp_path, way, write):
+def test_a_write_to_an_aligned_weight_is_kept_and_seen_nowhere_else(tmp_path, way, write):
     model, wanted = way(tmp_path), resident().to(torch.float64 if way is converted else torch.float32)
     copied = copy.deepcopy(model)
     before = {name: value.clone() for name, value in wanted.state_dict().items()}
     users = {name: value.clone() for name, value in USERS.items()}
     with torch.no_grad():
         WRITES[write](wanted[0].weight)
-        WRITES[write](model[0].weight)
+        with align_module_device(model[0]):
+            WRITES[write](model[0].weight)
         x = X.to(wanted[0].weight.dtype)
         for _ in range(2):
             assert torch.equal(model.state_dict()["0.weight"], wanted.state_dict()["0.weight"])
@@ -126,6 +128,26 @@ def test_a_write_to_a_weight_is_kept_and_seen_nowhere_else(tmp_path, way, write)
         assert all(type(p) is nn.Parameter and p.is_meta for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    "use", [*WRITES.values(), torch.sum, lambda p: p + 1, lambda p: p.to("cpu"), lambda p: p.T]
+)
+def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
+    model, users = given_by_user(tmp_path), {name: value.clone() for name, value in USERS.items()}
+    aligned = r"`0\.weight` is offloaded, .*Read and write it inside `with align_module_device\(module\):`"
+    with pytest.raises(StateError, match=aligned), torch.no_grad():
+        use(model[0].weight)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in users.items())
+    assert all(torch.equal(USERS[name], value) for name, value in users.items())
+
+
+def test_metadata_of_a_weight_is_there_without_its_values(tmp_path):
+    weight = in_memory(tmp_path)[0].weight
+    assert (weight.data.shape, weight.data.dtype, weight.data.is_meta) == ((SIZE, SIZE), torch.float32, True)
+    assert weight.half().dtype == torch.float16
+    with pytest.raises(StateError, match="is offloaded"):
+        torch.nn.functional.linear(X, weight.double().float())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_and_its_original_have_weights_of_their_own(tmp_path, way):
     model = way(tmp_path)
@@ -139,7 +161,8 @@ def test_a_copy_and_its_original_have_weights_of_their_own(tmp_path, way):
     assert not torch.equal(copied.state_dict()["1.running_mean"], other["1.running_mean"])
     again = copy.deepcopy(copied)
     model.load_state_dict(other)
-    again[0].weight.data.zero_()
+    with align_module_device(again[0]), torch.no_grad():
+        again[0].weight.zero_()
     assert torch.equal(copied.state_dict()["0.weight"], other["0.weight"])
 
 
@@ -269,7 +292,7 @@ def test_a_weight_that_the_caller_keeps_does_not_keep_the_others(tmp_path, way):
     del model
     gc.collect()
     assert others.expired()
-    assert torch.equal(kept + 0, resident()[0].weight)
+    assert torch.equal(weight_of(kept).stored(), resident()[0].weight)
 
 
 def test_a_hook_handed_to_another_module_offloads_its_weights():
@@ -317,7 +340,8 @@ def test_models_made_under_inference_mode_can_be_offloaded():
     cpu_offload(model, "cpu", offload_buffers=True)
     with torch.no_grad():
         assert torch.equal(model(X), wanted)
-    model[0].weight.data.zero_()
+    with align_module_device(model[0]), torch.no_grad():
+        model[0].weight.zero_()
     assert not model.state_dict()["0.weight"].any()
 
 
@@ -335,21 +359,22 @@ def test_an_error_in_a_state_dict_changes_no_later_use(tmp_path):
     model = cpu_offload(nn.Sequential(nn.Linear(2, 2), Failing(2, 2)), "cpu", state_dict=users)
     with pytest.raises(ValueError, match="not this one"):
         model.state_dict()
-    model[0].weight.detach().zero_()
+    with pytest.raises(StateError, match="is offloaded"):
+        model[0].weight.detach().zero_()
     assert (users["0.weight"] == 1).all()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_norms_and_averages_of_offloaded_weights_have_values(tmp_path, execution_memory, way):
-    model, wanted = way(tmp_path), resident().to(torch.float64 if way is converted else torch.float32)
-    norm = torch.nn.utils.get_total_norm(wanted.parameters())
-    assert torch.equal(torch.nn.utils.get_total_norm(model.parameters()), norm)
-    averages = [torch.optim.swa_utils.AveragedModel(each) for each in (model, wanted)]
-    with torch.no_grad():
-        for value in (1, 4):
-            for averaged, each in zip(averages, (model, wanted), strict=True):
-                each[0].weight.fill_(value)
-                averaged.update_parameters(each)
-    assert (averages[0].state_dict()["module.0.weight"] == 2.5).all()
-    for name, value in averages[1].state_dict().items():
-        assert torch.equal(averages[0].state_dict()[name], value), name
+def test_norms_and_averages_of_offloaded_weights_are_refused(tmp_path, way):
+    model = way(tmp_path)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for use in (
+        lambda: torch.nn.utils.get_total_norm(model.parameters()),
+        lambda: averaged.update_parameters(model),
+    ):
+        with pytest.raises(StateError, match="inside `with align_module_device"):
+            use()
+    with align_module_device(model[0]):
+        norm = torch.nn.utils.get_total_norm(model[0].parameters())
+    wanted = resident()[0].to(torch.float64 if way is converted else torch.float32)
+    assert torch.equal(norm, torch.nn.utils.get_total_norm(wanted.parameters()))

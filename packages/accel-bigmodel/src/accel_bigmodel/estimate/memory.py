@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from accel_bigmodel.dtypes import dtype_byte_size
 from accel_bigmodel.planning.sizes import compute_module_sizes, get_max_layer_size
 from accel_bigmodel.skeleton import init_empty_weights
-from accel_bigmodel.tensors.dtypes import dtype_byte_size
-from accel_bigmodel.tensors.module_tensors import named_module_tensors
+from accel_bigmodel.tensors import named_module_tensors
 from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import (
     ConfigError,

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.hooks.base import ModelHook
 from accel_bigmodel.offload.locations import in_memory
-from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
+from accel_bigmodel.offload.placeholders import forwards, make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.residency import Residency, Slot
+from accel_bigmodel.offload.store import is_shared
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.offload.weights_map import is_shared
-from accel_bigmodel.tensors.placing import TiedParams, set_module_tensor_to_device
+from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.describe import find_device
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import StateError
@@ -55,7 +55,8 @@ class AlignDevicesHook(ModelHook):
         tied_params_map: Tied weights already moved to a device, by address.
         module_name: The dotted name of the module, for messages.
         context: State shared with the other hooks of the model.
-        refuses_empty_output: Raise if the output is on the meta device: a weight without values was used.
+        surrounds_offloaded: The module has submodules with offloaded weights, and may use these in its forward pass. If
+            its output is on the meta device, which means that a weight without values was used, this raises.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class AlignDevicesHook(ModelHook):
         *,
         module_name: str = "",
         context: ModelContext | None = None,
-        refuses_empty_output: bool = False,
+        surrounds_offloaded: bool = False,
     ) -> None:
         self.execution_device = execution_device
         self.offload = offload
@@ -90,7 +91,7 @@ class AlignDevicesHook(ModelHook):
         self._has_offloaded = False
         self._module_name = module_name
         self._context = context
-        self._refuses_empty_output = refuses_empty_output
+        self._surrounds_offloaded = surrounds_offloaded
         self._handles: list[RemovableHandle] = []
 
     def __repr__(self) -> str:
@@ -159,6 +160,8 @@ class AlignDevicesHook(ModelHook):
         """Load weights and move inputs before the forward pass, and return its arguments."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
+        if self._surrounds_offloaded:
+            forwards.enter()
         if self.offload:
             self.residency.onload()
             if self._context is not None and self._context.prefetcher is not None and self.residency.slots:
@@ -175,10 +178,9 @@ class AlignDevicesHook(ModelHook):
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         """Offload weights after the forward pass, and return the output."""
-        if self.offload:
-            self.residency.offload()
+        self.after_error(module)
         if self.io_same_device and self.input_device is not None:
-            if self._refuses_empty_output and self.input_device.type != "meta":
+            if self._surrounds_offloaded and self.input_device.type != "meta":
                 _refuse_empty(module, output)
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
@@ -186,6 +188,8 @@ class AlignDevicesHook(ModelHook):
     def after_error(self, module: nn.Module) -> None:
         if self.offload:
             self.residency.offload()
+        if self._surrounds_offloaded:
+            forwards.leave()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for slot in self._slots.values():

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
-from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
+from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.tensors.aliases import check_aliases
-from accel_bigmodel.tensors.placing import TiedParams
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
+from accel_bigmodel.tensors import TiedParams
+from accel_bigmodel.ties import check_aliases
 from accel_state.errors import StateError
 
 Device = int | str | torch.device
@@ -120,7 +120,7 @@ def attach_blocks(
     attach(plan_hooks(module, name, devices, offloads, settings), module, settings)
     outer = AlignDevicesHook(
         devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
-        refuses_empty_output=any(offloads.values()),
+        surrounds_offloaded=any(offloads.values()),
     )  # fmt: skip
     # The outermost hook, so that it moves the output last.
     add_hook_to_module(module, outer, append=bool(hooks_of(module)))

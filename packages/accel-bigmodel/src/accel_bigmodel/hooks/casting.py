@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.attaching import add_hook_to_module
-from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.hooks.base import ModelHook, add_hook_to_module
 from accel_state.errors import ConfigError
 
 SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING: tuple[type[nn.Module], ...] = (

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.attaching import remove_hook_from_module
-from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.hooks.base import ModelHook, remove_hook_from_module
 from accel_ops.memory import clear_device_cache
 from accel_ops.nested.move import send_to_device
 from accel_state.devices import current_device_backend

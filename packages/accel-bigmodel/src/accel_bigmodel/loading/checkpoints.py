@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from accel_bigmodel.loading.distributed import holds_dtensors, load_distributed
-from accel_bigmodel.loading.filling import Destination, Filling, gc_paused, shapes_in
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.loading.distributed import load_distributed
+from accel_bigmodel.loading.filling import Destination, Filling, extra_states, gc_paused, shapes_in, targets
 from accel_bigmodel.loading.matching import match
-from accel_bigmodel.loading.targets import extra_states, targets
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
-from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_ops.nested.move import send_to_device
@@ -166,3 +166,12 @@ def load_weights(
 def _device(name: str, device_map: DeviceMap) -> torch.device:
     found = device_of(name, device_map)
     return torch.device("cpu") if found in (None, "disk") else torch.device(found)
+
+
+def holds_dtensors(model: nn.Module) -> bool:
+    """Whether parameters of ``model`` are sharded over processes."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -9,21 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.loading.filling import Destination, targets
 from accel_bigmodel.loading.matching import match
-from accel_bigmodel.loading.targets import targets
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
-
-
-def holds_dtensors(model: nn.Module) -> bool:
-    """Whether parameters of ``model`` are sharded over processes."""
-    if not dist.is_available() or not dist.is_initialized():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def load_distributed(

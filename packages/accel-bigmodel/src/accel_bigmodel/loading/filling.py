@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.loading.targets import Target
-from accel_bigmodel.offload.folder import offload_weight, save_offload_index
+from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors.aliases import check_aliases
+from accel_bigmodel.tensors import as_parameter_like
+from accel_bigmodel.ties import check_aliases
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
 from accel_checkpoint.formats.weight_files import CheckpointFile, opener
 from accel_checkpoint.reading.direct_reads import DirectReads
+from accel_ops.named_tensors import named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 
 _CPU = torch.device("cpu")
@@ -112,6 +114,7 @@ class Filling:
         self, model: nn.Module, places: dict[str, Target], extras: dict[str, nn.Module], to: Destination
     ) -> None:
         self.offload_index: dict[str, Any] = {}
+        self._for_folder: dict[str, torch.Tensor | DeferredTensor] = {}
         self._model = model
         self._places, self._extras, self._to = places, extras, to
         self._first_names: dict[int, str] = {}
@@ -122,6 +125,7 @@ class Filling:
         """Fill all tensors that ``file`` has values for; ``layout`` is given for safetensors files."""
         if layout is not None:
             self._from_safetensors(file, layout)
+            self._flush_to_folder()
             return
         with opener(file.path)(file.path) as reader:
             for name in names_in(file, list(reader.keys()), set()):
@@ -129,6 +133,7 @@ class Filling:
                     self._extras[name].set_extra_state(reader.read(name))
                 elif name in self._places:
                     self._from_value(name, reader.read(name), file)
+            self._flush_to_folder()
 
     def finish(self) -> None:
         """Write the places of weights on disk to the index of the offload folder."""
@@ -200,7 +205,7 @@ class Filling:
 
     def _put(self, name: str, target: Target, value: torch.Tensor, decision: Decision, path: Path) -> None:
         if decision.method is LoadMethod.WRITE_TO_FOLDER:
-            self._write_to_folder(name, target, value.to(decision.dtype), path)
+            self._write_to_folder(name, target, value, decision.dtype, path)
         elif decision.method is LoadMethod.MAP:
             target.replace(value)
         else:
@@ -218,15 +223,23 @@ class Filling:
             "shape": list(layout[name].shape),
         }
 
-    def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, path: Path) -> None:
+    def _write_to_folder(
+        self, name: str, target: Target, value: torch.Tensor, dtype: torch.dtype, path: Path
+    ) -> None:
         if self._to.folder is None:
             raise ConfigError(
                 f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Give an "
                 "`offload_folder` to write it to, or convert the checkpoint to safetensors."
             )
-        self._to.folder.mkdir(parents=True, exist_ok=True)
-        offload_weight(value, name, self._to.folder, self.offload_index)
-        target.empty(value.dtype)
+        self._for_folder[name] = DeferredTensor(dtype, value.shape, lambda: value.to(dtype))
+        target.empty(dtype)
+
+    def _flush_to_folder(self) -> None:
+        """Write the weights of one file of the checkpoint that go to the offload folder, one after the other."""
+        if self._for_folder:
+            assert self._to.folder is not None
+            self.offload_index.update(write_weights(self._for_folder, self._to.folder))
+            self._for_folder.clear()
 
     def _check_duplicate(self, name: str, target: Target, value: torch.Tensor) -> None:
         """Check that a tied weight has the same values under its other name."""
@@ -274,3 +287,88 @@ def names_in(file: CheckpointFile, names: list[str], second_names: set[str]) -> 
             "Files of two different saves may have been mixed."
         )
     return [name for name in names if name in file.names or name in second_names]
+
+
+EXTRA_STATE = "_extra_state"
+_PLAIN_SETATTR = nn.Module.__setattr__
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One tensor of a model with all its places; more than one if it is tied.
+
+    Args:
+        tensor: The tensor before loading.
+        places: The modules that hold it, each with its name there.
+        names: All its names in the state dict.
+        fresh: The tensor that replaced it, if any.
+    """
+
+    tensor: torch.Tensor
+    places: list[tuple[nn.Module, str]]
+    names: list[str]
+    fresh: torch.Tensor | None = None
+
+    def fill(self, value: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Load ``value``, in place if device and dtype stay the same."""
+        with torch.no_grad():
+            if self.tensor.device == device and self.tensor.dtype == dtype and not self.tensor.is_meta:
+                self.tensor.copy_(value)
+                return
+            # Always copy: `value` may be a read-only mapping of the file.
+            fresh = value.to(device=device, dtype=dtype, copy=True)
+            self.replace(fresh)
+
+    def memory(self) -> torch.Tensor:
+        """Return the tensor itself, to be written to."""
+        # A backward pass that saved this tensor must notice the change.
+        torch.autograd.graph.increment_version(self.tensor)
+        return self.tensor
+
+    def empty(self, dtype: torch.dtype) -> None:
+        """Replace the tensor by one of ``dtype`` on the meta device."""
+        if not self.tensor.is_meta or self.tensor.dtype != dtype:
+            self.replace(torch.empty_like(self.tensor, dtype=dtype, device="meta"))
+
+    def current(self) -> torch.Tensor:
+        """Return the tensor that is in the model now."""
+        return (self.tensor if self.fresh is None else self.fresh).detach()
+
+    def replace(self, fresh: torch.Tensor) -> None:
+        """Put ``fresh`` itself into every place.
+
+        A parameter with values stays the same object, so that optimizers keep it, and gets the memory of ``fresh``.
+        """
+        is_parameter = isinstance(self.tensor, nn.Parameter)
+        if type(self.tensor) is nn.Parameter and not self.tensor.is_meta and not fresh.is_meta:
+            if fresh.is_floating_point() == self.tensor.is_floating_point():
+                self.tensor.data = fresh
+                return
+        if is_parameter:
+            fresh = as_parameter_like(self.tensor, fresh)
+        self.fresh = fresh
+        for module, name in self.places:
+            if type(module).__setattr__ is _PLAIN_SETATTR:
+                members: dict[str, Any] = module._parameters if is_parameter else module._buffers
+                members[name] = fresh
+            else:
+                setattr(module, name, fresh)  # recurrent layers also keep a list of their weights
+
+
+def targets(model: nn.Module) -> dict[str, Target]:
+    """Return the targets by name in the model's state dict; tied names share one target."""
+    by_name: dict[str, Target] = {}
+    for found in named_tensors(model):
+        if found.is_persistent:
+            by_name.update(dict.fromkeys(found.names, Target(found.tensor, found.places, found.names)))
+    return by_name
+
+
+def extra_states(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules with extra state, by its name in the state dict."""
+    base = nn.Module.get_extra_state
+    return {
+        f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: module
+        for path, module in walk_modules(model)
+        if type(module).get_extra_state is not base
+    }

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.store import (
+    INDEX_NAME,
+    OffloadedWeightsLoader,
+    offload_state_dict,
+    read_offload_index,
+)
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers
-from accel_ops.named_tensors import named_tensors, tied_names
+from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
 
 
@@ -24,63 +25,73 @@ from accel_state.errors import ConfigError
 class WeightSource:
     """Where the caller stores the weights; the fields are arguments of `dispatch_model`."""
 
-    state_dict: Mapping[str, torch.Tensor] | None
-    offload_dir: str | os.PathLike[str] | None
-    offload_index: Mapping[str, Any] | None
+    state_dict: Mapping[str, torch.Tensor] | None = None
+    offload_dir: str | os.PathLike[str] | None = None
+    offload_index: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The device of each weight.
+def offloaded_weights(
+    tensors: Sequence[NamedTensor],
+    device_map: DeviceMap,
+    source: WeightSource,
+    *,
+    offloaded_devices: Sequence[str] = ("cpu", "disk"),
+) -> OffloadedWeightsLoader:
+    """Return the stored weights of offloaded modules; those on disk are written there first.
+
+    A tied weight is stored once, in memory if one of its names is on the CPU, under all of its names. Buffers that
+    state dicts leave out, and weights without values, are left out.
 
     Args:
+        tensors: The tensors of the model.
         device_map: As for `dispatch_model`.
+        source: Where weights may be stored already.
         offloaded_devices: Values in the map that mean offloading: ``"disk"``, and ``"cpu"`` unless that is the main
-            device.
-        ties: The result of `find_tied_parameters` for the model.
+            device. Tied weights on the CPU are always stored.
+
+    Raises:
+        ConfigError: If weights go to disk and there is no folder for them.
     """
-
-    device_map: DeviceMap
-    offloaded_devices: Sequence[str]
-    ties: Sequence[Sequence[str]]
-
-    def device(self, name: str) -> str:
-        """Return the device of a weight, ``"cpu"`` or ``"disk"``."""
-        return str(self._devices[name])
-
-    def is_offloaded(self, name: str) -> bool:
-        """Whether a weight is offloaded, or tied and on the CPU."""
-        return self.device(name) in self.offloaded_devices or (
-            self.device(name) == "cpu" and name in self._tied
-        )
-
-    def on_disk(self) -> list[str]:
-        """Return the entries of the map that are on disk."""
-        return [name for name, device in self.device_map.items() if str(device) == "disk"]
-
-    @cached_property
-    def _devices(self) -> DeviceLookup:
-        return DeviceLookup(self.device_map)
-
-    @cached_property
-    def _tied(self) -> frozenset[str]:
-        return frozenset(name for group in self.ties for name in group)
-
-
-def weights_on_cpu(
-    model: nn.Module, is_wanted: Callable[[str], bool] = lambda _: True
-) -> dict[str, torch.Tensor]:
-    """Return the wanted weights by name, including aliases of tied ones.
-
-    Weights on the meta device, those that are already offloaded, and non-persistent buffers are left out.
-    """
-    found: dict[str, torch.Tensor] = {}
-    left_out = get_non_persistent_buffers(model, recurse=True, fqns=True)
-    for named in named_tensors(model):
-        names = [name for name in named.names if name not in left_out and is_wanted(name)]
-        if names and not named.tensor.is_meta:
-            found.update(dict.fromkeys(names, in_memory(named.tensor)))
-    return found
+    given, folder, index = source.state_dict, source.offload_dir, source.offload_index
+    lookup = DeviceLookup(device_map)
+    groups = [sorted(named.names) for named in tensors]
+    state, for_disk = dict(given or {}), dict[str, list[str]]()
+    for named, names in zip(tensors, groups, strict=True):
+        devices = {name: str(lookup[name]) for name in names}
+        if given is not None:
+            stored = [name for name in names if name in given]
+        elif named.tensor.is_meta or not named.is_persistent:
+            continue
+        else:
+            wanted = {*offloaded_devices, "cpu"} if len(names) > 1 else offloaded_devices
+            stored = [name for name in names if devices[name] in wanted]
+            if stored:
+                state.update(dict.fromkeys(stored, in_memory(named.tensor)))
+        on_disk = [name for name in stored if devices[name] == "disk"]
+        if on_disk and not any(devices[name] == "cpu" for name in stored):
+            for_disk[on_disk[0]] = on_disk
+    entries = [name for name, device in device_map.items() if str(device) == "disk"]
+    if entries and index is None:
+        if folder is not None:
+            offload_state_dict(folder, {name: state[name] for name in for_disk})
+            index = read_offload_index(folder) if Path(folder, INDEX_NAME).is_file() else None
+        elif for_disk and given is None:
+            raise ConfigError(
+                f"`device_map` puts {', '.join(f'`{name}`' for name in entries[:5])} on disk, but there is no folder "
+                "for it. Give `offload_dir`, or the `offload_index` of weights that are stored already."
+            )
+    on_disk_index = dict(index or {})
+    for first, names in for_disk.items():
+        if first in on_disk_index:
+            for name in names:
+                del state[name]
+    for names in groups:
+        if known := [n for n in names if n in state]:
+            state.update(dict.fromkeys(names, state[known[0]]))
+        elif known := [n for n in names if n in on_disk_index]:
+            entry = {"weight_name": known[0], **on_disk_index[known[0]]} if len(names) > 1 else None
+            on_disk_index.update({name: entry for name in names if name != known[0]})
+    return OffloadedWeightsLoader(state, folder if entries else None, on_disk_index)
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,85 +101,3 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False):
             values = values.clone()  # an inference tensor could never be written to again
     return values
-
-
-def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSource) -> Mapping[str, Any]:
-    """Return the stored weights of offloaded modules; those that belong on disk are written there first.
-
-    Args:
-        model: The model, not changed.
-        placement: Which weights are offloaded.
-        source: Where weights may be stored already.
-
-    Raises:
-        ConfigError: If weights go to disk and there is no folder for them.
-    """
-    given = source.state_dict
-    in_memory = dict(weights_on_cpu(model, placement.is_offloaded) if given is None else given)
-    for_disk = _for_disk(placement, in_memory)
-    to_write = without_duplicates(model, for_disk)
-    index = source.offload_index
-    if placement.on_disk() and index is None:
-        if source.offload_dir is None and to_write and given is None:
-            raise ConfigError(_no_folder(placement))
-        if source.offload_dir is not None:
-            if to_write:
-                offload_state_dict(source.offload_dir, to_write)
-            index = None if Path(source.offload_dir, INDEX_NAME).is_file() else {}
-    folder = source.offload_dir if placement.on_disk() else None
-    if index is None and folder is None:
-        return with_ties(model, OffloadedWeightsLoader(in_memory))
-    loader = OffloadedWeightsLoader(None, folder, index)
-    for name in for_disk:
-        if name in loader or name not in to_write:
-            del in_memory[name]
-    return with_ties(model, loader.replaced(in_memory, loader.index))
-
-
-def _for_disk(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights in memory that belong on disk.
-
-    A tied weight that stays in memory under one of its names is not written to disk under the others.
-    """
-    staying = {
-        name
-        for group in placement.ties
-        if any(placement.device(other) == "cpu" and other in in_memory for other in group)
-        for name in group
-    }
-    return {
-        n: tensor for n, tensor in in_memory.items() if placement.device(n) == "disk" and n not in staying
-    }
-
-
-def _no_folder(placement: Placement) -> str:
-    names = ", ".join(f"`{name}`" for name in placement.on_disk()[:5])
-    return (
-        f"`device_map` puts {names} on disk, but there is no folder for it. Give `offload_dir`, or the `offload_index` "
-        "of weights that are stored already."
-    )
-
-
-def without_duplicates(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return ``weights``, with tied weights under the first of their names only."""
-    second = {n for group in tied_names(model) for n in [n for n in sorted(group) if n in weights][1:]}
-    return {name: tensor for name, tensor in weights.items() if name not in second}
-
-
-def with_ties(model: nn.Module, loader: OffloadedWeightsLoader) -> OffloadedWeightsLoader:
-    """Make a tied weight available under all of its names, preferably from memory.
-
-    If it is stored under several names, as in a folder of earlier models, one of them is used for all.
-    """
-    index, state = dict(loader.index), dict(loader.state_dict)
-    for group in tied_names(model):
-        group = sorted(group)
-        known = next((name for name in [*(n for n in group if n in state), *group] if name in loader), None)
-        for name in group:
-            if known is None or name == known:
-                continue
-            if known in state:
-                state[name] = state[known]
-            else:
-                index[name] = {"weight_name": known, **index[known]}
-    return loader.replaced(state, index)

@@ -1,34 +1,31 @@
 """Placeholders: tensors that represent offloaded weights in a module.
 
 A placeholder is a tensor on the meta device that refers to its `OffloadedWeight`. A hook replaces it by the values for
-the forward pass of its module. Any torch function called on a placeholder at another time is called with the values
-instead. Everything that it writes is stored, and so is what is written later through a view or an array that it
-returned.
+the forward pass of its module. Other uses within a forward pass, such as by the module around it, are called with the
+values, too. Outside of a forward pass a placeholder has metadata only.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from numbers import Number
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
-from accel_bigmodel.offload.transfer import is_copied
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors.kinds import attributes_of
+from accel_bigmodel.tensors import attributes_of
 from accel_state.errors import StateError
 
 
 class _Placeholder(torch.Tensor):
-    """Behaviour shared by both kinds of placeholders."""
+    """Behavior of both kinds of placeholders."""
 
     _weight: OffloadedWeight
     resident_class: type
@@ -38,11 +35,22 @@ class _Placeholder(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _metadata_functions():
-            if func in _DEVICE and sys._getframe(1).f_code in _MOVING_TO_DEVICE:
-                return torch.device("cpu")  # where functions of a single weight return their results
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return _call_with_values(func, args, kwargs or {})
+        for tensor in _tensors_in((args, dict(kwargs or {}))):
+            if isinstance(tensor, _Placeholder) and weight_of(tensor) is None:
+                make_plain(tensor)
+                return func(*args, **(kwargs or {}))
+        if func == _DATA.__set__:
+            set_values(args[0], args[0]._weight, args[1])
+            return None
+        if func == torch.Tensor.data_ptr:
+            _refuse_address(args[0]._weight)
+        if forwards.depth:
+            return _call_with_values(func, args, kwargs or {})
+        if func == torch.Tensor.detach and sys._getframe(1).f_code is nn.Module._save_to_state_dict.__code__:
+            return args[0]._weight.shared_values()
+        return _metadata_of_values(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if weight_of(self) is None:
@@ -73,7 +81,7 @@ class OffloadedBuffer(_Placeholder):
 
 
 class ForwardDepth(threading.local):
-    """The nesting depth of forward passes with offloaded weights in this thread, and the weights held until the end."""
+    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -84,7 +92,7 @@ class ForwardDepth(threading.local):
         self.depth += 1
 
     def leave(self) -> None:
-        """Leave a forward pass; leaving the outermost one releases the held weights."""
+        """Leave a forward pass; leaving the outermost one releases the weights in use."""
         self.depth -= 1
         if self.depth == 0:
             held, self.held = self.held, []
@@ -125,8 +133,12 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_values(placeholder: torch.Tensor, weight: OffloadedWeight, values: torch.Tensor) -> None:
-    """Replace the values of a placeholder's weight; shape and dtype may differ."""
-    weight.store(values)
+    """Replace the values of a placeholder's weight, also by those of another one; shape and dtype may differ."""
+    other = weight_of(values)
+    if other is None:
+        weight.store(values)
+    else:
+        weight.share_store_of(other)
     if values.shape != placeholder.shape or values.dtype != placeholder.dtype:
         with torch._C.DisableTorchFunctionSubclass():
             placeholder.data = torch.empty_like(values, device="meta")
@@ -141,80 +153,35 @@ def _make(kind: type[Any], weight: OffloadedWeight, like: torch.Tensor) -> torch
 
 
 def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call ``func`` with the values of all placeholders among its arguments."""
-    for tensor in _tensors_in((args, dict(kwargs))):
-        if isinstance(tensor, _Placeholder) and weight_of(tensor) is None:
-            make_plain(tensor)
-            return func(*args, **kwargs)
-    if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
-        set_values(args[0], args[0]._weight, args[1])
-        return None
-    if func == torch.Tensor.data_ptr:
-        _refuse_address(args[0])
-    if func == torch.Tensor.detach and sys._getframe(2).f_code is nn.Module._save_to_state_dict.__code__:
-        return args[0]._weight.shared_values()
-    call = _Call()
+    """Call ``func`` within a forward pass, with values in place of placeholders at any depth."""
+    used: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     try:
-        replaced_args, replaced_kwargs = call.with_values((args, dict(kwargs)))
-        return call.finish(func(*replaced_args, **replaced_kwargs))
-    finally:
-        call.end()
-
-
-class _Call:
-    """One call of a torch function with placeholders among its arguments.
-
-    Within a forward pass, or together with other tensors, the values are used on the execution device. A function of a
-    single weight is called on the memory in which the weight is stored, so that its result can be written to.
-    """
-
-    def __init__(self) -> None:
-        self._used: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
-        self._acquired: list[OffloadedWeight] = []
-
-    def with_values(self, arguments: Any) -> Any:
-        """Return ``arguments`` with values in place of placeholders, at any depth."""
-        is_alone = not forwards.depth and len({id(tensor) for tensor in _tensors_in(arguments)}) == 1
-        return self._replaced(arguments, in_place=is_alone)
-
-    def finish(self, result: Any) -> Any:
-        """Store what was written or can still be written; return the placeholder in place of its values."""
-        for placeholder, value, version in self._used.values():
-            weight = cast(_Placeholder, placeholder)._weight
-            is_written = value._version != version
-            is_shared = result is not value and _may_share_memory(result, value)
-            if not (weight.is_value(value) and is_copied(weight.device)):
-                if is_written or is_shared:
-                    weight.store(value)
-            elif is_shared and forwards.depth:
-                weight.acquire(placeholder)  # its release stores what is written through the view
-                forwards.held.append(weight)
+        replaced_args, replaced_kwargs = _with_values((args, dict(kwargs)), used)
+        result = func(*replaced_args, **replaced_kwargs)
+        for placeholder, value in used.values():
             if result is value:
-                result = placeholder
+                return placeholder
+            if any(_shares_memory(part, value) for part in _tensors_in(result)):
+                # What is written through the view is stored at the end of the forward pass.
+                cast(_Placeholder, placeholder)._weight.acquire(placeholder)
+                forwards.held.append(cast(_Placeholder, placeholder)._weight)
         return result
+    finally:
+        for placeholder, _ in used.values():
+            cast(_Placeholder, placeholder)._weight.release()
 
-    def end(self) -> None:
-        """Release the acquired weights."""
-        for weight in self._acquired:
-            weight.release()
 
-    def _replaced(self, item: Any, *, in_place: bool) -> Any:
-        if isinstance(item, _Placeholder):
-            if id(item) not in self._used:
-                weight = item._weight
-                if in_place:
-                    value = weight.in_place(item)
-                else:
-                    value = weight.acquire(item)
-                    self._acquired.append(weight)
-                self._used[id(item)] = (item, value, value._version)
-            return self._used[id(item)][1]
-        if isinstance(item, list | tuple):
-            inner = [self._replaced(part, in_place=in_place) for part in item]
-            return type(item)(*inner) if hasattr(item, "_fields") else type(item)(inner)
-        if type(item) is dict:
-            return {key: self._replaced(part, in_place=in_place) for key, part in item.items()}
-        return item
+def _with_values(item: Any, used: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    if isinstance(item, _Placeholder):
+        if id(item) not in used:
+            used[id(item)] = (item, item._weight.acquire(item))
+        return used[id(item)][1]
+    if isinstance(item, list | tuple):
+        inner = [_with_values(part, used) for part in item]
+        return type(item)(*inner) if hasattr(item, "_fields") else type(item)(inner)
+    if type(item) is dict:
+        return {key: _with_values(part, used) for key, part in item.items()}
+    return item
 
 
 def _tensors_in(item: Any) -> Iterator[torch.Tensor]:
@@ -227,33 +194,43 @@ def _tensors_in(item: Any) -> Iterator[torch.Tensor]:
         yield from _tensors_in(list(item.values()))
 
 
-def _may_share_memory(result: Any, value: torch.Tensor) -> bool:
-    """Whether writing to the result of a function can change ``value``."""
-    if isinstance(result, torch.Tensor):
-        if result.device != value.device or result.layout != torch.strided:
-            return False
-        return result.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-    if isinstance(result, list | tuple):
-        return any(_may_share_memory(part, value) for part in result)
-    return not isinstance(result, Number | str | torch.dtype | torch.device | None)
+def _shares_memory(result: torch.Tensor, value: torch.Tensor) -> bool:
+    if result.device != value.device or result.layout != torch.strided:
+        return False
+    return result.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
 
 
-def _refuse_address(placeholder: Any) -> None:
-    if not placeholder._weight.is_live:
+def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return ``tensor.data`` or a conversion to another dtype outside of a forward pass, as a placeholder again.
+
+    ``Module.to(dtype)`` and its like need no more.
+    """
+    placeholder = args[0] if args else None
+    if isinstance(placeholder, _Placeholder):
+        if func == _DATA.__get__:
+            return placeholder
+        if func in _CONVERSIONS:
+            with suppress(NotImplementedError), torch._C.DisableTorchFunctionSubclass():
+                # A conversion to another device has no result: it would need the values.
+                converted = func(placeholder.as_subclass(torch.Tensor), *args[1:], **kwargs)
+                return _make(type(placeholder), placeholder._weight.in_dtype(converted.dtype), converted)
+    names = [t._weight.name for t in _tensors_in((args, dict(kwargs))) if isinstance(t, _Placeholder)]
+    raise StateError(
+        f"`{names[0]}` is offloaded, so that it has values in a forward pass only. "
+        "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
+    )
+
+
+def _refuse_address(weight: OffloadedWeight) -> None:
+    if not weight.is_live:
         raise StateError(
-            f"The address of `{placeholder._weight.name}` was requested while it is offloaded. Add the class of the "
+            f"The address of `{weight.name}` was requested while it is offloaded. Add the class of the "
             "module that uses it to `preload_module_classes`, or do not offload it."
         )
 
 
-_DEVICE = (cast(Any, torch.Tensor.device).__get__,)
-_MOVING_TO_DEVICE = (
-    inspect.unwrap(torch.nn.utils.get_total_norm).__code__,
-    AveragedModel.update_parameters.__code__,
-)
-"""Functions of torch that move results to the ``device`` of a weight, where one on the meta device loses its values."""
-
-_METADATA: set[Any] = set()
+_DATA = cast(Any, torch.Tensor.data)
+_CONVERSIONS = {getattr(torch.Tensor, name) for name in ("to", "half", "bfloat16", "float", "double")}
 _WITH_VALUES = {"data", "T", "mT", "H", "mH", "real", "imag", "_cdata"}
 _METHODS = (
     "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex",
@@ -262,15 +239,20 @@ _METHODS = (
 )  # fmt: skip
 
 
-def _metadata_functions() -> set[Any]:
+@functools.cache
+def _metadata_functions() -> frozenset[Any]:
     """Return the functions that read or set metadata of a tensor, not its values."""
-    if not _METADATA:
-        found: set[Any] = {getattr(torch.Tensor, name) for name in _METHODS}
-        found |= {torch.is_floating_point, torch.is_complex, torch.numel}
-        for name, member in vars(torch._C.TensorBase).items():
-            if type(member).__name__ == "getset_descriptor" and name not in _WITH_VALUES:
-                found.add(member.__get__)
-        tensor: Any = torch.Tensor
-        found |= {tensor.requires_grad.__set__, tensor.grad.__get__, tensor.grad.__set__}
-        _METADATA.update(found)
-    return _METADATA
+    getters = {
+        member.__get__
+        for name, member in vars(torch._C.TensorBase).items()
+        if type(member).__name__ == "getset_descriptor" and name not in _WITH_VALUES
+    }
+    tensor: Any = torch.Tensor
+    setters = {tensor.requires_grad.__set__, tensor.grad.__get__, tensor.grad.__set__}
+    functions = {
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.numel,
+        torch._has_compatible_shallow_copy_type,
+    }
+    return frozenset(getters | setters | functions | {getattr(tensor, name) for name in _METHODS})

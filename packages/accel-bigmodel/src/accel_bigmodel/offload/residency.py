@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import forwards, set_values
+from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors.kinds import kind_of, resident_class
+from accel_bigmodel.tensors import kind_of, resident_class
 
 _PLAIN_SETATTR = nn.Module.__setattr__
 
@@ -40,6 +40,7 @@ class Slot:
 
     def fill(self) -> bool:
         """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
+        self._follow_conversion()
         weight = self.weight
         with weight.lock:
             now = self._table().get(self.name)
@@ -68,8 +69,16 @@ class Slot:
 
     def restore(self) -> None:
         """Put the weight into the module permanently, on its original device."""
+        self._follow_conversion()
         if self._table().get(self.name) is self.placeholder:
             setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
+
+    def _follow_conversion(self) -> None:
+        """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""
+        now = self._table().get(self.name)
+        weight = weight_of(now)
+        if weight is not None and now is not self.placeholder:
+            self.placeholder, self.weight = now, weight
 
     def _table(self) -> dict[str, Any]:
         owner: Any = self.owner

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.hooks.base import hooks_of
 from accel_bigmodel.offload.placeholders import stored_values, weight_of
-from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_bigmodel.tensors import set_module_tensor_to_device
 
 
 def has_offloaded_params(module: nn.Module) -> bool:

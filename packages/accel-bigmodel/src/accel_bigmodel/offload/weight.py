@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import weakref
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.transfer import Transfer, is_copied, start_transfer
-from accel_bigmodel.offload.weights_map import is_shared
-from accel_bigmodel.tensors.kinds import as_parameter_like, kind_of, resident_class
+from accel_bigmodel.offload.store import is_shared, read_ahead
+from accel_bigmodel.tensors import as_parameter_like, kind_of, resident_class
 from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
@@ -25,12 +25,11 @@ class _Live:
     """The values on their device while they have users."""
 
     tensor: torch.Tensor
-    shares_memory: bool  # with the stored values: nothing was copied
     num_users: int = 0
 
     def __post_init__(self) -> None:
         self._version = self.tensor._version
-        self._memory = self.tensor.untyped_storage()  # held, so that no other memory takes its address
+        self._memory = self.tensor.untyped_storage()  # referenced, so that no other memory takes its address
 
     @property
     def is_written(self) -> bool:
@@ -42,11 +41,11 @@ class _Live:
 class OffloadedWeight:
     """The values of one weight, stored or on their device.
 
-    Between uses they are stored in ``weights``. The weight gets its own memory as soon as it is written to, or can be
-    written to through a view or an array that the caller still holds, so that no write is lost.
+    Between uses they are stored in ``weights``. On the CPU the live value is the stored one, elsewhere a copy, which is
+    stored again if a forward pass has written to it.
 
     Args:
-        weights: Stored weights by name.
+        weights: Stored weights by name; replaced by a mapping of this weight alone as soon as it is written to.
         key: The name in ``weights``.
         name: The name in the model, for messages.
         device: Where the values are used.
@@ -66,13 +65,12 @@ class OffloadedWeight:
     ) -> None:
         self.weights, self.key, self.name, self.device, self.dtype = weights, key, name, device, dtype
         self.lock = threading.RLock()
+        self.is_changed = False  # whether other values than those in the first `weights` were stored
         self._copy_on_write = copy_on_write
-        self._own: torch.Tensor | None = None
-        self.is_changed = False  # whether other values than those in `weights` were stored
         self._live: _Live | None = None
-        self._transfer: Transfer | None = None
+        self._prefetched: _Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
-        self._resident: weakref.ref[torch.Tensor] | None = None
+        self._resident: torch.Tensor | None = None
 
     @property
     def is_live(self) -> bool:
@@ -82,7 +80,7 @@ class OffloadedWeight:
     @property
     def is_fetched(self) -> bool:
         """Whether the values have been prefetched."""
-        return self._transfer is not None
+        return self._prefetched is not None
 
     def is_value(self, tensor: object) -> bool:
         """Whether ``tensor`` is the live value."""
@@ -90,18 +88,15 @@ class OffloadedWeight:
 
     def stored(self) -> torch.Tensor:
         """Return the stored values in the dtype of the model; read only."""
-        return self._converted(self._stored_tensor())
+        tensor: torch.Tensor = self.weights[self.key]
+        return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
     def shared_values(self) -> torch.Tensor:
         """Return the stored values for a state dict, the same memory under all names of tied weights."""
         with self.lock:
             shared = None if self._shared is None else self._shared()
             if shared is None:
-                kept = self._stored_tensor()
-                stored = self._converted(kept)
-                if stored is kept and not self._copy_on_write:
-                    self._own = stored
-                shared = stored.detach()
+                shared = self.stored().detach()
                 self._shared = weakref.ref(shared)
             return shared
 
@@ -132,106 +127,98 @@ class OffloadedWeight:
             ):
                 self.store(self._live.tensor)
 
-    def in_place(self, placeholder: torch.Tensor) -> torch.Tensor:
-        """Return the stored values themselves, as a parameter or buffer, for reading and writing."""
-        with self.lock:
-            if self._live is not None and self._live.shares_memory:
-                return self._live.tensor
-            with torch.inference_mode(False), torch.no_grad():
-                return self._as_member(
-                    placeholder, self._writable(), is_trained=self._is_trained(placeholder)
-                )
-
     def store(self, values: torch.Tensor) -> None:
         """Store ``values`` as the weight's own memory."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
             own = values.detach()
-            self._own = own if own.is_meta else own.to(_CPU)
+            self.weights, self._copy_on_write = {self.key: own if own.is_meta else own.to(_CPU)}, False
             self.dtype, self.is_changed = own.dtype, True
-            self._transfer = self._shared = None
+            self._prefetched = self._shared = None
             if self._live is not None:
                 self._live.__post_init__()  # writes until now are out of date
+
+    def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
+        """Return a weight with the same stored values and another dtype in the model."""
+        made = OffloadedWeight(self.weights, self.key, name=self.name, device=self.device, dtype=dtype)
+        made._copy_on_write, made.is_changed = self._copy_on_write, True
+        return made
+
+    def share_store_of(self, other: OffloadedWeight) -> None:
+        """Use stored values and dtype of another weight, from the next use on."""
+        with self.lock:
+            self.weights, self.key, self.dtype = other.weights, other.key, other.dtype
+            self._copy_on_write, self.is_changed, self._prefetched, self._shared = (
+                other._copy_on_write,
+                True,
+                None,
+                None,
+            )
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
         with self.lock:
             if device != self.device:
-                self.device, self._transfer = device, None
+                self.device, self._prefetched = device, None
 
     def prefetch(self) -> None:
-        """Start to copy the values to their device, or read them into memory; called from a background thread."""
+        """Start to copy the values to their device, or to read them into memory; called from a background thread."""
         with self.lock:
-            if self._live is None and self._transfer is None:
-                self._transfer = start_transfer(self._source(), self.device, prefetch=True)
+            if self._live is not None or self._prefetched is not None:
+                return
+            if is_copied(self.device):
+                self._prefetched = _start_transfer(self.stored(), self.device, prefetch=True)
+            else:
+                read_ahead(self.weights, self.key)
 
     def discard_prefetched(self) -> None:
         """Discard prefetched values that were not used."""
         with self.lock:
-            self._transfer = None
+            self._prefetched = None
 
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return the values as they stay in the model, the same tensor for all tied weights.
 
         Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
         """
-        made = None if self._resident is None else self._resident()
+        made = self._resident
         if made is None or made.device != device:
-            is_users = self._copy_on_write and self._own is None
-            made = self.stored().to(device, copy=is_users or not is_shared(self.weights, self.key))
+            must_copy = self._copy_on_write or not is_shared(self.weights, self.key)
+            made = self.stored().to(device, copy=must_copy)
             if isinstance(placeholder, nn.Parameter):
                 made = as_parameter_like(placeholder, made)
-            self._resident = weakref.ref(made)
-            self.weights = {} if self._own is not None else {self.key: self.weights[self.key]}
+            self._resident, self.weights = made, {self.key: made.detach()}
+            self._copy_on_write = False
         return made
 
-    def _stored_tensor(self) -> torch.Tensor:
-        if self._own is not None:
-            return self._own
-        tensor: torch.Tensor = self.weights[self.key]
-        return tensor
-
-    def _converted(self, kept: torch.Tensor) -> torch.Tensor:
-        return kept if kept.dtype == self.dtype else kept.to(self.dtype)
-
-    def _writable(self) -> torch.Tensor:
-        """Return the stored values, in memory that belongs to this weight alone."""
-        kept = self._stored_tensor()
-        values = self._converted(kept)
-        if self._own is None and self._copy_on_write:
-            values = values.clone() if values is kept else values
-            self.store(values)
-        return values
-
-    def _source(self) -> torch.Tensor:
-        return self.stored() if is_copied(self.device) else self._writable()
-
     def _make_live(self, placeholder: torch.Tensor) -> _Live:
-        is_trained = self._is_trained(placeholder)
+        is_trained = torch.is_grad_enabled() and placeholder.requires_grad
         with torch.inference_mode(False), torch.no_grad():
-            transfer, self._transfer = self._transfer, None
-            values = (transfer or start_transfer(self._source(), self.device)).wait()
+            transfer, self._prefetched = self._prefetched, None
+            if transfer is not None:
+                values = transfer.wait()
+            elif is_copied(self.device):
+                values = _start_transfer(self.stored(), self.device).wait()
+            else:
+                values = self._stored_for_writing()
             if values.shape != placeholder.shape and kind_of(resident_class(placeholder)).has_shape_of_values:
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
                     f"{tuple(values.shape)}. Give the weights of this model."
                 )
-            tensor = self._as_member(placeholder, values, is_trained=is_trained)
-        return _Live(tensor, shares_memory=not is_copied(self.device))
+            if isinstance(placeholder, nn.Parameter):
+                values = as_parameter_like(placeholder, values)
+                values.requires_grad_(is_trained)
+                if is_trained:
+                    values.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
+        return _Live(values)
 
-    @staticmethod
-    def _is_trained(placeholder: torch.Tensor) -> bool:
-        return torch.is_grad_enabled() and placeholder.requires_grad
-
-    def _as_member(
-        self, placeholder: torch.Tensor, values: torch.Tensor, *, is_trained: bool
-    ) -> torch.Tensor:
-        if not isinstance(placeholder, nn.Parameter):
-            return values
-        parameter = as_parameter_like(placeholder, values)
-        parameter.requires_grad_(is_trained)
-        if is_trained:
-            parameter.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
-        return parameter
+    def _stored_for_writing(self) -> torch.Tensor:
+        """Return the stored values, in memory that is not the caller's."""
+        values = self.stored()
+        if self._copy_on_write:
+            values = values.clone() if values is self.weights[self.key] else values
+            self.store(values)
+        return values
 
     def _refuse_gradient(self, gradient: torch.Tensor) -> None:
         raise StateError(
@@ -246,14 +233,59 @@ class OffloadedWeight:
                 weights, self.key, name=self.name, device=self.device, dtype=self.dtype,
                 copy_on_write=self._copy_on_write,
             )  # fmt: skip
-            copied._own = None if self._own is None else self._own.clone()
             copied.is_changed = self.is_changed
             memo[id(self)] = copied
-        found: OffloadedWeight = memo[id(self)]
-        return found
+        known: OffloadedWeight = memo[id(self)]
+        return known
 
     def __reduce__(self) -> Any:
         raise StateError(
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
             "(or `save_pretrained`), then load and offload them where the model is needed."
         )
+
+
+def is_copied(device: torch.device) -> bool:
+    """Whether a weight that is used on ``device`` is a copy; on the CPU it is the stored tensor."""
+    return device.type != "cpu"
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A copy to a device, which may still be in progress.
+
+    Args:
+        tensor: The values on the device.
+        event: Recorded when the copy is done, if it runs in a side stream.
+        source: What the copy reads from; kept alive until it is done.
+    """
+
+    tensor: torch.Tensor
+    event: Any = None
+    source: torch.Tensor | None = None
+
+    def wait(self) -> torch.Tensor:
+        """Make the current stream wait for the copy, and return the tensor."""
+        if self.event is not None:
+            stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
+            stream.wait_event(self.event)
+            self.tensor.record_stream(stream)
+            self.event = self.source = None
+        return self.tensor
+
+
+def _start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> _Transfer:
+    """Start to copy ``stored`` to ``device``; prefetched values pass through pinned memory in a side stream."""
+    if not prefetch or device.type != "cuda" or stored.device.type != "cpu":
+        return _Transfer(stored.to(device, copy=True))
+    pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
+    stream = _side_stream(device)
+    with torch.get_device_module(device).stream(stream):
+        copied = pinned.to(device, non_blocking=True)
+        event = stream.record_event()
+    return _Transfer(copied, event, pinned)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.get_device_module(device).Stream(device)

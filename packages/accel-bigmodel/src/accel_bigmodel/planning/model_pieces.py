@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from accel_bigmodel.tensors.dtypes import as_dtype, memory_byte_size
+from accel_bigmodel.dtypes import as_dtype, memory_byte_size
 from accel_state.enums import CustomDtype
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from accel_bigmodel.tensors.dtypes import as_dtype, memory_byte_size
-from accel_bigmodel.tensors.module_tensors import named_module_tensors
+from accel_bigmodel.dtypes import as_dtype, memory_byte_size
+from accel_bigmodel.tensors import named_module_tensors
 from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accel_bigmodel.tensors.dtypes import as_torch_dtype
+from accel_bigmodel.dtypes import as_torch_dtype
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError
 

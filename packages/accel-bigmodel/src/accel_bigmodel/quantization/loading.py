@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.dispatching.auto_dispatch import MODES
-from accel_bigmodel.dispatching.dispatch import dispatch_model
+from accel_bigmodel.dispatch import MODES, dispatch_model
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
 from accel_bigmodel.loading.filling import Destination
-from accel_bigmodel.offload.folder import offload_weight
+from accel_bigmodel.offload.store import offload_weight
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
@@ -26,7 +25,7 @@ from accel_bigmodel.quantization.layers import (
     require_bitsandbytes,
     swap,
 )
-from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_bigmodel.tensors import set_module_tensor_to_device
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -125,6 +126,12 @@ class MappedFile:
         return torch.empty(0, dtype=place.dtype).set_(
             self._storage, place.start // item, place.shape, _contiguous_strides(place.shape)
         )
+
+    def read_ahead(self, place: ByteRange) -> None:
+        """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
+        if hasattr(os, "posix_fadvise"):
+            with self.path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MappedFile:
         return self

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel_bigmodel import dtype_byte_size
-from accel_bigmodel.tensors.dtypes import as_torch_dtype
+from accel_bigmodel.dtypes import as_torch_dtype
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError
 

@@ -1,38 +1,38 @@
-"""Dispatch models over devices, memory and disk."""
+"""Dispatch models over devices, memory and disk, from memory or from a checkpoint."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.dispatching.moving import guard_moves
+from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
-from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
+from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.offload.folder import offload_state_dict
-from accel_bigmodel.offload.locations import (
-    Placement,
-    WeightSource,
-    offloaded_weights,
-    weights_on_cpu,
-    with_ties,
-    without_duplicates,
-)
+from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
+from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.state import has_offloaded_params
+from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
     check_device_map,
     check_tied_parameters_on_same_device,
 )
-from accel_bigmodel.tensors.module_tensors import find_tied_parameters
-from accel_bigmodel.tensors.ties import remember_ties
+from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.ties import remember_ties
+from accel_ops.named_tensors import named_tensors
+from accel_state.devices.vendors import known_vendors
+from accel_state.errors import StateError, UnknownNameError
+from accel_state.user_warnings import warn_user
 
 
 def cpu_offload(
@@ -56,7 +56,9 @@ def cpu_offload(
     """
     _remove_hooks(model)
     device = _execution_device(model, execution_device)
-    weights = weights_on_cpu(model) if state_dict is None else state_dict
+    weights: Mapping[str, Any] | None = state_dict
+    if weights is None:
+        weights = offloaded_weights(named_tensors(model), {"": "cpu"}, WeightSource())
     context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
     settings = HookSettings(
         weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
@@ -107,9 +109,9 @@ def disk_offload(
     """
     _remove_hooks(model)
     device = _execution_device(model, execution_device)
-    if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
-        offload_state_dict(offload_dir, without_duplicates(model, weights_on_cpu(model)))
-    weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
+    is_skeleton = any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters())
+    source = WeightSource({} if is_skeleton else None, offload_dir)
+    weights = offloaded_weights(named_tensors(model), {"": "disk"}, source)
     context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
     settings = HookSettings(
         weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
@@ -165,17 +167,20 @@ def dispatch_model(
     if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not has_placeholders:
         model.to(main)
     else:
-        ties = find_tied_parameters(model)
+        tensors = named_tensors(model)
+        tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
+        ties = sorted(sorted(named.names) for named in tied)
         check_tied_parameters_on_same_device(ties, device_map)
-        placement = Placement(device_map, offloaded_devices, ties)
         source = WeightSource(state_dict, offload_dir, offload_index)
-        weights = offloaded_weights(model, placement, source) if offloaded else None
+        weights = (
+            offloaded_weights(tensors, device_map, source, offloaded_devices=offloaded_devices)
+            if offloaded
+            else None
+        )
         context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
-        by_name = dict(model.named_parameters(remove_duplicate=False))
-        tied = [by_name[name] for group in ties for name in group]
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
-            {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}, context,
+            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta}, context,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
@@ -212,3 +217,131 @@ def _execution_device(model: nn.Module, given: torch.device | str | int | None) 
         return torch.device(given)
     first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return torch.device("cpu") if first.type == "meta" else first
+
+
+MODES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | Mapping[str, int | str | torch.device] | None = None,
+    max_memory: MaxMemory | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    mmap: bool = False,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Load a checkpoint into ``model``, distribute it over the devices, and make it ready to run.
+
+    Offloaded weights are read from their safetensors files, which must not be moved. Those that have none are written
+    to ``offload_folder``, and those of another ``dtype``, too; without a folder these are converted at each use.
+
+    Args:
+        model: Usually a skeleton from `init_empty_weights`.
+        checkpoint: A weight file, an index (``.json``), or a folder with one of them.
+        device_map: A map, or how to compute one: ``"auto"`` and ``"balanced"`` distribute evenly, ``"balanced_low_0"``
+            keeps the first accelerator free, ``"sequential"`` fills one after the other. ``None`` only loads.
+        max_memory: As for `get_max_memory`.
+        no_split_module_classes: Names of classes that stay on one device.
+        offload_folder: For weights on disk that have no safetensors file, or that ``dtype`` converts.
+        offload_buffers: Offload buffers too.
+        dtype: The dtype of floating-point weights.
+        offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.
+        skip_keys: Keyword arguments (such as caches) that are never moved.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
+        force_hooks: Add hooks even if everything is on one device.
+        strict: As for `load_checkpoint_in_model`, and so are the next three.
+        full_state_dict: See there.
+        broadcast_from_rank0: See there.
+        mmap: See there.
+        prefetch: Load the next module's offloaded weights while one computes.
+
+    Raises:
+        UnknownNameError: If ``device_map`` is an unknown mode.
+        CheckpointError: If the checkpoint does not fit.
+    """
+    placed = _device_map(
+        model, device_map, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
+    )
+    if placed is None or broadcast_from_rank0 or holds_dtensors(model):
+        load_checkpoint_in_model(
+            model, checkpoint, dtype=dtype, strict=strict, full_state_dict=full_state_dict,
+            broadcast_from_rank0=broadcast_from_rank0, mmap=mmap,
+        )  # fmt: skip
+        index: dict[str, Any] = {}
+    else:
+        destination = Destination(
+            placed, None if dtype is None else as_torch_dtype(dtype),
+            folder=None if offload_folder is None else Path(offload_folder),
+            offload_buffers=offload_buffers, may_map=mmap,
+        )  # fmt: skip
+        index = load_weights(model, checkpoint, destination, strict=strict)
+    if placed is None:
+        return model
+    return dispatch_model(
+        model, placed, offload_dir=offload_folder, offload_index=index or None, offload_buffers=offload_buffers,
+        skip_keys=skip_keys, preload_module_classes=preload_module_classes, force_hooks=force_hooks, prefetch=prefetch,
+    )  # fmt: skip
+
+
+def _device_map(
+    model: nn.Module,
+    given: str | DeviceMap | None,
+    max_memory: MaxMemory | None,
+    not_split: Sequence[str] | None,
+    *,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+) -> DeviceMap | None:
+    if not isinstance(given, str):
+        return given
+    if given not in MODES:
+        raise UnknownNameError.of("`device_map`", given, MODES)
+    if given != "sequential":
+        max_memory = get_balanced_memory(
+            model, max_memory, not_split, dtype=dtype, low_zero=given == "balanced_low_0"
+        )
+    return infer_auto_device_map(model, max_memory, not_split, dtype=dtype, offload_buffers=offload_buffers)
+
+
+class GuardedMove:
+    """Replaces a method that would move a dispatched model."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.model, self.name = model, name
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.name == "to" and torch._C._nn._parse_to(*args, **kwargs)[0] is None:
+            return type(self.model).to(self.model, *args, **kwargs)  # it is converted, and not moved
+        if any(has_offloaded_params(module) for module in self.model.modules()):
+            raise StateError(
+                "You can't move a model that has some modules offloaded to cpu or disk. Remove the hooks first with "
+                "`remove_hook_from_submodules`, or dispatch it with another `device_map`."
+            )
+        if any(hooks_of(module) for module in self.model.modules()):
+            warn_user(
+                "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
+                "`hf_device_map`, and are moved back in the next forward pass. "
+                "Let them stay where `device_map` puts them.",
+                main_process_only=False,
+            )
+        return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
+
+
+def guard_moves(model: nn.Module) -> None:
+    """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
+    for name in ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors())):
+        if hasattr(nn.Module, name) and name != "cpu":
+            setattr(model, name, GuardedMove(model, name))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from accel_bigmodel.loading.targets import extra_states, targets
+from accel_bigmodel.loading.filling import extra_states, targets
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,13 @@ import os
 import pytest
 import torch
 
-from accel_bigmodel import OffloadedWeightsLoader, load_offloaded_weight, offload_state_dict
+from accel_bigmodel import (
+    OffloadedWeightsLoader,
+    load_offloaded_weight,
+    offload_state_dict,
+    offload_weight,
+    save_offload_index,
+)
 from accel_state.errors import CheckpointError
 
 PLANTS = {
@@ -27,7 +33,8 @@ def test_what_somebody_planted_is_replaced_and_not_written_through(tmp_path, nam
     folder.mkdir()
     (victims / "precious").write_text("precious")
     PLANTS[plant](folder / name, victims / "precious")
-    offload_state_dict(folder, {"w": torch.ones(2)})
+    index = offload_weight(torch.ones(2), "w", folder, {})
+    save_offload_index(index, folder)
     assert (victims / "precious").read_text() == "precious"
     assert os.listdir(victims) == ["precious"]
     assert sorted(os.listdir(folder)) == ["index.json", "w.dat"]
@@ -41,7 +48,7 @@ ENTRIES = [
     {"dtype": "float32", "shape": [-2]}, {"dtype": "float32", "shape": [2.0]},
     {"dtype": "float32", "shape": ["2"]}, {"dtype": "float32", "shape": [0, 2**63]},
     {"dtype": "int4", "shape": [2]}, {"dtype": "nothing", "shape": [2]}, {"dtype": None, "shape": [2]},
-    {"safetensors_file": 3}, {"safetensors_file": "missing"},
+    {"safetensors_file": 3}, {"safetensors_file": "\0"},
 ]  # fmt: skip
 
 
@@ -53,8 +60,14 @@ def test_a_malformed_entry_is_named(tmp_path, entry):
         OffloadedWeightsLoader(save_folder=tmp_path)["w"]
 
 
+def test_a_file_that_is_missing_is_named(tmp_path):
+    weights = OffloadedWeightsLoader(index={"w": {"safetensors_file": str(tmp_path / "gone")}})
+    with pytest.raises(CheckpointError, match=r"gone` with `w` is missing: .*offload this one again"):
+        weights["w"]
+
+
 def test_an_entry_without_a_shape_is_refused_for_a_single_file(tmp_path):
-    offload_state_dict(tmp_path, {"w": torch.ones(2)})
+    offload_weight(torch.ones(2), "w", tmp_path)
     with pytest.raises(CheckpointError, match="invalid entry for `w`"):
         load_offloaded_weight(tmp_path / "w.dat", {"dtype": "float32"})
 

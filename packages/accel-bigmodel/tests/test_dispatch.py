@@ -20,7 +20,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
     save_model,
 )
-from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.hooks.base import hooks_of
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("execution_memory")

@@ -1,18 +1,19 @@
-"""Weights that a model shares between its parts: whether its config says so, and how they stay shared."""
+"""Weights that a model shares between its parts, and aliases that cannot follow them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.attaching import add_hook_to_module
-from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.hooks.base import ModelHook, add_hook_to_module
 from accel_bigmodel.offload.placeholders import stored_values
-from accel_bigmodel.tensors.kinds import as_parameter_like
-from accel_bigmodel.tensors.module_tensors import find_tied_parameters
+from accel_bigmodel.tensors import as_parameter_like, find_tied_parameters
+from accel_ops.named_tensors import walk_modules
+from accel_state.errors import StateError
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
@@ -77,23 +78,22 @@ def ensure_weights_retied(
 
 
 def remember_ties(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Let state dicts of ``model`` show ties that had to be cut, because a device or more got a copy of its own.
+    """Save tied weights once, even if devices hold copies of their own.
 
-    As long as the copies are equal, a state dict has one tensor under all names of a group, which whoever saves it
-    then writes once; it is compared when a state dict is made.
+    As long as the copies are equal, a state dict has one tensor under all names of a group.
 
     Args:
-        model: Gets a hook only if a group is no longer one parameter.
-        tied_params: What `find_tied_parameters` said before.
+        model: Gets a hook if a group is no longer one parameter.
+        tied_params: The result of `find_tied_parameters` before.
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
-    cut = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
-    if cut:
-        add_hook_to_module(model, RetieHook(cut), append=True)
+    groups = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
+    if groups:
+        add_hook_to_module(model, RetieHook(groups), append=True)
 
 
 class RetieHook(ModelHook):
-    """Names one tensor in state dicts where a model has equal copies of it, as long as the hook is on the model.
+    """Puts one tensor under all names of equal copies in state dicts, as long as the hook is on the model.
 
     Args:
         groups: The names of each tied weight.
@@ -105,26 +105,58 @@ class RetieHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         untyped: Any = module
-        self._handle = untyped.register_state_dict_post_hook(_Retie(self._groups))
+        # torch sets an attribute on its hook, which methods do not take
+        self._handle = untyped.register_state_dict_post_hook(functools.partial(self._retie))
         return module
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         self._handle.remove()
         return module
 
-
-class _Retie:
-    """What torch calls with each state dict; an object, as torch sets an attribute on it."""
-
-    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
-        self.groups = groups
-
-    def __call__(
+    def _retie(
         self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]
     ) -> None:
-        for group in self.groups:
-            names = [prefix + name for name in group if prefix + name in state]
-            for other in names[1:]:
-                kept, copy = stored_values(state[names[0]]), stored_values(state[other])
+        for group in self._groups:
+            first, *others = [prefix + name for name in group if prefix + name in state] or [""]
+            for other in others:
+                kept, copy = stored_values(state[first]), stored_values(state[other])
                 if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
-                    state[other] = state[names[0]]
+                    state[other] = state[first]
+
+
+# Attributes of every module: tables of torch's, and hooks, which are functions.
+_OWN = frozenset(vars(nn.Module()))
+_DEPTH = 3
+
+
+def check_aliases(model: nn.Module, replaced: Collection[int]) -> None:
+    """Raise if a plain attribute still holds a tensor without values that was replaced in its module.
+
+    Kernels such as that of ``F.linear`` accept it and return numbers that mean nothing.
+
+    Args:
+        model: Attributes of all its modules are searched, and lists, tuples and dictionaries in them.
+        replaced: The identities of the replaced tensors, all on the meta device.
+
+    Raises:
+        StateError: It names the attribute.
+    """
+    if not replaced:
+        return
+    for path, module in walk_modules(model):
+        for name in vars(module).keys() - _OWN:
+            if any(id(tensor) in replaced for tensor in _tensors_in(vars(module)[name], _DEPTH)):
+                raise StateError(
+                    f"`{path}.{name}`".replace("`.", "`")
+                    + f" of `{type(module).__name__}` keeps a weight of the "
+                    "skeleton, which has no values, outside of the parameters. Read the parameter in `forward`, or "
+                    "build the model with its weights."
+                )
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item, depth - 1)

@@ -14,19 +14,23 @@ from torch import nn
 from accel_bigmodel import (
     OffloadedWeightsLoader,
     PrefixedDataset,
+    disk_offload,
     extract_submodules_state_dict,
     init_empty_weights,
     load_checkpoint_and_dispatch,
+    load_offloaded_weight,
+    load_offloaded_weights,
     offload_state_dict,
     offload_weight,
     save_offload_index,
 )
+from accel_bigmodel.offload.store import read_ahead, read_offload_index
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
 
 def test_all_sources_are_one_mapping(tmp_path):
-    offload_state_dict(tmp_path, {"disk": torch.ones(2)})
+    raw = offload_weight(torch.ones(2), "disk", tmp_path, {})
     save_file({"stored": torch.full((3,), 2.0)}, tmp_path / "m.safetensors")
     index = {
         "disk": {"dtype": "float32", "shape": [2]},
@@ -46,6 +50,7 @@ def test_all_sources_are_one_mapping(tmp_path):
         assert torch.equal(copied[name], weights[name])
         copied[name].add_(1)  # nothing is shared
     assert [weights[name].sum().item() for name in weights] == [2, 6, 0]
+    save_offload_index(raw, tmp_path)
     assert list(OffloadedWeightsLoader(save_folder=tmp_path)) == ["disk"]
 
 
@@ -122,6 +127,20 @@ def test_weights_in_files_of_safetensors_are_not_copied(tmp_path):
     assert anonymous_bytes() - before < 8 * layer_bytes  # of 40
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system offers no advice")
+def test_weights_in_files_are_read_ahead_by_their_range(tmp_path, monkeypatch):
+    save_file({"w": torch.arange(8.0)}, tmp_path / "m.safetensors")
+    place = read_layout(tmp_path / "m.safetensors")["w"]
+    offload_state_dict(tmp_path, {"raw": torch.ones(2)})
+    index = {**read_offload_index(tmp_path), "w": {"safetensors_file": str(tmp_path / "m.safetensors")}}
+    weights = OffloadedWeightsLoader({"memory": torch.zeros(1)}, tmp_path, index)
+    advised = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *advice: advised.append(advice))
+    for name in ("w", "memory", "missing"):
+        read_ahead(PrefixedDataset(weights, name[:1]), name[1:])
+    assert advised == [(place.start, 32, os.POSIX_FADV_WILLNEED)]
+
+
 def test_weights_whose_elements_are_not_aligned_are_read_all_the_same(tmp_path):
     state = {
         "a": torch.ones(3, dtype=torch.uint8),
@@ -161,3 +180,88 @@ def test_the_mappings_of_a_folder_do_not_grow_with_its_weights(tmp_path, num_wei
     assert all(torch.equal(weights[f"{number}"], values) for number in range(1, num_weights))
     assert num_mapped(tmp_path) < num_weights
     assert weights["0"] is written
+
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)])
+def test_every_dtype_and_shape_comes_back(tmp_path, dtype, shape):
+    weight = (torch.rand(shape) * 3).to(dtype)
+    index = offload_weight(weight, "a.b", tmp_path, {})
+    assert index == {"a.b": {"dtype": str(dtype)[6:], "shape": list(shape)}}
+    loaded = load_offloaded_weight(tmp_path / "a.b.dat", index["a.b"])
+    assert loaded.dtype == dtype
+    assert loaded.shape == weight.shape
+    assert torch.equal(loaded.float(), weight.float())
+
+
+def test_a_model_gets_its_weights_back(tmp_path):
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    offload_state_dict(tmp_path, model.state_dict())
+    load_offloaded_weights(other, read_offload_index(tmp_path), tmp_path)
+    assert torch.equal(other.weight, model.weight)
+    load_offloaded_weights(other, {}, tmp_path / "nowhere")
+    raw: dict = {}
+    for name, tensor in (("weight", torch.zeros(2, 2)), ("bias", torch.ones(2))):
+        offload_weight(tensor, name, tmp_path, raw)
+    load_offloaded_weights(other, raw, tmp_path)
+    assert (other.weight.sum(), other.bias.sum()) == (0, 2)
+
+
+def test_indices_grow(tmp_path):
+    save_offload_index({}, tmp_path)
+    assert not list(tmp_path.iterdir())
+    save_offload_index({"a": {}}, tmp_path)
+    save_offload_index({"b": {}}, tmp_path)
+    assert read_offload_index(tmp_path) == {"a": {}, "b": {}}
+
+
+def test_damage_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="no offloaded weights"):
+        read_offload_index(tmp_path)
+    (tmp_path / "w.dat").write_bytes(b"123")
+    with pytest.raises(CheckpointError, match=r"w\.dat` is missing or truncated"):
+        load_offloaded_weight(tmp_path / "w.dat", {"dtype": "float32", "shape": [2]})
+    with pytest.raises(CheckpointError, match="no values"):
+        offload_weight(torch.empty(1, device="meta"), "w", tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be the name of a file inside"):
+        offload_weight(torch.ones(1), "../w", tmp_path)
+
+
+def test_a_state_dict_is_one_safetensors_file_whatever_it_held_before(tmp_path):
+    state = {
+        "../w": torch.ones(2),
+        "v": torch.zeros(0, 3, dtype=torch.int8),
+        "t": torch.arange(6.0).reshape(2, 3).T,
+    }
+    offload_state_dict(tmp_path, {"v": torch.ones(1)})
+    offload_state_dict(tmp_path, state)
+    weights = OffloadedWeightsLoader(save_folder=tmp_path)
+    assert all(torch.equal(weights[name], value) for name, value in state.items())
+    assert len(list(tmp_path.iterdir())) == 2  # the first file has no entry any more
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert torch.equal(OffloadedWeightsLoader(save_folder=moved)["../w"], torch.ones(2))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_a_model_of_more_weights_than_a_process_has_mappings_is_one_mapping(tmp_path):
+    values = torch.arange(5_000)
+    offload_state_dict(tmp_path, {f"{number}": values[number : number + 1] for number in range(5_000)})
+    weights = OffloadedWeightsLoader(save_folder=tmp_path)
+    assert sum(weights.values()) == values.sum()
+    assert num_mapped(tmp_path) <= 2
+
+
+def test_folders_of_raw_files_serve_a_model(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3))
+    index: dict = {}
+    for name, tensor in model.state_dict().items():
+        offload_weight(tensor, name, tmp_path, index)
+    save_offload_index(index, tmp_path)
+    with init_empty_weights():
+        skeleton = nn.Sequential(nn.Linear(3, 3))
+    x = torch.ones(1, 3)
+    with torch.no_grad():
+        assert torch.equal(disk_offload(skeleton, tmp_path, "cpu")(x), model(x))

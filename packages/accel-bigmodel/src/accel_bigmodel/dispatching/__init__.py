@@ -1,1 +1,0 @@
-"""Models distributed over devices, memory and disk."""

@@ -1,0 +1,349 @@
+"""Stored weights by name: in memory, in safetensors files, or in the raw files of offload folders.
+
+The ``index.json`` of an offload folder names the safetensors file of each weight, in the folder or elsewhere. Those of
+Accelerate and of earlier versions have a raw file per weight, and its dtype and shape in the index.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.tensors import set_module_tensor_to_device
+from accel_checkpoint.files import is_plain_name, read_json
+from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
+from accel_checkpoint.formats.safetensor_writing import write_safetensors
+from accel_checkpoint.formats.torch_files import DAMAGE
+from accel_state.errors import CheckpointError, ConfigError
+
+INDEX_NAME = "index.json"
+_OFFLOADED = re.compile(r"offloaded-[0-9a-f]{16}\.safetensors")
+_LARGEST_READ = 16_384  # bytes of a raw file; Linux allows a process 65,530 mappings by default
+_MAX_MAPPED = 4_096  # raw files; further ones are mapped at each use
+
+
+class PrefixedDataset(Mapping[str, Any]):
+    """The part of a mapping whose keys start with ``prefix``, under keys without it."""
+
+    def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
+        self.dataset = dataset
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        return self.dataset[f"{self.prefix}{key}"]
+
+    def __contains__(self, key: object) -> bool:
+        return f"{self.prefix}{key}" in self.dataset
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrefixedDataset:
+        known = isinstance(self.dataset, dict | PrefixedDataset | OffloadedWeightsLoader)
+        return PrefixedDataset(copy.deepcopy(self.dataset, memo) if known else self.dataset, self.prefix)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([key for key in self.dataset if key.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
+    """A mapping of weights in memory and on disk; those on disk are mapped, and read when they are used.
+
+    An index may point to any safetensors file that this process can read, so whoever can write to the folder chooses
+    what the model reads. Files are mapped privately: writes to the tensors are visible nowhere else.
+
+    Args:
+        state_dict: Weights in memory.
+        save_folder: A folder that `offload_state_dict` wrote.
+        index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
+            a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
+        device: The device of weights from safetensors files; the CPU by default.
+
+    Raises:
+        ConfigError: If neither weights nor a place to look for them are given.
+    """
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        save_folder: str | os.PathLike[str] | None = None,
+        index: Mapping[str, Any] | None = None,
+        device: str | int | torch.device | None = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise ConfigError("Give weights: a `state_dict`, a `save_folder` or an `index`.")
+        self.state_dict: Mapping[str, torch.Tensor] = {} if state_dict is None else state_dict
+        if index is None and save_folder is not None:
+            index = read_offload_index(save_folder)
+        self.index: Mapping[str, Any] = {} if index is None else index
+        self.save_folder = None if save_folder is None else Path(save_folder)
+        self.device = device
+        # peft takes the first key for one on disk.
+        self.all_keys = [*self.index, *(key for key in self.state_dict if key not in self.index)]
+        self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
+        self._mapped: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key in self.state_dict:
+            return self.state_dict[key]
+        entry = self.index[key]
+        try:
+            name = entry.get("weight_name", key)
+            if entry.get("safetensors_file") is not None:
+                return self._from_safetensors(entry["safetensors_file"], name, entry)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"`{entry['safetensors_file']}` with `{key}` is missing: it was removed, or another model uses "
+                "the same offload folder. Give each model a folder of its own, and offload this one again."
+            ) from error
+        except (AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+            raise _invalid_entry(key, entry) from error
+        if self.save_folder is None:
+            raise CheckpointError(
+                f"`{key}` is in an offload folder, but no `save_folder` was given. Pass the folder."
+            )
+        if name in self._mapped:
+            return self._mapped[name]
+        weight = load_offloaded_weight(_weight_file(self.save_folder, name), entry)
+        if len(self._mapped) < _MAX_MAPPED:
+            self._mapped[name] = weight
+        return weight
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.state_dict or key in self.index
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all_keys)
+
+    def __len__(self) -> int:
+        return len(self.all_keys)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeightsLoader:
+        return self.replaced(copy.deepcopy(self.state_dict, memo), self.index)
+
+    def replaced(
+        self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
+    ) -> OffloadedWeightsLoader:
+        """Return a loader of other weights from the same folder, which maps the files again: no write is shared."""
+        made = OffloadedWeightsLoader(state_dict, None, index, self.device)
+        made.save_folder = self.save_folder
+        return made
+
+    def read_ahead(self, key: str) -> None:
+        """Start to read a weight from its safetensors file into memory."""
+        entry = self.index.get(key, {})
+        if key not in self.state_dict and entry.get("safetensors_file") is not None:
+            layout, file = self._open(entry["safetensors_file"])
+            file.read_ahead(layout[entry.get("weight_name", key)])
+
+    def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
+        layout, file = self._open(path)
+        tensor = file.tensor(layout[name])
+        dtype = entry.get("dtype")
+        if tensor.is_floating_point() and dtype not in (None, str(tensor.dtype).removeprefix("torch.")):
+            tensor = tensor.to(as_torch_dtype(dtype))
+        return tensor if self.device is None else tensor.to(self.device)
+
+    def _open(self, path: str) -> tuple[SafetensorsLayout, MappedFile]:
+        if path not in self._files:
+            file = Path(path)
+            if self.save_folder is not None and not file.exists():
+                file = self.save_folder / file.name  # the folder was moved, with the files in it
+            self._files[path] = (read_layout(file), MappedFile(file))
+        return self._files[path]
+
+
+def is_shared(weights: Mapping[str, Any], key: str) -> bool:
+    """Whether a mapping returns the caller's own tensor; tensors from disk belong to the reader."""
+    if isinstance(weights, PrefixedDataset):
+        return is_shared(weights.dataset, f"{weights.prefix}{key}")
+    if isinstance(weights, OffloadedWeightsLoader):
+        return key in weights.state_dict
+    return isinstance(weights, dict)
+
+
+def read_ahead(weights: Mapping[str, Any], key: str) -> None:
+    """Start to read a weight from its file into memory; does nothing for weights in memory."""
+    if isinstance(weights, PrefixedDataset):
+        read_ahead(weights.dataset, f"{weights.prefix}{key}")
+    elif isinstance(weights, OffloadedWeightsLoader):
+        weights.read_ahead(key)
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, Any], submodule_names: list[str]
+) -> dict[str, Any]:
+    """Return the entries of a state dict that belong to one of ``submodule_names``."""
+    wanted = set(submodule_names)
+    return {
+        name: value
+        for name, value in state_dict.items()
+        if "" in wanted or not wanted.isdisjoint(accumulate(name.split("."), "{}.{}".format))
+    }
+
+
+def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Write the tensors of a state dict to a safetensors file in a folder, and add them to the folder's index."""
+    if state_dict:
+        save_offload_index(write_weights(state_dict, save_dir), save_dir)
+
+
+def write_weights(
+    weights: Mapping[str, torch.Tensor | DeferredTensor], folder: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Write weights to a new safetensors file in ``folder``, and return their entries for its index.
+
+    The names of files are never used again: models that run from earlier files keep their values.
+
+    Raises:
+        CheckpointError: If a weight is on the meta device, or has a dtype that safetensors lacks.
+    """
+    for name, weight in weights.items():
+        if isinstance(weight, torch.Tensor):
+            _check_values(name, weight)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder).resolve() / f"offloaded-{secrets.token_hex(8)}.safetensors"
+    with path.open("xb") as file:
+        write_safetensors(file, weights, metadata={"format": "pt"})
+    return {
+        name: {"safetensors_file": str(path), "weight_name": name, **_dtype_and_shape(weight)}
+        for name, weight in weights.items()
+    }
+
+
+def _check_values(name: str, weight: torch.Tensor) -> None:
+    if weight.is_meta:
+        raise CheckpointError(f"`{name}` cannot be offloaded: on the meta device it has no values.")
+
+
+def _dtype_and_shape(weight: torch.Tensor | DeferredTensor) -> dict[str, Any]:
+    return {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
+
+
+def offload_weight(
+    weight: torch.Tensor,
+    weight_name: str,
+    offload_folder: str | os.PathLike[str],
+    index: MutableMapping[str, Any] | None = None,
+) -> MutableMapping[str, Any] | None:
+    """Write one weight to ``offload_folder`` as a raw file, add it to ``index``, and return ``index``.
+
+    Raises:
+        CheckpointError: If the weight is on the meta device, or its name cannot be a file name.
+    """
+    _check_values(weight_name, weight)
+    dense = weight.detach().cpu().contiguous()
+    path = _weight_file(Path(offload_folder), weight_name)
+    raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    _write(path, raw.numpy().data)
+    if index is not None:
+        index[weight_name] = _dtype_and_shape(dense)
+    return index
+
+
+def load_offloaded_weight(
+    weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return a weight that `offload_weight` wrote: mapped from its file, or read if that takes a few pages only.
+
+    Args:
+        weight_file: The file.
+        weight_info: Its entry in the index, with ``dtype`` and ``shape``.
+
+    Raises:
+        CheckpointError: If the file is missing or shorter than the index says, or the entry is no such table.
+    """
+    path = Path(weight_file)
+    try:
+        like = torch.empty(weight_info["shape"], dtype=as_torch_dtype(weight_info["dtype"]), device="meta")
+    except DAMAGE as error:
+        raise _invalid_entry(path.stem, weight_info) from error
+    shape, dtype, num_bytes = tuple(like.shape), like.dtype, like.nbytes
+    if not path.is_file() or path.stat().st_size < num_bytes:
+        raise CheckpointError(
+            f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
+        )
+    if num_bytes <= _LARGEST_READ:
+        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        with path.open("rb") as file:
+            file.readinto(raw.numpy().data)
+        return raw.view(dtype).reshape(shape)
+    return MappedFile(path).tensor(ByteRange(dtype, shape, 0, num_bytes))
+
+
+def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
+    """Add ``index`` to the ``index.json`` of a folder; nothing is written if it is empty.
+
+    Files of `offload_state_dict` in the folder of which no entry is left are removed.
+    """
+    if not index:
+        return
+    path = Path(offload_folder, INDEX_NAME)
+    merged = {**(read_offload_index(offload_folder) if path.is_file() else {}), **index}
+    _write(path, (json.dumps(merged, indent=2) + "\n").encode())
+    used = {
+        Path(str(entry.get("safetensors_file"))).name for entry in merged.values() if isinstance(entry, dict)
+    }
+    for file in Path(offload_folder).iterdir():
+        if _OFFLOADED.fullmatch(file.name) and file.name not in used:
+            with suppress(PermissionError):  # Windows removes no file that a model has mapped
+                file.unlink()
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file; models that map the previous one keep their values, and links planted here are not followed."""
+    staged = path.with_name(path.name + ".part")
+    staged.unlink(missing_ok=True)
+    with staged.open("xb") as file:
+        file.write(content)
+    staged.replace(path)
+
+
+def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the index of an offload folder.
+
+    Raises:
+        CheckpointError: If there is none, or it cannot be read.
+    """
+    path = Path(offload_folder, INDEX_NAME)
+    if not path.is_file():
+        raise CheckpointError(f"`{offload_folder}` holds no offloaded weights: `{INDEX_NAME}` is missing.")
+    index = read_json(path)
+    if not isinstance(index, dict):
+        raise CheckpointError(f"The index `{path}` must be a JSON object with one entry per weight.")
+    return index
+
+
+def load_offloaded_weights(
+    model: nn.Module, index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]
+) -> None:
+    """Load the weights in ``index`` back into ``model``, on the CPU."""
+    weights = OffloadedWeightsLoader(None, offload_folder, index or {})
+    for name in weights:
+        set_module_tensor_to_device(model, name, "cpu", value=weights[name].clone())
+
+
+def _invalid_entry(name: str, entry: object) -> CheckpointError:
+    return CheckpointError(
+        f"The offload index has an invalid entry for `{name}`: {entry!r:.200}. Offload the model again."
+    )
+
+
+def _weight_file(folder: Path, name: str) -> Path:
+    """Return the file of a weight; names that lead out of the folder are refused."""
+    if not is_plain_name(f"{name}.dat") or "/" in str(name):
+        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
+    return folder / f"{name}.dat"

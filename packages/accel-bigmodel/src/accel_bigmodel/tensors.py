@@ -1,0 +1,321 @@
+"""Tensors of a module by name, how to move or replace one, and parameter subclasses that carry state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_ops.memory import clear_device_cache
+from accel_ops.named_tensors import tied_names
+from accel_state.errors import ConfigError, UnknownNameError
+
+
+def named_module_tensors(
+    module: nn.Module,
+    include_buffers: bool = True,
+    recurse: bool = False,
+    remove_non_persistent: bool = False,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and then the buffers of ``module``, each tied one once, under its first name.
+
+    Args:
+        module: The module to walk.
+        include_buffers: Whether buffers are yielded at all.
+        recurse: Whether those of submodules are yielded too, with dotted names.
+        remove_non_persistent: Leave out buffers that are not part of the state dict.
+    """
+    yield from module.named_parameters(recurse=recurse)
+    if not include_buffers:
+        return
+    left_out = (
+        get_non_persistent_buffers(module, recurse=recurse, fqns=True) if remove_non_persistent else set()
+    )
+    for name, buffer in module.named_buffers(recurse=recurse):
+        if name not in left_out:
+            yield name, buffer
+
+
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
+    """Return the names of the buffers that are not part of the state dict.
+
+    Args:
+        module: The module to look at.
+        recurse: Whether to look into its submodules.
+        fqns: Give dotted names from ``module`` down, rather than the name inside each submodule.
+    """
+    modules = module.named_modules(remove_duplicate=False) if recurse else [("", module)]
+    return {
+        f"{prefix}.{name}" if fqns and prefix else name
+        for prefix, submodule in modules
+        for name in submodule._non_persistent_buffers_set
+    }
+
+
+def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
+    """Return groups of names under which one parameter is known, each group and the list sorted.
+
+    Works on any device, meta included: a tie is two names for one ``Parameter`` object, not equal values.
+
+    Args:
+        model: The model to look at.
+        kwargs: Accepted for older callers; nothing is read from it.
+    """
+    return sorted(sorted(group) for group in tied_names(model))
+
+
+TiedParams = MutableMapping[int, MutableMapping[torch.device, torch.Tensor]]
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """Return the attribute at a dotted path."""
+    for name in attr.split("."):
+        obj = getattr(obj, name)
+    return obj
+
+
+def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
+    """Whether two devices are one; a device without a number is the current one of its kind."""
+    if first_device.type != second_device.type:
+        return False
+    return None in (first_device.index, second_device.index) or first_device.index == second_device.index
+
+
+def set_module_tensor_to_device(
+    module: nn.Module,
+    tensor_name: str,
+    device: int | str | torch.device,
+    value: torch.Tensor | None = None,
+    dtype: str | torch.dtype | None = None,
+    fp16_statistics: torch.Tensor | None = None,
+    tied_params_map: TiedParams | None = None,
+    non_blocking: bool = False,
+    clear_cache: bool = True,
+) -> None:
+    """Put a parameter or buffer on ``device``, with new values if ``value`` is given.
+
+    What is on the device already, in that dtype, stays the same object. Otherwise the module gets a new tensor of the
+    same class; a parameter keeps ``requires_grad`` and its attributes.
+
+    Args:
+        module: The module, or one around it.
+        tensor_name: Dotted name from ``module`` down.
+        device: Where to.
+        value: New values; must be given to leave the meta device.
+        dtype: What the values are converted to; by default to what the tensor was. Integers stay as they are.
+        fp16_statistics: Scales of an 8-bit weight, kept with it.
+        tied_params_map: By address of the stored tensor, where it already is; shared weights are moved once.
+        non_blocking: Do not wait for the copy.
+        clear_cache: Afterwards hand unused memory of an accelerator back to the driver.
+
+    Raises:
+        UnknownNameError: If the module has no such tensor.
+        ConfigError: If the shape differs, or a tensor on the meta device is moved without a ``value``.
+    """
+    owner, name = _owner(module, tensor_name)
+    members: MutableMapping[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+    old = members[name]
+    target = torch.device(device)
+    if old is None:
+        members[name] = None if value is None else _value_on(value, target, dtype, value.dtype, non_blocking)
+        return
+    if value is None and old.is_meta and target.type != "meta":
+        raise ConfigError(
+            f"`{tensor_name}` is on the meta device: to put it on `{device}`, give its `value`."
+        )
+    if value is not None and value.shape != old.shape and kind_of(type(old)).has_shape_of_values:
+        raise ConfigError(
+            f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
+        )
+    source = old if value is None else value
+    known = None if tied_params_map is None else tied_params_map.get(source.data_ptr())
+    if known is not None and target in known:
+        new = known[target]
+    else:
+        with torch.no_grad():
+            moved = _value_on(source, target, dtype, old.dtype, non_blocking)
+        is_same = value is None and _is_same_memory(moved, old)
+        new = old if is_same else as_parameter_like(old, moved) if members is owner._parameters else moved
+        if known is not None:
+            known[target] = new
+    if fp16_statistics is not None:
+        new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
+    if new is not old:
+        setattr(owner, name, new) if isinstance(new, nn.Parameter) else members.__setitem__(name, new)
+    if clear_cache and new is not old and target.type not in ("cpu", "meta"):
+        clear_device_cache()
+
+
+def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Make the names of each group one parameter again: the first that is not on the meta device.
+
+    Raises:
+        UnknownNameError: If the model has no such parameter.
+    """
+    for group in tied_params:
+        places = [(*_owner(model, name), name) for name in group]
+        found = [owner._parameters[inner] for owner, inner, _ in places]
+        real = [parameter for parameter in found if parameter is not None and not parameter.is_meta]
+        kept = (real or [parameter for parameter in found if parameter is not None])[0]
+        for owner, inner, _ in places:
+            setattr(owner, inner, kept)
+
+
+def _owner(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
+    path, _, name = tensor_name.rpartition(".")
+    owner: Any = module
+    for part in path.split(".") if path else ():
+        owner = getattr(owner, part, None)
+    members: Mapping[str, Any] = {}
+    if isinstance(owner, nn.Module):
+        members = {**owner._parameters, **owner._buffers}
+    if name not in members:
+        known = [found for found, _ in [*module.named_parameters(), *module.named_buffers()]]
+        raise UnknownNameError.of(f"tensor of `{type(module).__name__}`", tensor_name, known[:1000])
+    assert isinstance(owner, nn.Module)
+    return owner, name
+
+
+def _value_on(
+    value: torch.Tensor,
+    device: torch.device,
+    dtype: str | torch.dtype | None,
+    old_dtype: torch.dtype,
+    non_blocking: bool,
+) -> torch.Tensor:
+    wanted = old_dtype if dtype is None else as_torch_dtype(dtype)
+    if dtype is not None and not (value.is_floating_point() or value.is_complex()):
+        wanted = value.dtype
+    plain = value.detach().as_subclass(torch.Tensor)
+    return plain.to(device=device, dtype=wanted, non_blocking=non_blocking)
+
+
+def _is_same_memory(moved: torch.Tensor, old: torch.Tensor) -> bool:
+    """Whether nothing was moved or converted."""
+    if moved.device != old.device or moved.dtype != old.dtype:
+        return False
+    return moved.is_meta or moved.data_ptr() == old.data_ptr()
+
+
+class TensorKind:
+    """How parameters of one class are taken apart and made again; this one serves plain parameters and most others."""
+
+    has_shape_of_values = True
+    """Whether the parameter has the shape of the weight that it stands for."""
+
+    def attributes(self, parameter: torch.Tensor, owner: nn.Module | None) -> dict[str, Any]:
+        """Return the attributes that a new parameter needs, without a second copy of the values.
+
+        Args:
+            parameter: Of this kind.
+            owner: The module that it belongs to, if that is known.
+        """
+        return dict(vars(parameter))
+
+    def make(
+        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
+    ) -> nn.Parameter:
+        """Return a parameter of the class ``kind`` with these values."""
+        if isinstance(values, kind) and values.requires_grad == requires_grad:
+            made = values
+        elif issubclass(kind, nn.Parameter):
+            made = kind(values, requires_grad=requires_grad)
+        else:
+            made = nn.Parameter(values, requires_grad=requires_grad)
+        for key, attribute in attributes.items():
+            made.__dict__.setdefault(key, attribute)
+        assert isinstance(made, nn.Parameter)
+        return made
+
+    def after_forward(self, owner: nn.Module) -> None:
+        """Drop what the forward of ``owner`` kept of the values."""
+
+
+class Int8Kind(TensorKind):
+    """``Int8Params`` of bitsandbytes: int8 values, which stand in ``CB`` too, and the scales of their rows, ``SCB``."""
+
+    def attributes(self, parameter: torch.Tensor, owner: nn.Module | None) -> dict[str, Any]:
+        carried = {
+            "has_fp16_weights": vars(parameter)["has_fp16_weights"],
+            "SCB": vars(parameter)["SCB"],
+            "CB": None,
+        }
+        state: Any = getattr(owner, "state", None)
+        if carried["SCB"] is None and state is not None:
+            carried["SCB"] = state.SCB  # the first forward moves the scales there
+        return carried
+
+    def make(
+        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
+    ) -> nn.Parameter:
+        plain, scales = values.as_subclass(torch.Tensor), attributes["SCB"]
+        made: nn.Parameter = kind(
+            plain, requires_grad=requires_grad, has_fp16_weights=attributes["has_fp16_weights"],
+            CB=plain if plain.dtype == torch.int8 else None, SCB=None if scales is None else scales.to(plain.device),
+        )  # fmt: skip
+        return made
+
+    def after_forward(self, owner: nn.Module) -> None:
+        state: Any = getattr(owner, "state", None)
+        if state is not None:
+            state.CB = state.SCB = None
+
+
+class Params4bitKind(TensorKind):
+    """``Params4bit`` of bitsandbytes: two values in a byte, and a ``quant_state`` to read them."""
+
+    has_shape_of_values = False
+
+    def make(
+        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
+    ) -> nn.Parameter:
+        plain = values.as_subclass(torch.Tensor)
+        made: nn.Parameter = kind(plain, requires_grad=requires_grad, **attributes).to(plain.device)
+        return made
+
+
+_PLAIN = TensorKind()
+_KINDS: dict[str, TensorKind] = {
+    "bitsandbytes.nn.modules.Int8Params": Int8Kind(),
+    "bitsandbytes.nn.modules.Params4bit": Params4bitKind(),
+}
+"""By the full name of the class that they handle, which includes derived ones."""
+
+
+def kind_of(tensor_class: type) -> TensorKind:
+    """Return what handles a class of tensors."""
+    for base in tensor_class.__mro__:
+        found = _KINDS.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found
+    return _PLAIN
+
+
+def resident_class(tensor: torch.Tensor) -> type:
+    """Return the class of a tensor, for a placeholder that of the tensor it stands for."""
+    found: type = tensor.__dict__.get("resident_class", type(tensor))
+    return found
+
+
+def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[str, Any]:
+    """Return the attributes of a parameter or buffer, or of what a placeholder stands for, without its values."""
+    if not tensor.__dict__:
+        return {}
+    attributes = kind_of(resident_class(tensor)).attributes(tensor, owner)
+    for own in ("_weight", "_itself", "resident_class"):
+        attributes.pop(own, None)
+    return attributes
+
+
+def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
+    """Return ``values`` as a parameter of the class of ``old``, with its attributes and ``requires_grad``."""
+    requires_grad = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    wanted, attributes = resident_class(old), attributes_of(old)
+    if wanted is nn.Parameter and not attributes and type(values) is torch.Tensor:
+        # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
+        plain: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
+        return plain
+    return kind_of(wanted).make(wanted, values, requires_grad=requires_grad, attributes=attributes)

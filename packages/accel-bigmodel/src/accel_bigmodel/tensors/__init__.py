@@ -1,1 +1,0 @@
-"""The tensors of a model: names, dtypes, kinds, places, shared memory."""
