@@ -145,7 +145,7 @@ def dispatch_model(
         main_device: Runs the offloaded modules; by default the first device of the map that is neither ``"cpu"`` nor
             ``"disk"``, else the CPU, where modules on ``"cpu"`` simply stay.
         state_dict: The weights of the parts on the CPU; by default those of the model.
-        offload_dir: For parts on disk: written to, unless ``offload_index`` says where the weights are.
+        offload_dir: For parts on disk: written to, unless ``offload_index`` is given.
         offload_index: As for `OffloadedWeightsLoader`.
         offload_buffers: Offload buffers too.
         skip_keys: Keyword arguments (such as caches) that are never moved.

@@ -1,4 +1,4 @@
-"""Number formats by name, and how many bytes they take."""
+"""Dtypes by name, and their sizes in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 
 
 
 def as_dtype(dtype: str | torch.dtype | CustomDtype) -> torch.dtype | CustomDtype:
-    """Return the number format that ``dtype`` names: ``"bfloat16"``, ``"torch.bfloat16"``, ``"int4"`` …"""
+    """Return the dtype that ``dtype`` names: ``"bfloat16"``, ``"torch.bfloat16"``, ``"int4"`` …"""
     if isinstance(dtype, torch.dtype | CustomDtype):
         return dtype
     name = str(dtype).removeprefix("torch.")
@@ -25,7 +25,7 @@ def as_dtype(dtype: str | torch.dtype | CustomDtype) -> torch.dtype | CustomDtyp
 
 
 def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the torch dtype that ``dtype`` names; formats that only have a size are refused."""
+    """Return the torch dtype that ``dtype`` names; dtypes that only have a size are refused."""
     found = as_dtype(dtype)
     if not isinstance(found, torch.dtype):
         raise ConfigError(
@@ -36,7 +36,7 @@ def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> int | float:
-    """Return the bytes that one number needs: 4 for float32, 0.5 for ``CustomDtype.INT4``, 1/8 for booleans.
+    """Return the bytes of one element: 4 for float32, 0.5 for ``CustomDtype.INT4``, 1/8 for booleans.
 
     In a tensor a boolean takes a whole byte: `memory_byte_size`.
     """
@@ -45,5 +45,5 @@ def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> int | float:
 
 
 def memory_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
-    """Return the bytes that one number takes in the memory of a tensor, or in that of a format with packed numbers."""
+    """Return the bytes of one element in the memory of a tensor, less than 1 for packed dtypes."""
     return dtype.itemsize if isinstance(dtype, torch.dtype) else _CUSTOM_BYTES[dtype]

@@ -1,4 +1,4 @@
-"""Models without weights: parameters that land on another device the moment they are registered."""
+"""Build models on the meta device, or another one: parameters are moved when they are registered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILLERS = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.ra
 
 @contextmanager
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
-    """Build models in this context without memory for their parameters, which land on the meta device.
+    """Build models in this context with their parameters on the meta device, without memory.
 
     Args:
         include_buffers: Whether buffers, too, become empty, and tensors that ``__init__`` makes of a size
@@ -34,7 +34,7 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
             persistent, plain attributes) is then lost. ``None`` reads ``ACCELERATE_INIT_INCLUDE_BUFFERS``,
             false by default.
 
-    Only modules that this thread builds are concerned; contexts can be nested, the innermost counts.
+    Only modules that this thread builds are affected. Contexts can be nested; the innermost applies.
     """
     with init_on_device(torch.device("meta"), include_buffers=include_buffers):
         yield
@@ -53,7 +53,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
             functions (on the meta device only those that need no more than a size). ``None`` reads
             ``ACCELERATE_INIT_INCLUDE_BUFFERS``, false by default.
 
-    Only modules that this thread builds are concerned; contexts can be nested, the innermost counts.
+    Only modules that this thread builds are affected. Contexts can be nested; the innermost applies.
     """
     target = torch.device(device)
     if include_buffers is None:
@@ -73,7 +73,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
 
 
 class _Placement:
-    """What one context does to the tensors that are registered in it."""
+    """State of one `init_on_device` context."""
 
     def __init__(self, device: torch.device, *, include_buffers: bool) -> None:
         self.device = device
@@ -82,7 +82,7 @@ class _Placement:
         self._moved = WeakTensorKeyDictionary()
 
     def place(self, tensor: torch.Tensor, move: Callable[[Any, torch.device], torch.Tensor]) -> torch.Tensor:
-        """Return ``tensor`` on this context's device, the same object whenever the same tensor comes."""
+        """Return ``tensor`` on this context's device, always the same object for the same tensor."""
         if _is_on(tensor, self.device):
             return tensor
         if tensor not in self._moved:
@@ -131,7 +131,7 @@ def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 class _FillersOn(TorchFunctionMode):
-    """Sends `_FILLERS` to a device where the caller names none."""
+    """Creates results of `_FILLERS` on a device if the caller names none."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

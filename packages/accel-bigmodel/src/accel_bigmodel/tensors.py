@@ -62,7 +62,7 @@ def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
 
     Args:
         model: The model to look at.
-        kwargs: Accepted for older callers; nothing is read from it.
+        kwargs: Unused, for older callers.
     """
     return sorted(sorted(group) for group in tied_names(model))
 
@@ -95,21 +95,21 @@ def set_module_tensor_to_device(
     non_blocking: bool = False,
     clear_cache: bool = True,
 ) -> None:
-    """Put a parameter or buffer on ``device``, with new values if ``value`` is given.
+    """Move a parameter or buffer to ``device``, or replace its values if ``value`` is given.
 
-    What is on the device already, in that dtype, stays the same object. Otherwise the module gets a new tensor of the
-    same class; a parameter keeps ``requires_grad`` and its attributes.
+    A tensor that is on the device already, in that dtype, stays the same object. Otherwise the module gets a new tensor
+    of the same class; a parameter keeps ``requires_grad`` and its attributes.
 
     Args:
         module: The module, or one around it.
         tensor_name: Dotted name from ``module`` down.
-        device: Where to.
+        device: Target device.
         value: New values; must be given to leave the meta device.
-        dtype: What the values are converted to; by default to what the tensor was. Integers stay as they are.
+        dtype: Dtype of the new values, by default that of the tensor. Integers are not converted.
         fp16_statistics: Scales of an 8-bit weight, kept with it.
-        tied_params_map: By address of the stored tensor, where it already is; shared weights are moved once.
+        tied_params_map: Copies of tied weights by address and device; a tied weight is moved to each device once.
         non_blocking: Do not wait for the copy.
-        clear_cache: Afterwards hand unused memory of an accelerator back to the driver.
+        clear_cache: Release the accelerator's cached memory afterwards.
 
     Raises:
         UnknownNameError: If the module has no such tensor.

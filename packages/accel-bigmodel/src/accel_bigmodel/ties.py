@@ -17,12 +17,12 @@ from accel_state.errors import StateError
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Whether the config of a transformers model says that some of its weights are tied.
+    """Whether the config of a transformers model specifies tied weights.
 
     The weights need not be tied yet. `find_tied_parameters` finds those that are, in any model.
 
     Args:
-        model: Any model; without a config that says so, and an output to tie, the answer is no.
+        model: Any model; false without a config, or without an output to tie.
     """
     config: Any = getattr(model, "config", None)
     if config is None:

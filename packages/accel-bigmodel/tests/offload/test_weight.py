@@ -129,7 +129,7 @@ def test_a_write_to_an_aligned_weight_is_kept_and_seen_nowhere_else(tmp_path, wa
 
 
 @pytest.mark.parametrize(
-    "use", [*WRITES.values(), torch.sum, lambda p: p + 1, lambda p: p.to("cpu"), lambda p: p.T]
+    "use", [*WRITES.values(), torch.sum, lambda p: p + 1, lambda p: p.to("cuda"), lambda p: p.T]
 )
 def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
     model, users = given_by_user(tmp_path), {name: value.clone() for name, value in USERS.items()}
@@ -144,8 +144,21 @@ def test_metadata_of_a_weight_is_there_without_its_values(tmp_path):
     weight = in_memory(tmp_path)[0].weight
     assert (weight.data.shape, weight.data.dtype, weight.data.is_meta) == ((SIZE, SIZE), torch.float32, True)
     assert weight.half().dtype == torch.float16
+    assert weight.to("cpu") is weight  # where it is used
     with pytest.raises(StateError, match="is offloaded"):
         torch.nn.functional.linear(X, weight.double().float())
+
+
+@pytest.mark.parametrize("way", [in_memory, given_by_user, in_folder])
+def test_a_model_stays_offloaded_when_it_is_moved_to_the_device_on_which_it_runs(tmp_path, way):
+    model = way(tmp_path)
+    wanted, maps = model.state_dict(), [module._hf_hook.weights_map for module in model]
+    assert model.to("cpu").cpu() is model
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert all(module._hf_hook.weights_map is before for module, before in zip(model, maps, strict=True))
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+    with pytest.raises(StateError, match="is offloaded"):
+        model.to("cuda")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -96,13 +96,13 @@ def test_a_quantised_model_is_close_to_the_original(tmp_path, original, kind, fr
     save_model(original, tmp_path)
     model = skeleton() if from_meta else copy.deepcopy(original)
     config = BnbQuantizationConfig(**KINDS[kind])
-    quantised = load_and_quantize_model(model, config, tmp_path if from_meta else None)
+    quantized = load_and_quantize_model(model, config, tmp_path if from_meta else None)
     with torch.no_grad():
-        error = (quantised(TOKENS) - original(TOKENS)).abs().max()
+        error = (quantized(TOKENS) - original(TOKENS)).abs().max()
     assert 0 < error < CLOSE[kind]  # bounds of rounding 128-long products to these many bits
-    assert quantised.up.weight.dtype == (torch.int8 if kind == "8bit" else torch.uint8)
-    assert has_4bit_bnb_layers(quantised) == (kind != "8bit")
-    assert type(quantised.head) is nn.Linear
+    assert quantized.up.weight.dtype == (torch.int8 if kind == "8bit" else torch.uint8)
+    assert has_4bit_bnb_layers(quantized) == (kind != "8bit")
+    assert type(quantized.head) is nn.Linear
 
 
 @needs_bitsandbytes
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_loaded_into_a_model_that_has_weights_too(tmp_path, orig
 def test_a_model_of_which_nothing_is_quantised_is_a_warning():
     model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2))
     config = BnbQuantizationConfig(load_in_8bit=True)
-    with pytest.warns(UserWarning, match=r"Nothing of the Sequential is quantised.* \(1\)"):
+    with pytest.warns(UserWarning, match=r"Nothing of the Sequential is quantized.* \(1\)"):
         load_and_quantize_model(model, config, device_map={"": "cpu"})
 
 

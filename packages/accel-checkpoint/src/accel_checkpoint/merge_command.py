@@ -15,7 +15,7 @@ class MergeCommand:
     help = "Merge the weights that a sharded run saved into files that plain PyTorch reads"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the folders and how to write."""
+        """Add the flags."""
         parser.add_argument(
             "checkpoint_directory", help="a folder with the parts, such as pytorch_model_fsdp_0"
         )
@@ -39,7 +39,7 @@ class MergeCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Merge, and say where the weights are."""
+        """Merge, and print the folder of the weights."""
         from accel_checkpoint.merging import merge_fsdp_weights
 
         merge_fsdp_weights(

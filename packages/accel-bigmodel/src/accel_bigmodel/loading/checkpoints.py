@@ -83,7 +83,7 @@ def load_checkpoint_in_model(
         offload_buffers: Offload buffers of modules on disk too; otherwise they go to the CPU.
         keep_in_fp32_modules: Modules (by name, or part of a dotted name) whose weights are loaded in float32 instead
             of ``dtype``.
-        offload_8bit_bnb: Refused: `load_and_quantize_model` quantises weights on disk.
+        offload_8bit_bnb: Refused: `load_and_quantize_model` quantizes weights on disk.
         strict: Refuse a checkpoint with missing or unexpected weights; otherwise a warning names them. Wrong shapes,
             and checkpoints without any name of the model, are always refused.
         full_state_dict: For models of DTensors: the checkpoint holds full tensors, the same for all processes;
@@ -103,7 +103,7 @@ def load_checkpoint_in_model(
     )  # fmt: skip
     if offload_8bit_bnb:
         raise ConfigError(
-            "`offload_8bit_bnb` has no effect here. `load_and_quantize_model` quantises weights that go to disk."
+            "`offload_8bit_bnb` has no effect here. `load_and_quantize_model` quantizes weights that go to disk."
         )
     if broadcast_from_rank0 or holds_dtensors(model):
         if device_map is not None:

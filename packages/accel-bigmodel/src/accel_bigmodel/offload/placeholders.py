@@ -13,14 +13,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors import attributes_of
+from accel_bigmodel.tensors import attributes_of, check_device_same
 from accel_state.errors import StateError
 
 
@@ -42,7 +41,8 @@ class _Placeholder(torch.Tensor):
                 make_plain(tensor)
                 return func(*args, **(kwargs or {}))
         if func == _DATA.__set__:
-            set_values(args[0], args[0]._weight, args[1])
+            if args[1] is not args[0]:
+                set_values(args[0], args[0]._weight, args[1])
             return None
         if func == torch.Tensor.data_ptr:
             _refuse_address(args[0]._weight)
@@ -144,9 +144,11 @@ def set_values(placeholder: torch.Tensor, weight: OffloadedWeight, values: torch
             placeholder.data = torch.empty_like(values, device="meta")
 
 
-def _make(kind: type[Any], weight: OffloadedWeight, like: torch.Tensor) -> torch.Tensor:
+def _make(
+    kind: type[Any], weight: OffloadedWeight, like: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype, device="meta")
         made: torch.Tensor = torch.Tensor._make_subclass(kind, empty, like.requires_grad)
     made.__dict__.update(_weight=weight, _itself=weakref.ref(made))
     return made
@@ -201,24 +203,35 @@ def _shares_memory(result: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``tensor.data`` or a conversion to another dtype outside of a forward pass, as a placeholder again.
+    """Return ``tensor.data`` or a conversion outside of a forward pass, as a placeholder again.
 
-    ``Module.to(dtype)`` and its like need no more.
+    A weight can get another dtype, and is on the device where it is used. ``Module.to`` needs no more.
     """
     placeholder = args[0] if args else None
     if isinstance(placeholder, _Placeholder):
         if func == _DATA.__get__:
             return placeholder
         if func in _CONVERSIONS:
-            with suppress(NotImplementedError), torch._C.DisableTorchFunctionSubclass():
-                # A conversion to another device has no result: it would need the values.
-                converted = func(placeholder.as_subclass(torch.Tensor), *args[1:], **kwargs)
-                return _make(type(placeholder), placeholder._weight.in_dtype(converted.dtype), converted)
+            device, dtype = _conversion(func, args[1:], kwargs)
+            weight = placeholder._weight
+            if device is None or device.type == "meta" or check_device_same(device, weight.device):
+                if dtype in (None, placeholder.dtype):
+                    return placeholder
+                return _make(type(placeholder), weight.in_dtype(dtype), placeholder, dtype)
     names = [t._weight.name for t in _tensors_in((args, dict(kwargs))) if isinstance(t, _Placeholder)]
     raise StateError(
         f"`{names[0]}` is offloaded, so that it has values in a forward pass only. "
         "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
     )
+
+
+def _conversion(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None]:
+    if func == torch.Tensor.to:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        return device, dtype
+    return (torch.device("cpu"), None) if func == torch.Tensor.cpu else (None, _CONVERSIONS[func])
 
 
 def _refuse_address(weight: OffloadedWeight) -> None:
@@ -230,7 +243,10 @@ def _refuse_address(weight: OffloadedWeight) -> None:
 
 
 _DATA = cast(Any, torch.Tensor.data)
-_CONVERSIONS = {getattr(torch.Tensor, name) for name in ("to", "half", "bfloat16", "float", "double")}
+_CONVERSIONS: dict[Any, torch.dtype | None] = {
+    torch.Tensor.to: None, torch.Tensor.cpu: None, torch.Tensor.half: torch.float16,
+    torch.Tensor.bfloat16: torch.bfloat16, torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64,
+}  # fmt: skip
 _WITH_VALUES = {"data", "T", "mT", "H", "mH", "real", "imag", "_cdata"}
 _METHODS = (
     "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex",

@@ -25,7 +25,7 @@ def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
 
     Args:
         max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; devices
-            that are not named get nothing. ``None`` asks the machine what is free now.
+            that are not named get nothing. ``None`` uses the memory that is free now.
 
     Raises:
         ConfigError: If a limit is no size.
@@ -52,7 +52,7 @@ def get_balanced_memory(
     """Return ``max_memory`` lowered so that `infer_auto_device_map` distributes the model over all accelerators.
 
     Each gets its share and room for a layer more, so that rounding up does not push the rest off; the last
-    keeps all it has. Where there is nothing to spread, the limits come back as they are.
+    keeps its limit. With fewer than two accelerators the limits are not changed.
 
     Args:
         model: On any device, meta included.

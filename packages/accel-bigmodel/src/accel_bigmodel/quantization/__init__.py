@@ -1,1 +1,1 @@
-"""Weights in 8 or 4 bits, with bitsandbytes."""
+"""8-bit and 4-bit weights, with bitsandbytes."""

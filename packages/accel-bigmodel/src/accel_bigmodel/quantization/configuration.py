@@ -1,4 +1,4 @@
-"""Settings of quantisation."""
+"""Settings of quantization."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SHORT = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass
 class BnbQuantizationConfig:
-    """How `load_and_quantize_model` quantises linear layers.
+    """How `load_and_quantize_model` quantizes linear layers.
 
     Args:
-        load_in_8bit: To 8 bits (LLM.int8, arXiv 2208.07339).
+        load_in_8bit: Use 8-bit weights (LLM.int8, arXiv 2208.07339).
         llm_int8_threshold: Features of the input beyond it are multiplied in full precision.
-        load_in_4bit: To 4 bits (QLoRA, arXiv 2305.14314).
+        load_in_4bit: Use 4-bit weights (QLoRA, arXiv 2305.14314).
         bnb_4bit_quant_type: ``"fp4"`` or ``"nf4"``.
-        bnb_4bit_use_double_quant: Quantise the scales, too.
-        bnb_4bit_compute_dtype: What 4-bit weights are multiplied in: a dtype or ``"fp32"``, ``"fp16"``, ``"bf16"``.
-        torch_dtype: Of what is not quantised; by default float16 on accelerators, on the CPU what the model has.
-        skip_modules: Names of modules that are not quantised; by default the last one and those with tied weights.
+        bnb_4bit_use_double_quant: Quantize the scales, too.
+        bnb_4bit_compute_dtype: Dtype of products with 4-bit weights: a dtype or ``"fp32"``, ``"fp16"``, ``"bf16"``.
+        torch_dtype: Dtype of the other weights; by default float16 on accelerators, on the CPU that of the model.
+        skip_modules: Names of modules that are not quantized; by default the last one and those with tied weights.
         keep_in_fp32_modules: Names of modules that stay in float32.
     """
 

@@ -22,7 +22,7 @@ def require_bitsandbytes() -> Any:
     """
     if not is_bnb_available():
         raise NotAvailableError(
-            "Quantisation needs the package `bitsandbytes`, which is not installed. Run `pip install bitsandbytes`."
+            "Quantization needs the package `bitsandbytes`, which is not installed. Run `pip install bitsandbytes`."
         )
     return importlib.import_module("bitsandbytes")  # by name: it has no types, and need not be here
 
@@ -81,7 +81,7 @@ def replace_with_bnb_layers(
 
 
 def linear_names(model: nn.Module, skipped: list[str], *, prefix: str = "") -> list[str]:
-    """Return the names of the linear layers that are to be quantised."""
+    """Return the names of the linear layers that are to be quantized."""
     return [
         name
         for name, module in model.named_modules()
@@ -98,7 +98,7 @@ def swap(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def empty_layer(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
-    """Return a quantised layer of the same shape, on the meta device."""
+    """Return a quantized layer of the same shape, on the meta device."""
     bnb = require_bitsandbytes()
     sizes = (layer.in_features, layer.out_features, layer.bias is not None)
     if config.load_in_8bit:
@@ -115,7 +115,7 @@ def empty_layer(layer: nn.Linear, config: BnbQuantizationConfig) -> Any:
 
 
 def quantized_layer(layer: nn.Linear, config: BnbQuantizationConfig, device: torch.device) -> Any:
-    """Return ``layer`` quantised, on ``device``."""
+    """Return ``layer`` quantized, on ``device``."""
     bnb = require_bitsandbytes()
     made = empty_layer(layer, config)
     values = layer.weight.detach().contiguous()

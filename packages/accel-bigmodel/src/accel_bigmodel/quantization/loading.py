@@ -1,4 +1,4 @@
-"""Quantise models to 8 or 4 bits, from a checkpoint or from memory."""
+"""Quantize models to 8 or 4 bits, from a checkpoint or from memory."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def load_and_quantize_model(
     offload_folder: str | os.PathLike[str] | None = None,
     offload_state_dict: bool = False,
 ) -> nn.Module:
-    """Quantise the linear layers of ``model``, layer by layer, and return it ready to run.
+    """Quantize the linear layers of ``model``, layer by layer, and return it ready to run.
 
-    A checkpoint is mapped, so that only one unquantised layer is in memory at a time. A checkpoint saved in 8 bits is
+    A checkpoint is mapped, so that only one unquantized layer is in memory at a time. A checkpoint saved in 8 bits is
     loaded without conversion.
 
     Args:
         model: A skeleton, or a loaded model. Changed in place.
-        bnb_quantization_config: How to quantise.
+        bnb_quantization_config: How to quantize.
         weights_location: The checkpoint to load, as for `load_checkpoint_in_model`; a skeleton needs one.
         device_map: A map or a mode; by default everything goes to the first accelerator, else the CPU. Parts on disk
-            are quantised with 8 bits too; with 4 bits they stay in ``torch_dtype``.
+            are quantized with 8 bits too; with 4 bits they stay in ``torch_dtype``.
         no_split_module_classes: Names of classes that stay on one device.
         max_memory: As for `get_max_memory`.
         offload_folder: For parts on disk.
@@ -70,7 +70,7 @@ def load_and_quantize_model(
     placed = get_quantized_model_device_map(model, config, device_map, max_memory, no_split_module_classes)
     if not linear_names(model, skipped):
         warn_user(
-            f"Nothing of the {type(model).__name__} is quantised: it has no `torch.nn.Linear` beside what is left out "
+            f"Nothing of the {type(model).__name__} is quantized: it has no `torch.nn.Linear` beside what is left out "
             f"({', '.join(skipped) or 'nothing'}). Choose a model that is made of them (GPT-2 is not), or other "
             "`skip_modules`.",
         )
@@ -90,11 +90,11 @@ def get_quantized_model_device_map(
     max_memory: MaxMemory | None = None,
     no_split_module_classes: Sequence[str] | None = None,
 ) -> DeviceMap:
-    """Return a device map computed from the quantised sizes of a model's parts.
+    """Return a device map computed from the quantized sizes of a model's parts.
 
     Args:
-        model: The model, not quantised yet.
-        bnb_quantization_config: How it will be quantised.
+        model: The model, not quantized yet.
+        bnb_quantization_config: How it will be quantized.
         device_map: As for `load_and_quantize_model`.
         max_memory: As for `get_max_memory`.
         no_split_module_classes: Names of classes that stay on one device.
