@@ -75,7 +75,7 @@ class Slot:
 
     def _follow_conversion(self) -> None:
         """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""
-        now = self._table().get(self.name)
+        now: Any = self._table().get(self.name)
         weight = weight_of(now)
         if weight is not None and now is not self.placeholder:
             self.placeholder, self.weight = now, weight
