@@ -66,10 +66,6 @@ class Net(nn.Module):
         """Return scores of shape ``(batch, tokens, VOCABULARY)``."""
         return self.head(self.blocks(self.embed(input_ids)))
 
-    def example_inputs(self, batch_size: int, sequence_length: int) -> dict[str, torch.Tensor]:
-        """Return inputs without values."""
-        return {"input_ids": torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta")}
-
 
 class Mixture(Net):
     """The same with experts."""

@@ -19,7 +19,7 @@ from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_i
 from accel_bigmodel.loading.filling import Destination
 from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel.offload.residency import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import (

@@ -13,8 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from accel_bigmodel.hooks.base import ModelHook
 from accel_bigmodel.offload.locations import in_memory
 from accel_bigmodel.offload.placeholders import forwards, make_plain, placeholder_for, set_values, weight_of
-from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.residency import Residency, Slot
+from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
 from accel_bigmodel.offload.store import is_shared
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device

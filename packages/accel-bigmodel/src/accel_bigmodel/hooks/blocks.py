@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ def attach_align_device_hook(
     settings = HookSettings.of_user(
         weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
     )
-    attach(plan_hooks(module, module_name, {"": execution_device}, {"": offload}, settings), module, settings)
+    attach(module, module_name, {"": execution_device}, {"": offload}, settings)
 
 
 def attach_align_device_hook_on_blocks(
@@ -117,7 +117,7 @@ def attach_blocks(
     settings: HookSettings,
 ) -> None:
     """Add hooks block by block, as `attach_align_device_hook_on_blocks` does."""
-    attach(plan_hooks(module, name, devices, offloads, settings), module, settings)
+    attach(module, name, devices, offloads, settings)
     outer = AlignDevicesHook(
         devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
         surrounds_offloaded=any(offloads.values()),
@@ -166,33 +166,14 @@ class HookSettings:
         return self.weights if self.weights is None or not name else PrefixedDataset(self.weights, f"{name}.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedHook:
-    """A hook to be added to a module.
-
-    Args:
-        module: The module.
-        name: Its dotted name.
-        device: The device on which it runs.
-        offload: Whether its weights are offloaded.
-        includes_submodules: The hook handles all submodules, which get no hooks of their own.
-    """
-
-    module: nn.Module
-    name: str
-    device: Device | None
-    offload: bool
-    includes_submodules: bool = False
-
-
-def plan_hooks(
+def attach(
     module: nn.Module,
     name: str,
     devices: Mapping[str, Device | None],
     offloads: Mapping[str, bool],
     settings: HookSettings,
-) -> list[PlannedHook]:
-    """Return the hooks that ``module`` and its submodules need; nothing is changed.
+) -> None:
+    """Add hooks to ``module`` and its submodules.
 
     Args:
         module: The module to start from.
@@ -202,14 +183,10 @@ def plan_hooks(
         settings: Settings of the hooks.
 
     Raises:
-        StateError: If a scripted module is to be offloaded.
+        StateError: If a scripted module is to be offloaded; nothing is changed then.
     """
-    return list(_planned(module, name, devices, offloads, settings, name if name in devices else "", set()))
-
-
-def attach(plan: Sequence[PlannedHook], module: nn.Module, settings: HookSettings) -> None:
-    """Add the planned hooks."""
-    for planned in plan:
+    first = name if name in devices else ""
+    for planned in list(_planned(module, name, devices, offloads, settings, first, set())):
         if not planned.offload:
             _restore(planned)
         hook = AlignDevicesHook(
@@ -224,6 +201,16 @@ def attach(plan: Sequence[PlannedHook], module: nn.Module, settings: HookSetting
     placeholders.clear()
 
 
+class _Planned(NamedTuple):
+    """A hook to be added to a module; with ``includes_submodules`` these get no hooks of their own."""
+
+    module: nn.Module
+    name: str
+    device: Device | None
+    offload: bool
+    includes_submodules: bool
+
+
 def _planned(
     module: nn.Module,
     name: str,
@@ -232,7 +219,7 @@ def _planned(
     settings: HookSettings,
     entry: str,
     seen: set[int],
-) -> Iterator[PlannedHook]:
+) -> Iterator[_Planned]:
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -246,14 +233,14 @@ def _planned(
     includes_submodules = offload and is_whole and not has_inner_entry
     has_align_hook = any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
     if includes_submodules or (_own_tensors(module) and not has_align_hook):
-        yield PlannedHook(module, name, device, offload, includes_submodules)
+        yield _Planned(module, name, device, offload, includes_submodules)
     if includes_submodules:
         return
     for child_name, child in module.named_children():
         yield from _planned(child, f"{prefix}{child_name}", devices, offloads, settings, entry, seen)
 
 
-def _restore(planned: PlannedHook) -> None:
+def _restore(planned: _Planned) -> None:
     """Restore weights that an earlier call offloaded, in a module that is not to be offloaded now."""
     owner: Any = planned.module
     device = torch.device("cpu" if planned.device is None else planned.device)
