@@ -56,9 +56,9 @@ def run(model, order):
     return x
 
 
+# Values that are used where they are stored are not copied ahead.
+@pytest.mark.parametrize("execution_memory", ["second memory"], indirect=True)
 def test_the_second_forward_finds_the_next_weights_on_their_way(execution_memory):
-    if execution_memory == "same memory":
-        pytest.skip("values that are used where they are stored need no copy")
     model, weights = watched_model(3)
     first = run(model, [0, 1, 2])
     assert all(in_main for in_main, _ in weights.log)
