@@ -1,4 +1,7 @@
-"""``accel estimate-memory``: flags, table and JSON. Imports torch only when it runs."""
+"""Estimate the memory that a model takes to load, to train and to run.
+
+The command `accel estimate-memory`: torch is imported only when it runs.
+"""
 
 from __future__ import annotations
 
