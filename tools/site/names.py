@@ -47,20 +47,26 @@ def names_pages(packages: Mapping[str, Package], sources: Trees) -> Iterator[tup
 def _definitions(sources: Trees) -> dict[tuple[str, str], str]:
     """Return the path by which a docstring is found, by module and name; of names made at run time there is none."""
     found: dict[tuple[str, str], str] = {}
+    imported: dict[tuple[str, str], tuple[str, str]] = {}
     for module, tree in sources.items():
         for node in ast.walk(tree):
             names = []
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    found[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Dict):  # of a lazy module: where each of its names is
-                found |= {(module, name): f"{home}.{name}" for name, home in _constants(node)}
+                    imported[module, alias.asname or alias.name] = (node.module or "", alias.name)
             elif isinstance(node, ast.ClassDef | ast.FunctionDef):
                 names = [node.name]
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [target.id for target in targets if isinstance(target, ast.Name)]
             found |= {(module, name): f"{module}.{name}" for name in names}
+    for place, home in imported.items():
+        seen = {place}  # a package hands on modules of its own
+        while home in imported and home not in seen:
+            seen.add(home)
+            home = imported[home]
+        if home in found:
+            found.setdefault(place, found[home])
     return found
 
 
@@ -72,11 +78,3 @@ def _below(module: str, name: str, definitions: Mapping[tuple[str, str], str]) -
         if known == name and place.startswith(f"{module}.") and home == f"{place}.{name}"
     )
     return next(inside, "")
-
-
-def _constants(table: ast.Dict) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a dictionary that are both written out, and whose value is a module of ours."""
-    for key, value in zip(table.keys, table.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and isinstance(value.value, str):
-            if value.value.startswith("accel"):
-                yield str(key.value), value.value
