@@ -14,7 +14,6 @@ import torch
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
-from accel_checkpoint.formats.mapped_tensors import mapped_tensor
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_state.errors import CheckpointError
 
@@ -93,10 +92,6 @@ class DistributedState:
                 raise CheckpointError(
                     f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
                 )
-            if entry.dtype is not None:
-                mapped = mapped_tensor(file, path, start=chunk.start, num_bytes=chunk.num_bytes)
-                if mapped is not None:
-                    return mapped
             file.seek(chunk.start)
             return read_torch_file(io.BytesIO(file.read(chunk.num_bytes)), path=path)
 

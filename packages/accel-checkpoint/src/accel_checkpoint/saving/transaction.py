@@ -16,8 +16,8 @@ from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -161,11 +161,11 @@ class Transaction:
         """Whether to raise the failure on this rank at once, as after Ctrl-C."""
         return self.failure is not None and not isinstance(self.failure, Exception)
 
-    def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
+    def finish(self, progress: Progress | None = None) -> Path:
         """Write this rank's files, wait for the other ranks, and commit the checkpoint.
 
         Args:
-            run: Runs the slow work: computing digests and writing bytes.
+            progress: Is advanced by the bytes that this rank writes.
 
         Raises:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
@@ -174,12 +174,12 @@ class Transaction:
         self._check_all_collected()
         for one in self.collective_files:
             with self.recording_failure():
-                sink = one.write(self.staging.path, run=run)
+                sink = one.write(self.staging.path, progress=progress)
                 written += [] if sink is None or one.file is None else [self._entry(one.file.name, sink)]
         self.collective_files = []
         with self.recording_failure():
             if self.failure is None:
-                written += self._write(run)
+                written += self._write(progress)
         self.files = []
         self._commit(self._agree("written", written))
         return self.request.target
@@ -208,7 +208,7 @@ class Transaction:
             self.staging.discard()
         self.staging.release()
 
-    def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
+    def _write(self, progress: Progress | None) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
         files = write_files(
             self.files,
@@ -216,7 +216,7 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
-            run=run,
+            progress=progress,
         )
         for inner in folders_of(file.name for file in files):
             force_to_disk(folder / inner)
