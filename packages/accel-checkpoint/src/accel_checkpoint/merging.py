@@ -65,7 +65,8 @@ def merge_parts(
     from accel_checkpoint.reading.merging import merged_state
 
     _check(folder, output)
-    saved = DistributedState(folder, "")
+    folder = folder.resolve()
+    saved = DistributedState(folder.parent, folder.name)  # whose manifest, if any, lies in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(

@@ -1242,7 +1242,8 @@ class Accelerator:
             input_dir: Its folder; the newest complete one of the project where left out.
             load_kwargs: `map_location` and `weights_only`, for those who pass them: all is read to the CPU
                 first, and never unpickled freely.
-            verify: Read everything and compare digests first.
+            verify: Compare all files with their digests before anything is loaded, also those that are not loaded.
+                Otherwise each file is compared when it is read.
             strict: What is missing or does not fit is an error, except that loaders may be more or fewer than were
                 saved. Otherwise it is a warning each, and the rest is loaded. Files left over are always one warning.
             restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins

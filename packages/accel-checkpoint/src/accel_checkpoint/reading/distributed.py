@@ -15,6 +15,7 @@ from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_state.errors import CheckpointError
 
 
@@ -31,7 +32,8 @@ class DistributedState:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._prefix = folder, f"{name}/" if name else ""
-        self.entries = read_metadata(regular_file(folder, self._prefix + METADATA_NAME))
+        self.entries = read_metadata(checked_file(folder, self._prefix + METADATA_NAME))
+        self._checked = set[str]()
 
     def below(self, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], Entry]]:
         """Yield the entries whose path begins so, with the rest of it."""
@@ -85,8 +87,15 @@ class DistributedState:
                 f"{filled} of {part.numel()} values are there. Copy or save the checkpoint again."
             )
 
+    def _path(self, file: str) -> Path:
+        """Return the path of a file of parts, which is compared with the manifest the first time."""
+        if file in self._checked:
+            return regular_file(self._folder, self._prefix + file)
+        self._checked.add(file)
+        return checked_file(self._folder, self._prefix + file)
+
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
-        path = regular_file(self._folder, self._prefix + chunk.file)
+        path = self._path(chunk.file)
         with naming_read_errors(path), path.open("rb") as file:
             if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
                 raise CheckpointError(

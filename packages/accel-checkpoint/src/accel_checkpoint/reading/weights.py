@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from accel_checkpoint.file_names import weight_format
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
+from accel_checkpoint.reading.checked import checked_file
 from accel_state.errors import CheckpointError
 
 
@@ -22,9 +22,9 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
             if (folder / name).is_symlink() or (folder / name).exists():
-                files = checkpoint_files(regular_file(folder, name))
-                for file in files:
-                    regular_file(folder, file.path.name)
+                files = checkpoint_files(checked_file(folder, name))
+                for file in files if name == names.index else ():
+                    checked_file(folder, file.path.name)
                 return files
     raise CheckpointError(
         f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{folder}`. "

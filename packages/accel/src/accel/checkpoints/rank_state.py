@@ -9,10 +9,10 @@ from typing import Any, Self
 from accel.checkpoints.prepared import Prepared
 from accel_backends.stepping.open_gradients import restore_gradients
 from accel_checkpoint import file_names as names_of
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import CheckpointFile
 from accel_checkpoint.random_states import States, from_file, reseed_for
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.reading.weights import open_weights
@@ -80,7 +80,7 @@ class RankState:
             )
         with strict.loading(name, "the generators of this rank"):
             if name in names:
-                content: Any = read_torch_file(regular_file(found.path, name))
+                content: Any = read_torch_file(checked_file(found.path, name))
                 states, accumulation = from_file(content, device_index=prepared.device_index, file_name=name)
         if (
             accumulation is not None and "is_accumulating" not in accumulation
@@ -164,7 +164,7 @@ class RankState:
     def _restore_gradients(self, prepared: Prepared) -> None:
         name = names_of.gradients_file(self.rank)
         with self.strict.loading(name, "the gradients of this rank"):
-            file = CheckpointFile(regular_file(self.found.path, name))
+            file = CheckpointFile(checked_file(self.found.path, name))
             with open_weights([file]) as gradients:
                 restore_gradients(prepared.bare_models(), gradients)
 

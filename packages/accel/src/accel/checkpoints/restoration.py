@@ -20,8 +20,9 @@ from accel.checkpoints.rank_state import RankState
 from accel_backends.checkpoint_formats.choosing import format_of, format_of_optimizer, saved_models
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
-from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_data.loader_files import load_into
@@ -186,7 +187,7 @@ class Restoration:
         if name not in self.names:
             return
         with self.strict.loading(name, into):
-            content = read_torch_file(regular_file(self.folder, name))
+            content = read_torch_file(checked_file(self.folder, name))
 
             def load_content() -> None:
                 with self.strict.loading(name, into):

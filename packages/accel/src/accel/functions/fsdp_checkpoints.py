@@ -31,8 +31,9 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     sharded_folder,
 )
-from accel_checkpoint.files import force_to_disk, make_durably, regular_file
+from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
@@ -113,7 +114,7 @@ def load_fsdp_model(
     )
     if isinstance(form, FullFormat):
         saved: SavedState = WholeState(
-            read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
+            read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
         )
         files.check(saved)
         files.load(saved)
