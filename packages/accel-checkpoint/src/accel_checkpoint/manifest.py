@@ -45,6 +45,8 @@ class FileEntry:
         digest: Digest of the content; see `digests`.
         rank: The rank that wrote it.
         place: The file system that holds it: 0 for rank 0's, otherwise the rank of the node.
+        nonfinite: Name of the first tensor in it with values that are not finite; empty if there is none, or if the
+            file is not one of weights or of an optimizer.
     """
 
     name: str
@@ -52,6 +54,7 @@ class FileEntry:
     digest: str
     rank: int = 0
     place: int = 0
+    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,19 @@ class Manifest:
         return [entry for entry in self.files if entry.place == self.place]
 
     @property
+    def nonfinite(self) -> str:
+        """The first tensor with values that are not finite, and its file; empty if there is none."""
+        return first_nonfinite(self.files)
+
+    @property
     def num_bytes(self) -> int:
         """Total size of the files on all nodes."""
         return sum(entry.num_bytes for entry in self.files)
+
+
+def first_nonfinite(files: Sequence[FileEntry]) -> str:
+    """Return the first tensor with values that are not finite, and its file; empty if there is none."""
+    return next((f"`{entry.nonfinite}` of `{entry.name}`" for entry in files if entry.nonfinite), "")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

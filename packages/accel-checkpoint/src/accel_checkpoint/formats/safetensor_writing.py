@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -60,7 +60,11 @@ class Writable(Protocol):
 
 
 def write_safetensors(
-    sink: Writable, tensors: Mapping[str, torch.Tensor | DeferredTensor], *, metadata: Mapping[str, str]
+    sink: Writable,
+    tensors: Mapping[str, torch.Tensor | DeferredTensor],
+    *,
+    metadata: Mapping[str, str],
+    examine: Callable[[str, torch.Tensor], None] | None = None,
 ) -> None:
     """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
 
@@ -71,6 +75,7 @@ def write_safetensors(
         sink: Receives the bytes, from the start of the file.
         tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
         metadata: Strings for the header.
+        examine: Called with each name and tensor before it is written.
 
     Raises:
         CheckpointError: If the format has no name for a dtype.
@@ -96,7 +101,10 @@ def write_safetensors(
     sink.write(len(text).to_bytes(8, "little") + text)
     for name in names:
         if tensors[name].nbytes:
-            sink.write(bytes_of(fetched(tensors[name])))
+            tensor = fetched(tensors[name])
+            if examine is not None:
+                examine(name, tensor)
+            sink.write(bytes_of(tensor))
 
 
 def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:

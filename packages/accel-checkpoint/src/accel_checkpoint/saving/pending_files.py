@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from accel_checkpoint.file_names import MANIFEST_NAME, weight_format
+from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file, weight_format
 from accel_checkpoint.files import is_plain_name
 from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
 from accel_checkpoint.formats.plain_data import check_plain
@@ -97,7 +97,10 @@ class TorchFile:
 
     def write(self, sink: FileSink) -> None:
         """Write the content; deferred tensors are fetched before, and are in memory together."""
-        torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
+        content = map_tensors(self.content, compact_on_cpu)
+        if is_trained_file(self.name):
+            examine_tensors(content, sink)
+        torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ class SafetensorsFile:
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        write_safetensors(sink, self.tensors, metadata=self.metadata)
+        examine = sink.examine if is_trained_file(self.name) else None
+        write_safetensors(sink, self.tensors, metadata=self.metadata, examine=examine)
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,9 @@ def write_files(
         sink = write_file(file, folder, progress=progress)
         if sink.note:
             (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
-        return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
+        return FileEntry(
+            file.name, sink.num_bytes, sink.digest, rank=rank, place=place, nonfinite=sink.nonfinite
+        )
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
@@ -261,6 +267,16 @@ def write_file(
     with FileSink(path, progress=progress) as sink:
         file.write(sink)
     return sink
+
+
+def examine_tensors(content: Any, sink: FileSink) -> None:
+    """Look for values that are not finite in all tensors of nested containers."""
+
+    def examined(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+        sink.examine(".".join(map(str, path)), tensor)
+        return tensor
+
+    map_tensors(content, examined)
 
 
 def _reject_meta_tensors(state: Mapping[str, Any], *, index: int) -> None:

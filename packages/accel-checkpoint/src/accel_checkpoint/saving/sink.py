@@ -9,7 +9,10 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Self
 
+import torch
+
 from accel_checkpoint.digests import Digest
+from accel_checkpoint.saving.finite import is_finite
 from accel_checkpoint.saving.progress import Progress
 
 _CHUNK_BYTES = 4 * 2**20
@@ -35,6 +38,8 @@ class FileSink:
         self.num_bytes = 0
         self.note = ""
         """What rank 0 needs to know about the content; see `MergedFile`."""
+        self.nonfinite = ""
+        """Name of the first tensor with values that are not finite."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +67,11 @@ class FileSink:
         for start in range(0, len(view), _CHUNK_BYTES):
             self._append(view[start : start + _CHUNK_BYTES])
         return len(view)
+
+    def examine(self, name: str, tensor: torch.Tensor) -> None:
+        """Look for values that are not finite in a tensor that is written."""
+        if not self.nonfinite and not is_finite(tensor):
+            self.nonfinite = name
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""

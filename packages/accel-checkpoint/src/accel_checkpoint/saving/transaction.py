@@ -12,7 +12,7 @@ from typing import Self
 
 from accel_checkpoint.digests import digest_of
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
+from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
@@ -191,7 +191,14 @@ class Transaction:
             self._agree("collected")
 
     def _entry(self, name: str, sink: FileSink) -> FileEntry:
-        return FileEntry(name, sink.num_bytes, sink.digest, rank=self.topology.rank, place=self.place)
+        return FileEntry(
+            name,
+            sink.num_bytes,
+            sink.digest,
+            rank=self.topology.rank,
+            place=self.place,
+            nonfinite=sink.nonfinite,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -241,6 +248,7 @@ class Transaction:
                 self._write_merged()
                 self._commit_part(self._listed)
                 self._is_saved = True
+                self._warn_of_nonfinite()
         if is_main and self.staging.is_committed:
             self._is_saved = self._is_saved or None
         if has_parts:
@@ -248,7 +256,7 @@ class Transaction:
             self._agree("published")
         with self.recording_failure():
             if self.is_owner and self.failure is None:
-                self._clean_up()
+                self._clean_up(nonfinite=first_nonfinite(self._listed or verdict.files))
         self.staging.release()
         self._agree("committed")
 
@@ -336,10 +344,18 @@ class Transaction:
         self._listed += [entry for report in reports for entry in report.files]
         return verdict_on(reports, target=self.request.target).encode()
 
-    def _clean_up(self) -> None:
+    def _warn_of_nonfinite(self) -> None:
+        if nonfinite := first_nonfinite(self._listed):
+            warn_user(
+                f"Values that are not finite are saved, first in {nonfinite}. The last finite checkpoint is not removed: "
+                "resume from it.",
+                main_process_only=False,
+            )
+
+    def _clean_up(self, *, nonfinite: str) -> None:
         target = self.request.target
         try:
-            self.staging.finalize()
+            self.staging.finalize(keep_finite=bool(nonfinite))
             if self.request.keep is not None:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
             remove_stale_folders(self.staging.path.parent)

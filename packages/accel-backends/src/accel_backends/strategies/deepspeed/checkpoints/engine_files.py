@@ -13,7 +13,7 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.pending_files import PendingFile
+from accel_checkpoint.saving.pending_files import PendingFile, examine_tensors
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
@@ -134,7 +134,9 @@ class EngineFile:
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
+        content = map_tensors(self.content, compact_on_cpu)
+        examine_tensors(content, sink)
+        torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
