@@ -46,8 +46,7 @@ def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
     for path in older[: max(0, len(older) - (keep - 1))]:
         if path == last_finite:
             warn_user(
-                f"`{path}` is kept beyond the limit of {keep}: it is the newest checkpoint without values that are not "
-                "finite.",
+                f"`{path}` is kept beyond the limit of {keep}: it is the last finite checkpoint. Resume from it.",
                 main_process_only=False,
             )
         else:

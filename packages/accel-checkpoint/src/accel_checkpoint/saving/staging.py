@@ -94,7 +94,8 @@ class Staging:
             remove_folder(kept)
         old.rename(kept)
         warn_user(
-            f"`{kept}` is the checkpoint that was replaced, the last finite one.", main_process_only=False
+            f"`{kept}` is the checkpoint that was replaced, the last finite one. Resume from it.",
+            main_process_only=False,
         )
 
     def roll_back(self) -> None:

@@ -347,8 +347,8 @@ class Transaction:
     def _warn_of_nonfinite(self) -> None:
         if nonfinite := first_nonfinite(self._listed):
             warn_user(
-                f"Values that are not finite are saved, first in {nonfinite}. The last finite checkpoint is not removed: "
-                "resume from it.",
+                f"Values that are not finite are saved, first in {nonfinite}. The last finite checkpoint is kept. "
+                "Resume from that one.",
                 main_process_only=False,
             )
 
