@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,7 +241,7 @@ class Recording:
 
 def record(patch: pytest.MonkeyPatch, root: Path) -> Recording:
     """Record the calls below a folder from now on, until the patches are undone."""
-    recording = Recording(root)
+    recording, lock = Recording(root), threading.RLock()
     recording.look()
 
     def located(path, dir_fd=None) -> Path:
@@ -249,7 +250,12 @@ def record(patch: pytest.MonkeyPatch, root: Path) -> Recording:
 
     def watch(module, name, wrapped):
         real = getattr(module, name)
-        patch.setattr(module, name, lambda *args, **options: wrapped(real, *args, **options))
+
+        def watched(*args, **options):
+            with lock:  # several threads write files
+                return wrapped(real, *args, **options)
+
+        patch.setattr(module, name, watched)
 
     def opened(real, path, *args, **options):
         is_new = not isinstance(path, int) and not os.path.lexists(path)
