@@ -345,6 +345,7 @@ def build(recording: Recording, entries: dict[tuple[int, str], int], state: Stat
                 inodes.append((child, place / name))
             elif inode == parent:
                 (place / name).write_bytes(recording.content(child, state))
+                os.utime(place / name, (max(0, -child), max(0, -child)))  # later files have larger numbers
 
 
 def problem_of(folder: Path, *, allowed: set[float]) -> str:
