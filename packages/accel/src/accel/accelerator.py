@@ -1232,6 +1232,7 @@ class Accelerator:
         strict: bool = True,
         restore_loaders: bool | None = None,
         missing_ok: bool = False,
+        trusted: bool = False,
         **load_model_func_kwargs: Any,
     ) -> bool:
         """Load a checkpoint into what was prepared and registered, the same objects in the same order.
@@ -1251,6 +1252,8 @@ class Accelerator:
                 `use_stateful_dataloader`, and after `handle_preemption`.
             missing_ok: Load nothing if the project has no complete checkpoint yet, for scripts that are started again
                 until they are done; only without `input_dir`.
+            trusted: Load pickled files of others also with a torch before 2.10, which such files can make run code.
+                Checkpoints of this process and of the project's folder need it not.
             **load_model_func_kwargs: As DeepSpeed names them, for every strategy: `load_module_strict=False` (weights
                 that are missing or left over are a warning), `load_optimizer_states=False`,
                 `load_lr_scheduler_states=False`, and `load_module_only=True` (neither of them).
@@ -1268,6 +1271,7 @@ class Accelerator:
             strict=strict,
             restore_loaders=restore_loaders,
             missing_ok=missing_ok,
+            trusted=trusted,
             options=load_model_func_kwargs,
         )
 

@@ -13,12 +13,14 @@ from torch import nn
 from accel.checkpoints.load_choices import LoadChoices
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
+from accel_checkpoint import trusted_files
 from accel_checkpoint.ranks.agreement import first
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest, check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.saver import Saver
+from accel_checkpoint.saving.transaction import is_saved_here
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -36,8 +38,11 @@ def load_checkpoint(
     is_strict: bool,
     restore_loaders: bool,
     choices: LoadChoices,
+    is_trusted: bool,
 ) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
+
+    With ``is_trusted``, or if this process has saved it, its pickles are read by any torch; see `trusted_files`.
 
     Returns:
         Number of the next checkpoint; None if the checkpoints have no numbers.
@@ -62,7 +67,7 @@ def load_checkpoint(
             next_number = _next_number(found)
     next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
     assert found is not None
-    with ExitStack() as opened:
+    with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
         with _not_loaded(saver, "opened", folder) as deferred:
             bare = prepared.bare_models()
             left = list(bare)

@@ -202,6 +202,7 @@ class Checkpointer:
         strict: bool,
         restore_loaders: bool | None,
         missing_ok: bool,
+        trusted: bool,
         options: Mapping[str, Any],
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
@@ -236,6 +237,7 @@ class Checkpointer:
                     is_strict=strict,
                     restore_loaders=restore_loaders,
                     choices=choices,
+                    is_trusted=trusted or self._is_of_project(folder),
                 )
                 break
             except ReplacedError:
@@ -356,6 +358,11 @@ class Checkpointer:
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
+
+    def _is_of_project(self, folder: Path) -> bool:
+        """Whether a folder lies in that of the run's own checkpoints."""
+        own = self._folder_of_checkpoints()
+        return own is not None and folder.resolve().is_relative_to(own.resolve())
 
     def _folder_of_checkpoints(self) -> Path | None:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
