@@ -16,7 +16,7 @@ from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of, remove_hook_
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.loading.filling import LoadOptions
 from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Prefetcher
@@ -281,12 +281,12 @@ def load_checkpoint_and_dispatch(
         )  # fmt: skip
         index: dict[str, Any] = {}
     else:
-        destination = Destination(
+        options = LoadOptions(
             placed, None if dtype is None else as_torch_dtype(dtype),
             folder=None if offload_folder is None else Path(offload_folder),
             offload_buffers=offload_buffers, may_map=mmap,
         )  # fmt: skip
-        index = load_weights(model, checkpoint, destination, strict=strict)
+        index = load_weights(model, checkpoint, options, strict=strict)
     if placed is None:
         return model
     return dispatch_model(

@@ -149,6 +149,18 @@ def set_module_tensor_to_device(
         clear_device_cache()
 
 
+_PLAIN_SETATTR = nn.Module.__setattr__
+
+
+def assign(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Put ``tensor`` in the place of a parameter or buffer of ``owner``; much faster than ``setattr``."""
+    if type(owner).__setattr__ is _PLAIN_SETATTR:
+        members: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+        members[name] = tensor
+    else:
+        setattr(owner, name, tensor)  # recurrent layers also keep a list of their weights
+
+
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
     """Make the names of each group one parameter again: the first that is not on the meta device.
 

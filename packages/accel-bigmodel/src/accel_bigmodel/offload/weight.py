@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 import weakref
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from torch import nn
 
 from accel_bigmodel.offload.store import is_shared, read_ahead
 from accel_bigmodel.tensors import as_parameter_like, kind_of, resident_class
+from accel_bigmodel.transfers import Transfer, is_copied, start_transfer
 from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ class OffloadedWeight:
         self.is_changed = False  # whether other values than those in the first `weights` were stored
         self._copy_on_write = copy_on_write
         self._live: _Live | None = None
-        self._prefetched: _Transfer | None = None
+        self._prefetched: Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
         self._resident: torch.Tensor | None = None
 
@@ -166,7 +166,7 @@ class OffloadedWeight:
             if self._live is not None or self._prefetched is not None:
                 return
             if is_copied(self.device):
-                self._prefetched = _start_transfer(self.stored(), self.device, prefetch=True)
+                self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
             else:
                 read_ahead(self.weights, self.key)
 
@@ -197,7 +197,7 @@ class OffloadedWeight:
             if transfer is not None:
                 values = transfer.wait()
             elif is_copied(self.device):
-                values = _start_transfer(self.stored(), self.device).wait()
+                values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
             if values.shape != placeholder.shape and kind_of(resident_class(placeholder)).has_shape_of_values:
@@ -243,49 +243,3 @@ class OffloadedWeight:
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
             "(or `save_pretrained`), then load and offload them where the model is needed."
         )
-
-
-def is_copied(device: torch.device) -> bool:
-    """Whether a weight that is used on ``device`` is a copy; on the CPU it is the stored tensor."""
-    return device.type != "cpu"
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """A copy to a device, which may still be in progress.
-
-    Args:
-        tensor: The values on the device.
-        event: Recorded when the copy is done, if it runs in a side stream.
-        source: What the copy reads from; kept alive until it is done.
-    """
-
-    tensor: torch.Tensor
-    event: Any = None
-    source: torch.Tensor | None = None
-
-    def wait(self) -> torch.Tensor:
-        """Make the current stream wait for the copy, and return the tensor."""
-        if self.event is not None:
-            stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
-            stream.wait_event(self.event)
-            self.tensor.record_stream(stream)
-            self.event = self.source = None
-        return self.tensor
-
-
-def _start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> _Transfer:
-    """Start to copy ``stored`` to ``device``; prefetched values pass through pinned memory in a side stream."""
-    if not prefetch or device.type != "cuda" or stored.device.type != "cpu":
-        return _Transfer(stored.to(device, copy=True))
-    pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
-    stream = _side_stream(device)
-    with torch.get_device_module(device).stream(stream):
-        copied = pinned.to(device, non_blocking=True)
-        event = stream.record_event()
-    return _Transfer(copied, event, pinned)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    return torch.get_device_module(device).Stream(device)
