@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.store import is_shared, read_ahead
-from accel_bigmodel.tensors import as_parameter_like, kind_of, resident_class
+from accel_bigmodel.tensors import as_parameter_like, has_shape_of_values
 from accel_bigmodel.transfers import Transfer, is_copied, start_transfer
 from accel_state.errors import ConfigError, StateError
 
@@ -200,7 +200,7 @@ class OffloadedWeight:
                 values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
-            if values.shape != placeholder.shape and kind_of(resident_class(placeholder)).has_shape_of_values:
+            if values.shape != placeholder.shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
                     f"{tuple(values.shape)}. Give the weights of this model."
