@@ -281,7 +281,11 @@ def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     if _is_a(wanted, _FOUR_BITS):
         made = make(plain, requires_grad=requires_grad, **attributes).to(plain.device)
         return made
-    if isinstance(values, wanted) and isinstance(values, nn.Parameter) and values.requires_grad == requires_grad:
+    if (
+        isinstance(values, wanted)
+        and isinstance(values, nn.Parameter)
+        and values.requires_grad == requires_grad
+    ):
         made = values
     else:
         kind = make if issubclass(wanted, nn.Parameter) else nn.Parameter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,13 @@ from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class WeightSource:
-    """Where the caller stores the weights; the fields are arguments of `dispatch_model`."""
-
-    state_dict: Mapping[str, torch.Tensor] | None = None
-    offload_dir: str | os.PathLike[str] | None = None
-    offload_index: Mapping[str, Any] | None = None
-
-
 def offloaded_weights(
     tensors: Sequence[NamedTensor],
     device_map: DeviceMap,
-    source: WeightSource,
     *,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    index: Mapping[str, Any] | None = None,
     offloaded_devices: Sequence[str] = ("cpu", "disk"),
 ) -> OffloadedWeightsLoader:
     """Return the stored weights of offloaded modules; those on disk are written there first.
@@ -45,15 +37,16 @@ def offloaded_weights(
     Args:
         tensors: The tensors of the model.
         device_map: As for `dispatch_model`.
-        source: Where weights may be stored already.
+        state_dict: As for `dispatch_model`, and so are the next two: where weights may be stored already.
+        folder: See there, ``offload_dir``.
+        index: See there, ``offload_index``.
         offloaded_devices: Values in the map that mean offloading: ``"disk"``, and ``"cpu"`` unless that is the main
             device. Tied weights on the CPU are always stored.
 
     Raises:
         ConfigError: If weights go to disk and there is no folder for them.
     """
-    given, folder, index = source.state_dict, source.offload_dir, source.offload_index
-    lookup = DeviceLookup(device_map)
+    given, lookup = state_dict, DeviceLookup(device_map)
     groups = [sorted(named.names) for named in tensors]
     state, for_disk = dict(given or {}), dict[str, list[str]]()
     for named, names in zip(tensors, groups, strict=True):
