@@ -144,7 +144,7 @@ def set_module_tensor_to_device(
     if fp16_statistics is not None:
         new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
     if new is not old:
-        setattr(owner, name, new) if isinstance(new, nn.Parameter) else members.__setitem__(name, new)
+        assign(owner, name, new)
     if clear_cache and new is not old and target.type not in ("cpu", "meta"):
         clear_device_cache()
 

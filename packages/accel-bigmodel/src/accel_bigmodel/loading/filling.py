@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.loading.matching import match
-from accel_bigmodel.loading.reads import ParallelReads
+from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.tensors import as_parameter_like, assign
@@ -136,7 +136,7 @@ class CheckpointLoader:
                     self._duplicates.append((name, named, mapped.tensor(place)))
             elif device is None and (place.dtype == dtype or self._options.folder is None):
                 self._leave_in_file(name, named, dtype, layout)
-            elif device is None or (self._options.may_map and device.type == "cpu" and place.dtype == dtype):
+            elif device is None or self._stays_mapped(place.dtype, dtype, device) or not can_read_to(device):
                 self._from_value(name, named, mapped.tensor(place), file.path)
             else:
                 self._read(named, file.path, place, device, dtype)
@@ -167,21 +167,23 @@ class CheckpointLoader:
         else:
             tensor = torch.empty(place.shape, dtype=dtype, device=device)
             self._fresh.append((named, tensor))
-        if not tensor.is_meta:
-            self._reads.add(tensor, path, place)
+        self._reads.add(tensor, path, place)
 
     def _from_value(self, name: str, named: NamedTensor, value: torch.Tensor, path: Path) -> None:
         """Load a tensor that is in memory, or mapped."""
         device, dtype = self._device(named), self._options.dtype_of(name, named.tensor)
         if device is None:
             self._write_to_folder(name, named, value, dtype, path)
-        elif self._options.may_map and device.type == "cpu" and value.dtype == dtype:
+        elif self._stays_mapped(value.dtype, dtype, device):
             self._replace(named, value)
         elif _is_on(named.tensor, device, dtype):
             named.tensor.copy_(value)
         else:
             # Always copy: `value` may be a mapping of the file.
             self._replace(named, value.to(device=device, dtype=dtype, copy=True))
+
+    def _stays_mapped(self, stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
+        return self._options.may_map and device.type == "cpu" and stored == dtype
 
     def _set(self, named: NamedTensor, fresh: torch.Tensor) -> None:
         if _is_on(named.tensor, fresh.device, fresh.dtype):

@@ -53,6 +53,11 @@ class _Staged:
         return self.memory
 
 
+def can_read_to(device: torch.device) -> bool:
+    """Whether `ParallelReads` fills tensors on ``device``."""
+    return device.type == "cpu" or copy_stream(device) is not None
+
+
 class ParallelReads:
     """Reads from many files, into tensors on the CPU without a copy, into others through a ring of buffers.
 
@@ -90,14 +95,12 @@ class ParallelReads:
         """
         devices = {part.device for parts in self._parts.values() for part in parts}
         self._streams = {device: copy_stream(device) for device in devices if device is not None}
-        # Memory of the tensors may still be in use by earlier work in the current stream.
-        for device, stream in self._streams.items():
-            if stream is not None:
-                stream.wait_stream(torch.get_device_module(device).current_stream(device))
-        if self._streams:
-            is_pinned = any(stream is not None for stream in self._streams.values())
-            for _ in range(_NUM_STAGED):
-                self._ring.put(_Staged(_READ_BYTES, is_pinned=is_pinned))
+        streams = {device: stream for device, stream in self._streams.items() if stream is not None}
+        for device, stream in streams.items():
+            # Memory of the tensors may still be in use by earlier work in the current stream.
+            stream.wait_stream(torch.get_device_module(device).current_stream(device))
+        for _ in range(_NUM_STAGED if self._streams else 0):
+            self._ring.put(_Staged(_READ_BYTES, is_pinned=bool(streams)))
         try:
             with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="accel-read") as pool:
                 for path, parts in self._parts.items():
@@ -106,9 +109,8 @@ class ParallelReads:
                         for _ in pool.map(read, _jobs(parts)):
                             pass
         finally:
-            for stream in self._streams.values():
-                if stream is not None:
-                    stream.synchronize()  # the host waits: buffers and tensors may be freed from here on
+            for stream in streams.values():
+                stream.synchronize()  # the host waits: buffers and tensors may be freed from here on
 
     def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> None:
         """Read adjacent parts, for tensors that are all written directly or all on one device."""
