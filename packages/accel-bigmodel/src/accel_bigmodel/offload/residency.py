@@ -187,7 +187,10 @@ class Prefetcher:
             if following is None or following is block:
                 return
             self._predicted = following
-        _worker.submit(self, following)
+        if any(weight.is_copied for weight in following.weights):
+            _worker.submit(self, following)
+        else:
+            _fetch(self, following)  # the system reads ahead on its own: nothing here waits for it
 
     def expects(self, block: Residency) -> bool:
         """Whether ``block`` is still the predicted one."""

@@ -160,12 +160,17 @@ class OffloadedWeight:
             if device != self.device:
                 self.device, self._prefetched = device, None
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the values are copied to their device; on the CPU they are used where they are stored."""
+        return is_copied(self.device)
+
     def prefetch(self) -> None:
-        """Start to copy the values to their device, or to read them into memory; called from a background thread."""
+        """Start to copy the values to their device, which may block, or to read them into memory."""
         with self.lock:
             if self._live is not None or self._prefetched is not None:
                 return
-            if is_copied(self.device):
+            if self.is_copied:
                 self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
             else:
                 read_ahead(self.weights, self.key)
@@ -196,7 +201,7 @@ class OffloadedWeight:
             transfer, self._prefetched = self._prefetched, None
             if transfer is not None:
                 values = transfer.wait()
-            elif is_copied(self.device):
+            elif self.is_copied:
                 values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
