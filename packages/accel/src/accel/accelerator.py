@@ -23,9 +23,9 @@ import accel_backends
 import accel_data
 import accel_ops
 from accel.aliases import aliases
+from accel.checkpoints.checkpointer import Checkpointer
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
-from accel.run.checkpointer import Checkpointer
 from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
 from accel.run.ending import attempt_all
 from accel.run.model_saver import ModelSaver
@@ -71,8 +71,8 @@ from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
-    from accel.checkpoints.collection import SaveHook
-    from accel.checkpoints.loader import LoadHook
+    from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.saving import SaveHook
     from accel.preemption.preemption import Preemption
     from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
