@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from accel_backends import Precision, Strategy
-from accel_backends.checkpoint_formats.choosing import (
-    format_of,
-    format_of_optimizer,
-    saved_models,
-    saved_optimizers,
-)
+from accel_backends.checkpoint_formats.choosing import formats_of_models, formats_of_optimizers
 from accel_backends.checkpoint_formats.model_state import check_model, load_model
 from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
@@ -114,7 +109,7 @@ class SavedRun:
     """
 
     found: Found
-    names: Sequence[str]
+    names: Collection[str]
     rank: int
     layout: MeshLayout
     strict: Strictness
@@ -122,6 +117,16 @@ class SavedRun:
     restore_loaders: bool
     opened: ExitStack
     restarted_loaders: list[str] = field(default_factory=list)
+
+    @cached_property
+    def model_formats(self) -> dict[int, CheckpointFormat]:
+        """Format of each model, by index."""
+        return formats_of_models(self.names)
+
+    @cached_property
+    def optimizer_formats(self) -> dict[int, CheckpointFormat]:
+        """Format of each optimizer, by index."""
+        return formats_of_optimizers(self.names)
 
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
@@ -171,25 +176,30 @@ class StateItem(ABC):
     is_collective: ClassVar[bool] = False
     """Whether all ranks must call `save` together."""
 
-    @property
+    @staticmethod
     @abstractmethod
-    def file(self) -> str:
-        """Name of its file, for messages that of one of its files."""
+    def file_of(index: int) -> str:
+        """Return the name of a file of this kind; for messages, if there are several."""
+
+    @staticmethod
+    @abstractmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        """Return the indexes of this kind in a checkpoint, sorted."""
 
     @property
-    def label(self) -> str:
-        """What messages call it."""
-        return f"{self.kind} {self.index} ({self.of_class.__name__})"
+    def file(self) -> str:
+        """Name of its file."""
+        return self.file_of(self.index)
 
     @property
     def of_class(self) -> type:
         """The user's class."""
         return type(self.value)
 
-    @classmethod
-    @abstractmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of this kind in a checkpoint, by index."""
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.kind} {self.index} ({self.of_class.__name__})"
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of its file in a checkpoint; None if it has none."""
@@ -220,7 +230,7 @@ class StateItem(ABC):
         """Whether a mismatch is an error."""
         return saved.strict
 
-    def is_open(self, content: Any) -> bool:
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
         """Whether all its files are open, so that another save may replace them before `load`."""
         return True
 
@@ -236,71 +246,60 @@ class ModelItem(StateItem):
     key = "models"
     is_collective = True
 
-    @property
-    def file(self) -> str:
-        """Name of its file."""
-        return weight_format(self.index, safe=True).whole
+    @staticmethod
+    def file_of(index: int) -> str:
+        return weight_format(index, safe=True).whole
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return sorted(saved.model_formats)
 
     @property
     def of_class(self) -> type:
-        """The user's class."""
         return type(self.run.strategy.unwrap(self.value, keep_torch_compile=False))
 
     @property
     def label(self) -> str:
-        """What messages call it."""
         return f"model {self.index} ({class_name(self.of_class).rpartition('.')[2]})"
 
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of models, by index."""
-        return {index: weight_format(index, safe=True).whole for index in saved_models(names)}
-
     def file_in(self, saved: SavedRun) -> str | None:
-        """Return the name that messages use for its files; None if it has none."""
-        if self.index not in saved_models(saved.names):
-            return None
-        return format_of(saved.names, index=self.index).model_file(self.index)
+        form = saved.model_formats.get(self.index)
+        return None if form is None else form.model_file(self.index)
 
     def save(self, choices: SaveChoices) -> Files:
-        """Return the files that this rank writes."""
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> tuple[CheckpointFormat, SavedState, ExitStack]:
+    def read(self, saved: SavedRun, name: str) -> tuple[SavedState, ExitStack]:
         """Open and check its files."""
         self._reject_meta_parameters()
-        form = format_of(saved.names, index=self.index)
         closing = saved.opened.enter_context(ExitStack())
-        state = closing.enter_context(form.open_model(saved.found.path, index=self.index))
-        self._report(check_model(self.run.strategy, self.value, state), saved, name)
-        return form, state, closing
+        opening = saved.model_formats[self.index].open_model(saved.found.path, index=self.index)
+        state = closing.enter_context(opening)
+        self._report(check_model(self.run.strategy, self.value, state), saved)
+        return state, closing
 
-    def load(self, content: tuple[CheckpointFormat, SavedState, ExitStack], saved: SavedRun) -> None:
+    def load(self, content: tuple[SavedState, ExitStack], saved: SavedRun) -> None:
         """Copy the weights into the model, and close its files."""
-        form, state, closing = content
+        state, closing = content
         with closing, _without_placeholder_warnings():
-            misfits = load_model(self.run.strategy, self.value, state)
-        self._report(misfits, saved, form.model_file(self.index))
+            self._report(load_model(self.run.strategy, self.value, state), saved)
 
     def strictness(self, saved: SavedRun) -> Strictness:
-        """Whether a mismatch is an error."""
         return saved.strict_models
 
-    def is_open(self, content: tuple[CheckpointFormat, SavedState, ExitStack]) -> bool:
-        """Whether all its files are open."""
-        return content[0].opens_all
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
+        return saved.model_formats[self.index].opens_all
 
-    def _report(self, misfits: Sequence[str], saved: SavedRun, name: str) -> None:
+    def _report(self, misfits: Sequence[str], saved: SavedRun) -> None:
         if misfits:
-            self.strictness(saved).report(f"`{name}` does not fit {self.label}: {'; '.join(misfits)}.")
+            name, reasons = self.file_in(saved), "; ".join(misfits)
+            saved.strict_models.report(f"`{name}` does not fit {self.label}: {reasons}.")
 
     def _reject_meta_parameters(self) -> None:
         """Reject parameters on the meta device, except offloaded weights and deferred ones, which can be loaded."""
         bare = self.run.strategy.unwrap(self.value, keep_torch_compile=False)
         on_meta = [name for name, one in bare.named_parameters() if one.is_meta and weight_of(one) is None]
-        if not on_meta:
-            return
-        own = self.run.strategy.state_to_fill(self.value)
+        own = self.run.strategy.state_to_fill(self.value) if on_meta else {}
         for name in on_meta:
             if not isinstance(own.get(name), DeferredTensor):
                 raise CheckpointError(
@@ -315,29 +314,21 @@ class OptimizerItem(StateItem):
     kind = "optimizer"
     key = OPTIMIZER_NAME
     is_collective = True
+    file_of = staticmethod(partial(numbered_file, OPTIMIZER_NAME))
 
-    @property
-    def file(self) -> str:
-        """Name of its file."""
-        return numbered_file(OPTIMIZER_NAME, self.index)
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return sorted(saved.optimizer_formats)
 
     @property
     def of_class(self) -> type:
-        """The class of the user's optimizer."""
         return self.run.strategy.optimizer_class(self.value)
 
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of optimizers, by index."""
-        return {index: numbered_file(OPTIMIZER_NAME, index) for index in saved_optimizers(names)}
-
     def file_in(self, saved: SavedRun) -> str | None:
-        """Return the name of its file or folder; None if it has none."""
-        form = format_of_optimizer(saved.names, index=self.index)
+        form = saved.optimizer_formats.get(self.index)
         return None if form is None else form.optimizer_file(self.index)
 
     def save(self, choices: SaveChoices) -> Files:
-        """Return the files that this rank writes."""
         run = self.run
         if run.form.is_per_rank:
             state: Mapping[str, Any] = run.strategy.own_optimizer_state(self.value)
@@ -345,32 +336,29 @@ class OptimizerItem(StateItem):
             state = run.strategy.local_optimizer_state(self.value, run.model_of(self.value))
         return run.form.optimizer_files(state, self._parameters, index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> tuple[CheckpointFormat, Mapping[str, Any]]:
+    def read(self, saved: SavedRun, name: str) -> Mapping[str, Any]:
         """Read the state, which may be mapped from its file."""
-        strategy, inner = self.run.strategy, self._inner
-        form = format_of_optimizer(saved.names, index=self.index)
-        assert form is not None
+        saved.check_class(self.key, self.index, self.of_class)
+        strategy, inner, form = self.run.strategy, self._inner, saved.optimizer_formats[self.index]
         parameters = partial(strategy.own_optimizer_state, inner) if form.is_per_rank else self._parameters
         state = form.read_optimizer(saved.found.path, parameters, index=self.index)
-        saved.check_class(self.key, self.index, self.of_class)
         # In a format that each rank reads alone, reading has compared them.
         misfit = None if form.is_per_rank else misfit_of(inner, state, strategy.optimizer_shapes(inner))
         if misfit is not None:
             raise ValueError(misfit)
-        return form, state
+        return state
 
-    def load(self, content: tuple[CheckpointFormat, Mapping[str, Any]], saved: SavedRun) -> None:
+    def load(self, content: Mapping[str, Any], saved: SavedRun) -> None:
         """Copy the state into the optimizer."""
-        (form, state), strategy = content, self.run.strategy
-        own = state if strategy.capabilities.copies_loaded_states else without_file(self._inner, state)
-        if form.is_per_rank:
+        strategy = self.run.strategy
+        own = content if strategy.capabilities.copies_loaded_states else without_file(self._inner, content)
+        if saved.optimizer_formats[self.index].is_per_rank:
             self.value.load_state_dict(dict(own))
         else:
             strategy.load_optimizer_state(self.value, own, self.run.model_of(self.value))
 
-    def is_open(self, content: tuple[CheckpointFormat, Mapping[str, Any]]) -> bool:
-        """Whether all its files are open."""
-        return content[0].opens_all
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
+        return saved.optimizer_formats[self.index].opens_all
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -385,27 +373,19 @@ class CustomItem(StateItem):
 
     kind = "custom object"
     key = "custom"
+    file_of = staticmethod(custom_file)
 
-    @property
-    def file(self) -> str:
-        """Name of its file."""
-        return custom_file(self.index)
-
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of registered objects, by index."""
-        return {index: custom_file(index) for index in numbers_of_custom(names)}
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of_custom(saved.names)
 
     def save(self, choices: SaveChoices) -> Files:
-        """Return the file, on the rank that writes what all ranks share."""
         return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
 
     def read(self, saved: SavedRun, name: str) -> Any:
-        """Return the content of the file."""
         return saved.content(name)
 
     def load(self, content: Any, saved: SavedRun) -> None:
-        """Load the state."""
         self.value.load_state_dict(content)
 
 
@@ -414,29 +394,23 @@ class SchedulerItem(CustomItem):
 
     kind = "scheduler"
     key = SCHEDULER_NAME
+    file_of = staticmethod(partial(numbered_file, SCHEDULER_NAME))
 
-    @property
-    def file(self) -> str:
-        """Name of its file."""
-        return numbered_file(SCHEDULER_NAME, self.index)
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of(SCHEDULER_NAME, saved.names)
 
     @property
     def of_class(self) -> type:
-        """The class of the user's scheduler."""
         return type(getattr(self.value, "scheduler", self.value))
-
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of schedulers, by index."""
-        return {index: numbered_file(SCHEDULER_NAME, index) for index in numbers_of(SCHEDULER_NAME, names)}
 
     def read(self, saved: SavedRun, name: str) -> Any:
         """Return the content of the file; torch's schedulers would load any dict."""
         saved.check_class(self.key, self.index, self.of_class)
         content = saved.content(name)
-        missing = [key for key in self.value.state_dict() if not key.startswith("_") and key not in content]
-        if missing:
-            raise ValueError(f"it has no `{missing[0]}`, so it is the state of another kind of scheduler")
+        for key in self.value.state_dict():
+            if not key.startswith("_") and key not in content:
+                raise ValueError(f"it has no `{key}`, so it is the state of another kind of scheduler")
         return content
 
 
@@ -445,18 +419,19 @@ class ScalerItem(CustomItem):
 
     kind = "gradient scaler"
     key = ""
-    file = SCALER_NAME
     label = "the gradient scaler"
 
-    def report_missing(self, saved: SavedRun) -> None:
-        """Report that a checkpoint was saved without a scaler."""
-        note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
-        saved.report_missing(f"`{SCALER_NAME}`", note=note)
+    @staticmethod
+    def file_of(index: int) -> str:
+        return SCALER_NAME
 
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the file of the scaler, if any."""
-        return {0: SCALER_NAME} if SCALER_NAME in names else {}
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return [0] if SCALER_NAME in saved.names else []
+
+    def report_missing(self, saved: SavedRun) -> None:
+        note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
+        saved.report_missing(f"`{self.file}`", note=note)
 
 
 @dataclass
@@ -467,23 +442,19 @@ class LoaderItem(StateItem):
     """Number of its files: its own when saving; when loading, that of the loader saved in its place."""
 
     kind = "loader"
+    file_of = staticmethod(partial(numbered_file, LOADER_NAME))
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of(LOADER_NAME, saved.names)
 
     @property
     def file(self) -> str:
-        """Name of the main process's file."""
-        return numbered_file(LOADER_NAME, self.number)
+        return self.file_of(self.number)
 
     @property
     def label(self) -> str:
-        """What messages call it."""
         return f"loader {self.index}"
-
-    def report_missing(self, saved: SavedRun) -> None:
-        """Warn that the loader begins at its start, unless the checkpoint is of a package that saves no loaders."""
-        if saved.found.manifest is not None:
-            logger.warning(
-                "The checkpoint has no state of %s. Skip what was read with `skip_first_batches`.", self.label
-            )
 
     @property
     def is_under_way(self) -> bool:
@@ -496,11 +467,6 @@ class LoaderItem(StateItem):
     def was_left_early(self) -> bool:
         """Whether it is in the middle of an epoch and no loop reads it any more."""
         return isinstance(self.value, PreparedLoader) and self.value.is_mid_epoch and not self.is_under_way
-
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the main process's files of loaders, by number."""
-        return {number: numbered_file(LOADER_NAME, number) for number in numbers_of(LOADER_NAME, names)}
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
@@ -516,18 +482,23 @@ class LoaderItem(StateItem):
         return Files([TorchFile(name, content) for name in names])
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
-        """Return the file's name and content."""
         return name, saved.content(name)
 
     def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
         """Resume the loader, or let its epoch start over."""
-        manifest = saved.found.manifest
+        manifest, (name, state) = saved.found.manifest, content
         is_of_another = manifest is not None and manifest.is_of_rank_0_alone and self._has_state_per_rank
         position = saved.restore_loaders and not is_of_another
-        name, state = content
         was_mid_epoch = load_into(self.value, state, position=position, file_name=name)
         if was_mid_epoch and not position:
             saved.restarted_loaders.append(self.label)
+
+    def report_missing(self, saved: SavedRun) -> None:
+        """Warn that the loader begins at its start, unless the checkpoint is of a package that saves no loaders."""
+        if saved.found.manifest is not None:
+            logger.warning(
+                "The checkpoint has no state of %s. Skip what was read with `skip_first_batches`.", self.label
+            )
 
     @property
     def _has_state_per_rank(self) -> bool:
@@ -550,33 +521,31 @@ def model_items(run: RunObjects, models: Sequence[nn.Module]) -> list[ModelItem]
     return [ModelItem(run, index, model) for index, model in enumerate(models)]
 
 
-def loader_items(run: RunObjects, names: Collection[str] | None = None) -> list[LoaderItem]:
-    """Return an item for each loader with a state; with the names of a checkpoint, numbered as there.
+def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderItem]:
+    """Return an item for each loader with a state; numbered as in the checkpoint to load, if any.
 
     The numbers differ if the run that saved had prepared other loaders before, such as one for each epoch.
     """
     loaders = {n: one for n, one in run.loaders.items() if callable(getattr(one, "state_dict", None))}
-    if names is None:
-        return [LoaderItem(run, number, loader, number) for number, loader in loaders.items()]
-    saved = LoaderItem.saved(names)
-    others = iter([number for number in saved if number not in loaders])
+    numbers = loaders if saved is None else LoaderItem.indexes_in(saved)
+    others = iter([number for number in numbers if number not in loaders])
     return [
-        LoaderItem(run, index, loader, index if index in saved else next(others, index))
+        LoaderItem(run, index, loader, index if index in numbers else next(others, index))
         for index, loader in loaders.items()
     ]
 
 
-def other_items(run: RunObjects, names: Collection[str] | None = None) -> list[StateItem]:
+def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateItem]:
     """Return an item for each object that is no model, in the order in which they are loaded.
 
     Args:
         run: The run.
-        names: The file names of the checkpoint to load, if any.
+        saved: The checkpoint to load, if any.
     """
     return [
         *(OptimizerItem(run, index, one) for index, one in enumerate(run.optimizers)),
         *(SchedulerItem(run, index, one) for index, one in enumerate(run.schedulers)),
-        *loader_items(run, names),
+        *loader_items(run, saved),
         *([ScalerItem(run, 0, run.precision)] if run.precision.scaler is not None else []),
         *(CustomItem(run, index, one) for index, one in enumerate(run.custom)),
     ]

@@ -159,7 +159,7 @@ class Reading:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
-        items: list[StateItem] = [*model_items(run, models), *other_items(run, saved.names)]
+        items: list[StateItem] = [*model_items(run, models), *other_items(run, saved)]
         items = [item for item in items if item.kind not in skipped]
         _warn_of_unused(items, saved, skipped=skipped)
         rank = RankItem(run, saved.rank, None)
@@ -178,7 +178,7 @@ class Reading:
     @property
     def is_open(self) -> bool:
         """Whether all files are open, so that another save may replace them before they are loaded."""
-        return all(item.is_open(content) for item, _, content in self._contents)
+        return all(item.is_open(content, self._saved) for item, _, content in self._contents)
 
     def load(self) -> None:
         """Load all items."""
@@ -198,13 +198,10 @@ class Reading:
 
 def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, *, skipped: Collection[str]) -> None:
     files = {item.file for item in items}
-    unused = [
-        f"`{file}`"
-        for kind in KINDS
-        if kind.kind not in skipped
-        for file in kind.saved(saved.names).values()
-        if file not in files
+    saved_files = [
+        kind.file_of(index) for kind in KINDS if kind.kind not in skipped for index in kind.indexes_in(saved)
     ]
+    unused = [f"`{file}`" for file in saved_files if file not in files]
     if unused:
         warn_user(
             f"Nothing is prepared or registered for these files in `{saved.found.path}`, which are not loaded: "

@@ -55,14 +55,16 @@ class RankItem(StateItem):
 
     kind = "rank"
 
-    @property
-    def file(self) -> str:
-        """Name of the file of its random states."""
-        return random_states_file(self.index)
+    @staticmethod
+    def file_of(index: int) -> str:
+        return random_states_file(index)
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return ranks_of_random_states(saved.names)
 
     @property
     def label(self) -> str:
-        """What messages call it."""
         return "the generators of this rank"
 
     def report_missing(self, saved: SavedRun) -> None:
@@ -70,11 +72,6 @@ class RankItem(StateItem):
         name = random_states_file(self._source(saved)[0])
         note = ", so random numbers would differ from here on"
         saved.report_missing(f"`{name}`, the random states of rank {self.index},", note=note)
-
-    @classmethod
-    def saved(cls, names: Collection[str]) -> dict[int, str]:
-        """Return the files of random states, by rank."""
-        return {rank: random_states_file(rank) for rank in ranks_of_random_states(names)}
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the file of the rank that saved the same share of the data, or of the first one."""
@@ -137,7 +134,7 @@ class RankItem(StateItem):
                 " and ".join(changes),
             )
 
-    def is_open(self, content: RankState | None) -> bool:
+    def is_open(self, content: RankState | None, saved: SavedRun) -> bool:
         """Whether `load` reads no more files: those of gradients are read then."""
         return content is None or not content.was_accumulating
 
