@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
 from accel.preemption.guard import PreemptionGuard
-from accel.run.configuration import RunConfiguration
-from accel.run.prepared_objects import PreparedObjects
-from accel.run.project import ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration, RunConfiguration
+from accel.run.prepared import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
@@ -254,10 +254,44 @@ class Checkpointer:
             self._newest_number = next_iteration - 1
         return True
 
-    def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
-        """Raise an error on every rank if one of them does not call `name` within a minute."""
-        step, folder = self._stepper.num_windows, Path(folder).resolve().name
-        self._get_saver().call(name, folder=folder, step=step, needs_all=True)
+    @property
+    def is_model_writer(self) -> bool:
+        """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
+        processes = self._processes
+        return (
+            processes.is_local_main_process if self.project.save_on_each_node else processes.is_main_process
+        )
+
+    def save_model(
+        self,
+        model: nn.Module,
+        folder: str | os.PathLike[str],
+        *,
+        max_shard_size: int | str,
+        safe_serialization: bool,
+    ) -> None:
+        """Write the weights of `model`; see `Accelerator.save_model`."""
+        import accel_bigmodel
+        from accel_backends.sharding.full_state import deferred_state
+        from accel_checkpoint.saving.model_weights import order_of_fetching
+
+        is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
+        if is_sharded:
+            self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_model_writer)
+        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
+        order = order_of_fetching(state, **options)
+        before = [tensor.num_fetched for tensor in order]
+        try:
+            if self.is_model_writer:
+                accel_bigmodel.save_model(state, folder, **options)
+        finally:
+            # All ranks gather each tensor together, also those that write nothing, or could not.
+            for tensor, count in zip(order, before, strict=True):
+                if tensor.num_fetched == count:
+                    tensor.fetch()
+        if is_sharded:
+            self._processes.wait_for_everyone()
 
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
