@@ -21,8 +21,8 @@ class RenamedState(SavedState):
 
     Args:
         saved: The state.
-        prefixes: Prefix in the model by the prefix in the checkpoint. The longest match counts; the empty prefix matches
-            every name.
+        prefixes: Prefix in the model by the prefix in the checkpoint. The longest match counts; the empty prefix
+            matches every name.
     """
 
     def __init__(self, saved: SavedState, prefixes: Mapping[str, str]) -> None:
