@@ -9,11 +9,6 @@ from typing import Any
 import torch
 
 
-def is_copied(device: torch.device) -> bool:
-    """Whether a weight that is used on ``device`` is a copy; on the CPU it is the stored tensor."""
-    return device.type != "cpu"
-
-
 @dataclass(slots=True)
 class Transfer:
     """A copy to a device, which may still be in progress.

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import os
 import queue
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +67,6 @@ class ParallelReads:
         self._parts: dict[Path, list[_Part]] = {}
         self._streams: dict[torch.device, Any] = {}
         self._ring: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
-        self._one_at_a_time = threading.Lock()
 
     def add(self, tensor: torch.Tensor, path: Path, place: ByteRange) -> None:
         """Fill ``tensor`` with the values at ``place`` in a file, converted to its dtype.
@@ -93,23 +91,23 @@ class ParallelReads:
         Raises:
             CheckpointError: If a file ends too early.
         """
-        devices = {part.device for parts in self._parts.values() for part in parts}
-        self._streams = {device: copy_stream(device) for device in devices if device is not None}
-        streams = {device: stream for device, stream in self._streams.items() if stream is not None}
-        for device, stream in streams.items():
+        devices = {part.device for parts in self._parts.values() for part in parts if part.device is not None}
+        self._streams = {device: stream for device in devices if (stream := copy_stream(device)) is not None}
+        for device, stream in self._streams.items():
             # Memory of the tensors may still be in use by earlier work in the current stream.
             stream.wait_stream(torch.get_device_module(device).current_stream(device))
-        for _ in range(_NUM_STAGED if self._streams else 0):
-            self._ring.put(_Staged(_READ_BYTES, is_pinned=bool(streams)))
+        for _ in range(_NUM_STAGED if devices else 0):
+            self._ring.put(_Staged(_READ_BYTES, is_pinned=bool(self._streams)))
         try:
-            with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="accel-read") as pool:
-                for path, parts in self._parts.items():
-                    with path.open("rb", buffering=0) as file:
-                        read = functools.partial(self._read, file, path)
-                        for _ in pool.map(read, _jobs(parts)):
-                            pass
+            for path, parts in self._parts.items():
+                with (
+                    path.open("rb", buffering=0) as file,
+                    ThreadPoolExecutor(_NUM_THREADS, "accel-read") as pool,
+                ):
+                    for _ in pool.map(functools.partial(self._read, file, path), _jobs(parts)):
+                        pass
         finally:
-            for stream in streams.values():
+            for stream in self._streams.values():
                 stream.synchronize()  # the host waits: buffers and tensors may be freed from here on
 
     def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> None:
@@ -129,19 +127,18 @@ class ParallelReads:
     def _copy(self, memory: torch.Tensor, job: Sequence[_Part]) -> Any:
         """Copy parts to their device, where they are converted, and return an event if that continues afterwards."""
         device = job[0].tensor.device
-        stream = self._streams[device]
+        stream = self._streams.get(device)
         if stream is None:
-            with self._one_at_a_time, torch.no_grad():
+            with torch.no_grad():
                 for part, values in _values_in(memory, job):
                     _elements(part).copy_(values)
             return None
         with torch.get_device_module(device).stream(stream), torch.no_grad():
             for part, values in _values_in(memory, job):
                 is_async = values.is_pinned()
-                moved = (
-                    values if values.dtype == part.tensor.dtype else values.to(device, non_blocking=is_async)
-                )
-                _elements(part).copy_(moved, non_blocking=is_async)
+                if values.dtype != part.tensor.dtype:  # converted on the device
+                    values = values.to(device, non_blocking=is_async)
+                _elements(part).copy_(values, non_blocking=is_async)
             return stream.record_event()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from accel_bigmodel.offload.store import is_shared, read_ahead
 from accel_bigmodel.tensors import as_parameter_like, has_shape_of_values
-from accel_bigmodel.transfers import Transfer, is_copied, start_transfer
+from accel_bigmodel.transfers import Transfer, start_transfer
 from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ class OffloadedWeight:
     @property
     def is_copied(self) -> bool:
         """Whether the values are copied to their device; on the CPU they are used where they are stored."""
-        return is_copied(self.device)
+        return self.device.type != "cpu"
 
     def prefetch(self) -> None:
         """Start to copy the values to their device, which may block, or to read them into memory."""
