@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 import accel_backends
 import accel_data
 import accel_ops
-from accel.aliases import aliases
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
 from accel.run.checkpointer import Checkpointer
@@ -68,9 +67,11 @@ from accel_state.enums import (
     RNGType,
 )
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_state.lazy import attach_stub
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
+    from accel.accelerator_names import *  # noqa: F403  (names that users import from here)
     from accel.checkpoints.collection import SaveHook
     from accel.checkpoints.loader import LoadHook
     from accel.preemption.preemption import Preemption
@@ -1358,4 +1359,5 @@ class Accelerator:
         self._trackers.log(values, step, log_kwargs)
 
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, _names = attach_stub(__name__, suffix="_names")
+__all__ = sorted(["Accelerator", *_names])  # noqa: PLE0605
