@@ -32,53 +32,50 @@ from accel.run.peak_flops import peak_flops
 from accel.run.prepared_objects import PreparedObjects
 from accel.run.preparer import Preparer
 from accel.run.profiling import traced
-from accel.run.project import ProjectConfiguration
+from accel.run.project import ProjectConfiguration as ProjectConfiguration
 from accel.run.throughput import Throughput, device_name
 from accel.run.trackers import Trackers
 from accel.run.trigger import Trigger
-from accel_backends import (
-    AORecipeKwargs,
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    FP8RecipeKwargs,
-    GradScalerKwargs,
-    ProfileKwargs,
-    Strategy,
-    TERecipeKwargs,
-    TorchDynamoPlugin,
-)
+from accel_backends import AORecipeKwargs as AORecipeKwargs
+from accel_backends import AutocastKwargs as AutocastKwargs
+from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+from accel_backends import FP8RecipeKwargs as FP8RecipeKwargs
+from accel_backends import GradScalerKwargs as GradScalerKwargs
+from accel_backends import ProfileKwargs as ProfileKwargs
+from accel_backends import Strategy
+from accel_backends import TERecipeKwargs as TERecipeKwargs
+from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.prepare_checks import has_device_map
 from accel_backends.strategies.protocol import Sync
-from accel_data import DataLoaderConfiguration
-from accel_state import (
-    AcceleratorState,
-    GradientAccumulationPlugin,
-    GradientState,
-    PartialState,
-    current_runtime,
-)
-from accel_state.enums import (
-    DistributedType,
-    DynamoBackend,
-    FP8BackendType,
-    LoggerType,
-    PrecisionType,
-    RNGType,
-)
-from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_state import GradientState as GradientState
+from accel_state import PartialState as PartialState
+from accel_state import current_runtime
+from accel_state.enums import DistributedType as DistributedType
+from accel_state.enums import DynamoBackend as DynamoBackend
+from accel_state.enums import FP8BackendType as FP8BackendType
+from accel_state.enums import LoggerType as LoggerType
+from accel_state.enums import PrecisionType as PrecisionType
+from accel_state.enums import RNGType as RNGType
+from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
+from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
-    from accel.accelerator_names import *  # noqa: F403  (names that users import from here)
+    from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
     from accel.checkpoints.collection import SaveHook
     from accel.checkpoints.loader import LoadHook
     from accel.preemption.preemption import Preemption
-    from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
+    from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_state import ParallelismConfig
-    from accel_trackers import GeneralTracker, OnError
+    from accel_state import ParallelismConfig as ParallelismConfig
+    from accel_trackers import GeneralTracker as GeneralTracker
+    from accel_trackers import OnError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -1359,5 +1356,6 @@ class Accelerator:
         self._trackers.log(values, step, log_kwargs)
 
 
-__getattr__, __dir__, _names = attach_stub(__name__, suffix="_names")
-__all__ = sorted(["Accelerator", *_names])  # noqa: PLE0605
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept every name
+    __getattr__, __dir__, _names = attach_stub(__name__, suffix="_names")
+    __all__ = sorted(["Accelerator", *_names])  # noqa: PLE0605
