@@ -219,7 +219,7 @@ def test_the_drop_in_comes_before_the_command(request_for, monkeypatch, kind):
     monkeypatch.setattr("accel_launch.request.entry_points", lambda group: (point,))
     module = ["-m"] if kind == "module" else []
     request = request_for(flags={"drop_in": "true"}, kind=kind)
-    assert request.program("-u") == (*request.interpreter, "-u", "-m", "stands.in", *module, *request.command)
+    assert request.program() == (*request.interpreter, "-u", "-m", "stands.in", *module, *request.command)
 
 
 def test_the_drop_in_needs_its_package_and_a_python(request_for, monkeypatch):
