@@ -84,7 +84,7 @@ class LaunchRequest:
         return self.settings[name].source != "default"
 
     def program(self) -> tuple[str, ...]:
-        """Return the command line of one rank, whose lines arrive when they are printed, also where they go to a pipe."""
+        """Return the command line of one rank, which does not buffer what it prints (``-u``)."""
         if self.kind == "executable":
             return self.command
         drop_in = ("-m", *_drop_in()) if self.value("drop_in") else ()
