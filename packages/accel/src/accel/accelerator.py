@@ -22,20 +22,15 @@ from torch.utils.hooks import RemovableHandle
 import accel_backends
 import accel_data
 import accel_ops
+from accel.checkpoints.checkpointer import Checkpointer
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
-from accel.run.checkpointer import Checkpointer
 from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
-from accel.run.ending import attempt_all
-from accel.run.model_saver import ModelSaver
-from accel.run.peak_flops import peak_flops
-from accel.run.prepared_objects import PreparedObjects
-from accel.run.preparer import Preparer
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.run.prepared import PreparedObjects, Preparer
 from accel.run.profiling import traced
-from accel.run.project import ProjectConfiguration as ProjectConfiguration
-from accel.run.throughput import Throughput, device_name
-from accel.run.trackers import Trackers
-from accel.run.trigger import Trigger
+from accel.run.throughput import Throughput, device_name, peak_flops
+from accel.run.trackers import Trackers, attempt_all
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
@@ -67,8 +62,8 @@ from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
-    from accel.checkpoints.collection import SaveHook
-    from accel.checkpoints.loader import LoadHook
+    from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.saving import SaveHook
     from accel.preemption.preemption import Preemption
     from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
@@ -231,7 +226,7 @@ class Accelerator:
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
         configuration, processes = self.configuration, self.processes
-        self._trigger = Trigger(processes)
+        self._is_triggered = False
         self._precision = engine.make_precision(configuration, self.state)
         self._strategy = engine.make_strategy(
             configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
@@ -256,7 +251,6 @@ class Accelerator:
             stepper=self._stepper,
             preemption=self._preemption,
         )
-        self._model_saver = ModelSaver(configuration, processes=processes, strategy=self._strategy)
         self._checkpointer = Checkpointer(
             configuration,
             processes=processes,
@@ -457,14 +451,16 @@ class Accelerator:
 
     def set_trigger(self) -> None:
         """Raise a flag on this rank, for all ranks to see at the next `check_trigger`."""
-        self._trigger.set()
+        self._is_triggered = True
 
     def check_trigger(self) -> bool:
         """Return whether any rank raised the flag since the last check, and lower it everywhere.
 
         Every rank must call it; one small collective.
         """
-        return self._trigger.check()
+        raised = torch.tensor(float(self._is_triggered), device=self.device)
+        self._is_triggered = False
+        return bool(accel_ops.reduce(raised, "sum") >= 1)
 
     def set_breakpoint(self) -> None:
         """Do what `set_trigger` does, under its older name."""
@@ -1056,7 +1052,7 @@ class Accelerator:
     @property
     def should_save_model(self) -> bool:
         """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
-        return self._model_saver.is_writer
+        return self._checkpointer.is_model_writer
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -1106,9 +1102,7 @@ class Accelerator:
             CheckpointError: If a tensor has no data (it is on the meta device), naming it; on every rank if the model
                 is sharded and a rank does not come within 45 seconds.
         """
-        if self._strategy.capabilities.shards_parameters:
-            self._checkpointer.require_all("save_model", save_directory)
-        self._model_saver.save(
+        self._checkpointer.save_model(
             model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
         )
 

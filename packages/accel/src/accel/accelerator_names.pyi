@@ -16,7 +16,7 @@ from accel.functions.general import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_V
 from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel.functions.general import get_pretty_name as get_pretty_name
 from accel.functions.general import wait_for_everyone as wait_for_everyone
-from accel.run.project import ProjectConfiguration as ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
 from accel_backends import AcceleratedScheduler as AcceleratedScheduler
 from accel_backends import AORecipeKwargs as AORecipeKwargs

@@ -23,7 +23,7 @@ from accel.functions.general import is_port_in_use as is_port_in_use
 from accel.functions.general import merge_dicts as merge_dicts
 from accel.functions.general import wait_for_everyone as wait_for_everyone
 from accel.functions.progress import tqdm as tqdm
-from accel.run.project import ProjectConfiguration as ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel.utils import ao as ao
 from accel.utils import bnb as bnb
 from accel.utils import constants as constants

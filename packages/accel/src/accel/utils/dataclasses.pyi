@@ -13,7 +13,7 @@ from accel.functions.general import (
 from accel.functions.general import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.run.project import ProjectConfiguration as ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel_backends import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs
