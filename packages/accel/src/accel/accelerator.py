@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
@@ -1224,6 +1224,9 @@ class Accelerator:
         strict: bool = True,
         restore_loaders: bool | None = None,
         missing_ok: bool = False,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+        key_map: Mapping[str, str] | None = None,
         **load_model_func_kwargs: Any,
     ) -> bool:
         """Load a checkpoint into what was prepared and registered, the same objects in the same order.
@@ -1242,6 +1245,11 @@ class Accelerator:
                 `use_stateful_dataloader`, and after `handle_preemption`.
             missing_ok: Load nothing if the project has no complete checkpoint yet, for scripts that are started again
                 until they are done; only without `input_dir`.
+            only: Load these kinds alone, one or several of `models`, `optimizers`, `schedulers`, `loaders`, `scaler`,
+                `custom` and `random_states` (with the accumulation and the number of steps).
+            skip: Load all kinds but these, such as `["loaders", "random_states"]`.
+            key_map: For weights that have other names in the models: the beginning of a name there, by the one in the
+                checkpoint, such as `{"backbone.": "encoder."}`. The empty one fits every name.
             **load_model_func_kwargs: As DeepSpeed names them, for every strategy: `load_module_strict=False` (weights
                 that are missing or left over are a warning), `load_optimizer_states=False`,
                 `load_lr_scheduler_states=False`, and `load_module_only=True` (neither of them).
@@ -1259,6 +1267,9 @@ class Accelerator:
             strict=strict,
             restore_loaders=restore_loaders,
             missing_ok=missing_ok,
+            only=only,
+            skip=skip,
+            key_map=key_map,
             options=load_model_func_kwargs,
         )
 

@@ -13,6 +13,39 @@ from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
 from accel_checkpoint.pieces import ties_in
 from accel_ops.named_tensors import tied_names
+from accel_state.errors import ConfigError
+
+
+class RenamedState(SavedState):
+    """A saved state whose names begin otherwise in the model.
+
+    Args:
+        saved: The state.
+        prefixes: Beginning of a name in the model, by the one in the checkpoint. The longest that fits counts; an
+            empty one fits every name.
+    """
+
+    def __init__(self, saved: SavedState, prefixes: Mapping[str, str]) -> None:
+        longest_first = sorted(prefixes, key=len, reverse=True)
+
+        def renamed(name: str) -> str:
+            prefix = next((one for one in longest_first if name.startswith(one)), None)
+            return name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
+
+        self._saved = saved
+        self._renamed = {name: renamed(name) for name in saved.shapes()}
+        if len(set(self._renamed.values())) < len(self._renamed):
+            doubled = next(new for new in self._renamed.values() if [*self._renamed.values()].count(new) > 1)
+            raise ConfigError(f"`key_map` gives two weights of the checkpoint the same name `{doubled}`.")
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return the shape of each tensor in whole, None for other values."""
+        return {self._renamed[name]: shape for name, shape in self._saved.shapes().items()}
+
+    def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a strategy loads in place of ``own``."""
+        saved = self._saved.read({name: own[new] for name, new in self._renamed.items() if new in own})
+        return {self._renamed[name]: value for name, value in saved.items()}
 
 
 def check_model(strategy: Strategy, model: nn.Module, saved: SavedState) -> list[str]:

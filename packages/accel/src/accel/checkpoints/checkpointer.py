@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -210,6 +210,9 @@ class Checkpointer:
         strict: bool,
         restore_loaders: bool | None,
         missing_ok: bool,
+        only: Collection[str] | None,
+        skip: Collection[str],
+        key_map: Mapping[str, str] | None,
         options: Mapping[str, Any],
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
@@ -219,6 +222,9 @@ class Checkpointer:
         how = LoadOptions.of(
             load_kwargs,
             options,
+            only=only,
+            skip=skip,
+            key_map=key_map or {},
             verify=verify,
             is_strict=strict,
             restore_loaders=self._resumes_loaders if restore_loaders is None else restore_loaders,

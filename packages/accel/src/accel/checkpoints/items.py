@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.choosing import formats_of_models, formats_of_optimizers
-from accel_backends.checkpoint_formats.model_state import check_model, load_model
+from accel_backends.checkpoint_formats.model_state import RenamedState, check_model, load_model
 from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
 from accel_backends.stepping.stepper import Stepper
@@ -44,7 +45,7 @@ from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
@@ -104,6 +105,7 @@ class SavedRun:
         strict: Whether a mismatch is an error or a warning.
         strict_models: The same for the weights of models.
         restore_loaders: Whether loaders resume in the middle of an epoch.
+        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
         opened: Closes the files that are still open.
         restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
     """
@@ -115,6 +117,7 @@ class SavedRun:
     strict: Strictness
     strict_models: Strictness
     restore_loaders: bool
+    key_map: Mapping[str, str]
     opened: ExitStack
     restarted_loaders: list[str] = field(default_factory=list)
 
@@ -275,6 +278,13 @@ class ModelItem(StateItem):
         closing = saved.opened.enter_context(ExitStack())
         opening = saved.model_formats[self.index].open_model(saved.found.path, index=self.index)
         state = closing.enter_context(opening)
+        if saved.key_map:
+            if state.is_per_rank:
+                raise ConfigError(
+                    f"`key_map` does not apply to `{name}`: each rank reads what it wrote, whatever its names. "
+                    'Save with `state_dict_type="SHARDED_STATE_DICT"`.'
+                )
+            state = RenamedState(state, saved.key_map)
         self._report(check_model(self.run.strategy, self.value, state), saved)
         return state, closing
 
@@ -505,15 +515,17 @@ class LoaderItem(StateItem):
         return isinstance(self.value, PreparedLoader) and self.value.has_state_per_rank
 
 
-KINDS: tuple[type[StateItem], ...] = (
-    ModelItem,
-    OptimizerItem,
-    SchedulerItem,
-    CustomItem,
-    LoaderItem,
-    ScalerItem,
+KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
+    {
+        "models": ModelItem,
+        "optimizers": OptimizerItem,
+        "schedulers": SchedulerItem,
+        "custom": CustomItem,
+        "loaders": LoaderItem,
+        "scaler": ScalerItem,
+    }
 )
-"""In the order in which files that nothing was prepared for are listed."""
+"""By the names that users give them, in the order in which files that nothing was prepared for are listed."""
 
 
 def model_items(run: RunObjects, models: Sequence[nn.Module]) -> list[ModelItem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,7 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
+_ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
 LoadHook = Callable[[list[nn.Module], str], None]
 logger = get_logger(__name__)
 _DEEPSPEED_NAMES = (
@@ -43,6 +44,7 @@ class LoadOptions:
         is_strict: Whether a mismatch is an error or a warning.
         strict_models: The same for weights that are missing or left over.
         restore_loaders: Whether loaders resume in the middle of an epoch.
+        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
         skipped: Kinds of items that are not loaded.
     """
 
@@ -50,14 +52,23 @@ class LoadOptions:
     is_strict: bool = True
     strict_models: bool = True
     restore_loaders: bool = False
-    skipped: Collection[str] = ()
+    key_map: Mapping[str, str] = field(default_factory=dict)
+    skipped: Collection[type[StateItem]] = ()
 
     @classmethod
-    def of(cls, load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any], **options: Any) -> Self:
+    def of(
+        cls,
+        load_kwargs: Mapping[str, Any] | None,
+        others: Mapping[str, Any],
+        *,
+        only: Collection[str] | None,
+        skip: Collection[str],
+        **options: Any,
+    ) -> Self:
         """Return the options in the arguments of `load_state`.
 
         Raises:
-            ConfigError: If an argument would have no effect, or would allow unpickling; names it.
+            ConfigError: If an argument is unknown, would have no effect, or would allow unpickling; names it.
         """
         given = dict(load_kwargs or {})
         if given.pop("weights_only", True) is not True:
@@ -68,14 +79,25 @@ class LoadOptions:
         if unknown:
             raise ConfigError(
                 f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
-                f"missing_ok, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
+                f"missing_ok, only, skip, key_map, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
             )
-        skipped = set()
-        for kind, name in (("optimizer", "load_optimizer_states"), ("scheduler", "load_lr_scheduler_states")):
-            if others.get("load_module_only", False) or not others.get(name, True):
-                skipped.add(kind)
+        wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip)
+        if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
+            wanted.discard("optimizers")
+        if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
+            wanted.discard("schedulers")
+        skipped = [kind for name, kind in _ALL_KINDS.items() if name not in wanted]
         strict_models = bool(others.get("load_module_strict", True))
         return cls(skipped=skipped, strict_models=strict_models, **options)
+
+
+def _kinds(argument: str, names: Collection[str]) -> set[str]:
+    """Return the kinds that a user names, one or several."""
+    given = {names} if isinstance(names, str) else set(names)
+    unknown = sorted(given - set(_ALL_KINDS))
+    if unknown:
+        raise ConfigError(f"`{argument}` knows no kind `{unknown[0]}`. Known: {', '.join(_ALL_KINDS)}.")
+    return given
 
 
 def load_checkpoint(
@@ -126,6 +148,7 @@ def load_checkpoint(
                 strict=Strictness(options.is_strict),
                 strict_models=Strictness(options.is_strict and options.strict_models),
                 restore_loaders=options.restore_loaders,
+                key_map=options.key_map,
                 opened=opened,
             )
             models = [run.models[bare.index(model)] for model in left]
@@ -152,18 +175,23 @@ class Reading:
     """
 
     def __init__(
-        self, run: RunObjects, models: Sequence[nn.Module], saved: SavedRun, *, skipped: Collection[str] = ()
+        self,
+        run: RunObjects,
+        models: Sequence[nn.Module],
+        saved: SavedRun,
+        *,
+        skipped: Collection[type[StateItem]] = (),
     ) -> None:
         self._saved = saved
         if f"{SAMPLER_NAME}.bin" in saved.names:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
-        items: list[StateItem] = [*model_items(run, models), *other_items(run, saved)]
-        items = [item for item in items if item.kind not in skipped]
-        _warn_of_unused(items, saved, skipped=skipped)
         rank = RankItem(run, saved.rank, None)
-        names = [(item, item.file_in(saved)) for item in [*items, rank]]
+        items = [*model_items(run, models), *other_items(run, saved), rank]
+        items = [item for item in items if type(item) not in skipped]
+        _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
+        names = [(item, item.file_in(saved)) for item in items]
         for item, name in names:
             if name is None:
                 item.report_missing(saved)
@@ -172,7 +200,7 @@ class Reading:
             if name is not None:
                 with item.strictness(saved).loading(name, item.label):
                     self._contents.append((item, name, item.read(saved, name)))
-        if all(item is not rank for item, _, _ in self._contents):
+        if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
             self._contents.append((rank, rank.file, None))
 
     @property
@@ -196,11 +224,9 @@ class Reading:
             )
 
 
-def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, *, skipped: Collection[str]) -> None:
+def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
     files = {item.file for item in items}
-    saved_files = [
-        kind.file_of(index) for kind in KINDS if kind.kind not in skipped for index in kind.indexes_in(saved)
-    ]
+    saved_files = [kind.file_of(index) for kind in kinds for index in kind.indexes_in(saved)]
     unused = [f"`{file}`" for file in saved_files if file not in files]
     if unused:
         warn_user(
