@@ -17,7 +17,6 @@ from accel import tracking as tracking
 from accel import utils as utils
 from accel.accelerator import Accelerator as Accelerator
 from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.pipeline_inference import prepare_pippy as prepare_pippy
 from accel.functions.progress import tqdm as tqdm
 from accel.local_sgd import LocalSGD as LocalSGD
 from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
@@ -27,6 +26,7 @@ from accel_backends import DistributedDataParallelKwargs as DistributedDataParal
 from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_backends import GradScalerKwargs as GradScalerKwargs
 from accel_backends import ProfileKwargs as ProfileKwargs
+from accel_backends.pipelining.inference import prepare_pippy as prepare_pippy
 from accel_bigmodel import cpu_offload as cpu_offload
 from accel_bigmodel import cpu_offload_with_hook as cpu_offload_with_hook
 from accel_bigmodel import disk_offload as disk_offload

@@ -1,17 +1,5 @@
 from accel.checkpoints.state_functions import load_accelerator_state as load_accelerator_state
 from accel.checkpoints.state_functions import save_accelerator_state as save_accelerator_state
-from accel.functions.fsdp2 import compile_regions_fsdp2 as compile_regions_fsdp2
-from accel.functions.fsdp2 import fsdp2_apply_ac as fsdp2_apply_ac
-from accel.functions.fsdp2 import fsdp2_canonicalize_names as fsdp2_canonicalize_names
-from accel.functions.fsdp2 import fsdp2_prepare_model as fsdp2_prepare_model
-from accel.functions.fsdp2 import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
-from accel.functions.fsdp2 import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel.functions.fsdp_checkpoints import load_fsdp_model as load_fsdp_model
-from accel.functions.fsdp_checkpoints import load_fsdp_optimizer as load_fsdp_optimizer
-from accel.functions.fsdp_checkpoints import save_fsdp_model as save_fsdp_model
-from accel.functions.fsdp_checkpoints import save_fsdp_optimizer as save_fsdp_optimizer
-from accel.functions.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel.functions.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel.functions.general import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
 from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel.functions.general import get_pretty_name as get_pretty_name
@@ -43,6 +31,20 @@ from accel_backends import get_mixed_precision_context_manager as get_mixed_prec
 from accel_backends import get_model_tp_size as get_model_tp_size
 from accel_backends import is_compiled_module as is_compiled_module
 from accel_backends import model_has_dtensor as model_has_dtensor
+from accel_backends.checkpoint_formats.single_files import load_fsdp_model as load_fsdp_model
+from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
+from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
+from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
+from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
+from accel_backends.sharding.single_steps import (
+    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
+)
+from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME

@@ -1,14 +1,3 @@
-from accel.functions.fsdp2 import compile_regions_fsdp2 as compile_regions_fsdp2
-from accel.functions.fsdp2 import fsdp2_apply_ac as fsdp2_apply_ac
-from accel.functions.fsdp2 import fsdp2_canonicalize_names as fsdp2_canonicalize_names
-from accel.functions.fsdp2 import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
-from accel.functions.fsdp2 import fsdp2_prepare_model as fsdp2_prepare_model
-from accel.functions.fsdp2 import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
-from accel.functions.fsdp2 import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel.functions.fsdp_checkpoints import load_fsdp_model as load_fsdp_model
-from accel.functions.fsdp_checkpoints import load_fsdp_optimizer as load_fsdp_optimizer
-from accel.functions.fsdp_checkpoints import save_fsdp_model as save_fsdp_model
-from accel.functions.fsdp_checkpoints import save_fsdp_optimizer as save_fsdp_optimizer
 from accel.functions.general import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
@@ -94,6 +83,19 @@ from accel_backends import is_peft_model as is_peft_model
 from accel_backends import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 from accel_backends import model_has_dtensor as model_has_dtensor
 from accel_backends import resolve_plan as resolve_plan
+from accel_backends.checkpoint_formats.single_files import load_fsdp_model as load_fsdp_model
+from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
+from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
+from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
+from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
+from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from accel_backends.sharding.single_steps import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
+from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
+from accel_backends.sharding.single_steps import (
+    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
+)
+from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME

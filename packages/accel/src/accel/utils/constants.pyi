@@ -1,11 +1,3 @@
-from accel.functions.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel.functions.fsdp_constants import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
-from accel.functions.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
-from accel.functions.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
-from accel.functions.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accel.functions.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel.functions.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
-from accel.functions.fsdp_constants import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
 from accel.functions.general import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel.functions.general import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
 from accel.functions.general import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
@@ -22,6 +14,14 @@ from accel.functions.general import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_D
 from accel.functions.general import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+from accel_backends.plugins.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_backends.plugins.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_backends.plugins.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_backends.plugins.fsdp_constants import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME

@@ -1,7 +1,3 @@
-from accel.functions.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel.functions.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
-from accel.functions.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
-from accel.functions.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
 from accel.functions.general import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel.functions.general import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
 from accel.functions.general import (
@@ -35,6 +31,10 @@ from accel_backends import parse_glm4_moe_config as parse_glm4_moe_config
 from accel_backends import parse_gpt2_config as parse_gpt2_config
 from accel_backends import parse_llama_config as parse_llama_config
 from accel_backends import parse_t5_config as parse_t5_config
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_backends.plugins.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_backends.plugins.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
 from accel_bigmodel import BnbQuantizationConfig as BnbQuantizationConfig
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_ops import TensorInformation as TensorInformation

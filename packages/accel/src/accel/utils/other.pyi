@@ -1,5 +1,3 @@
-from accel.functions.fsdp2 import compile_regions_fsdp2 as compile_regions_fsdp2
-from accel.functions.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel.functions.general import get_free_port as get_free_port
 from accel.functions.general import get_pretty_name as get_pretty_name
 from accel.functions.general import is_port_in_use as is_port_in_use
@@ -16,6 +14,8 @@ from accel_backends import has_repeated_blocks as has_repeated_blocks
 from accel_backends import is_compiled_module as is_compiled_module
 from accel_backends import is_repeated_blocks as is_repeated_blocks
 from accel_backends import model_has_dtensor as model_has_dtensor
+from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accel_bigmodel import convert_bytes as convert_bytes
 from accel_bigmodel import id_tensor_storage as id_tensor_storage

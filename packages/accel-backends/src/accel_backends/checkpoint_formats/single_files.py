@@ -1,4 +1,4 @@
-"""Models and optimizers of sharded runs in files of their own, for loops that arrange their checkpoints themselves.
+"""Save and load one model or optimizer of a sharded run, for loops that arrange their checkpoints themselves.
 
 `Accelerator.save_state` writes the same files, and more, in one transaction. These functions write straight to the
 folder; a folder of parts is complete when its table is there, which is written last.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, 
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.module_lookup import is_peft_model
 from accel_backends.sharding.full_state import deferred_state
+from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.file_names import (
     METADATA_NAME,
     OPTIMIZER_NAME,
@@ -39,11 +40,9 @@ from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
+from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
-
-if TYPE_CHECKING:
-    from accel.accelerator import Accelerator
 
 logger = get_logger(__name__)
 
@@ -56,7 +55,7 @@ _FORMATS: dict[str, Callable[[], CheckpointFormat]] = {
 
 def save_fsdp_model(
     fsdp_plugin: Any,
-    accelerator: Accelerator,
+    accelerator: Any,
     model: nn.Module,
     output_dir: str | os.PathLike[str],
     model_index: int = 0,
@@ -67,7 +66,7 @@ def save_fsdp_model(
 
     Args:
         fsdp_plugin: Says how.
-        accelerator: Prepared the model.
+        accelerator: The `Accelerator` that prepared the model.
         model: The prepared model.
         output_dir: The folder, made if missing: `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
             `pytorch_model_fsdp_rank0.bin` and so on come into it.
@@ -81,19 +80,20 @@ def save_fsdp_model(
             "`adapter_only=True` has no effect: the weights below the adapters are saved too. Save adapters alone with "
             "`save_pretrained` of the unwrapped model."
         )
-    strategy, choices, form = accelerator.strategy, _choices(accelerator), _format(fsdp_plugin)
+    strategy: Strategy = accelerator.strategy
+    choices, form = _choices(), _format(fsdp_plugin)
     state = strategy.own_model_state(model) if form.is_per_rank else strategy.local_model_state(model)
     if isinstance(form, FullFormat):
         whole = deferred_state(state, is_writer=choices.is_writer)
         files = _whole(TorchFile(_full_name(model_index), whole), choices)
     else:
         files = form.model_files(state, index=model_index, choices=choices)
-    _write(files, Path(output_dir), accelerator)
+    _write(files, Path(output_dir))
 
 
 def load_fsdp_model(
     fsdp_plugin: Any,
-    accelerator: Accelerator,
+    accelerator: Any,
     model: nn.Module,
     input_dir: str | os.PathLike[str],
     model_index: int = 0,
@@ -106,6 +106,7 @@ def load_fsdp_model(
         CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
     """
     _check(use_dcp)
+    strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
     folder = _home(Path(input_dir), name)
@@ -115,15 +116,15 @@ def load_fsdp_model(
             saved: SavedState = WholeState(content)
         else:
             saved = opened.enter_context(form.open_model(folder, index=model_index))
-        misfits = check_model(accelerator.strategy, model, saved)
+        misfits = check_model(strategy, model, saved)
         if misfits:
             raise ValueError("; ".join(misfits))
-        load_model(accelerator.strategy, model, saved)
+        load_model(strategy, model, saved)
 
 
 def save_fsdp_optimizer(
     fsdp_plugin: Any,
-    accelerator: Accelerator,
+    accelerator: Any,
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
     output_dir: str | os.PathLike[str],
@@ -132,22 +133,23 @@ def save_fsdp_optimizer(
 ) -> None:
     """Save the optimizer of a prepared model, as `save_fsdp_model` does the model. Every rank must call it."""
     _check(use_dcp)
-    strategy, form = accelerator.strategy, _format(fsdp_plugin)
+    strategy: Strategy = accelerator.strategy
+    form = _format(fsdp_plugin)
     inner = getattr(optimizer, "optimizer", optimizer)
     files = form.optimizer_files(
         strategy.own_optimizer_state(inner)
         if form.is_per_rank
         else strategy.local_optimizer_state(optimizer, model),
-        lambda: _parameters(accelerator, optimizer, model),
+        lambda: strategy.optimizer_parameters(inner, [model]),
         index=optimizer_index,
-        choices=_choices(accelerator),
+        choices=_choices(),
     )
-    _write(files, Path(output_dir), accelerator)
+    _write(files, Path(output_dir))
 
 
 def load_fsdp_optimizer(
     fsdp_plugin: Any,
-    accelerator: Accelerator,
+    accelerator: Any,
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
     input_dir: str | os.PathLike[str],
@@ -161,22 +163,23 @@ def load_fsdp_optimizer(
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
     """
     _check(use_dcp)
+    strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     folder = _home(Path(input_dir), name)
     inner = getattr(optimizer, "optimizer", optimizer)
     if form.is_per_rank:
-        own = partial(accelerator.strategy.own_optimizer_state, inner)
+        own = partial(strategy.own_optimizer_state, inner)
         state = form.read_optimizer(folder, own, index=optimizer_index)
         optimizer.load_state_dict(without_file(inner, state))
         return
     state = form.read_optimizer(
-        folder, lambda: _parameters(accelerator, optimizer, model), index=optimizer_index
+        folder, lambda: strategy.optimizer_parameters(inner, [model]), index=optimizer_index
     )
-    misfit = misfit_of(inner, state, accelerator.strategy.optimizer_shapes(optimizer))
+    misfit = misfit_of(inner, state, strategy.optimizer_shapes(optimizer))
     if misfit is not None:
         raise CheckpointError(f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}.")
-    accelerator.strategy.load_optimizer_state(optimizer, state, model)
+    strategy.load_optimizer_state(optimizer, state, model)
 
 
 def _check(use_dcp: bool) -> None:
@@ -201,14 +204,9 @@ def _format_of(folder: Path, stem: str, index: int) -> CheckpointFormat:
     return FullFormat()
 
 
-def _choices(accelerator: Accelerator) -> SaveChoices:
-    return SaveChoices(rank=accelerator.process_index, is_writer=accelerator.is_main_process, safe=False)
-
-
-def _parameters(
-    accelerator: Accelerator, optimizer: torch.optim.Optimizer, model: nn.Module
-) -> Mapping[str, torch.Tensor]:
-    return accelerator.strategy.optimizer_parameters(getattr(optimizer, "optimizer", optimizer), [model])
+def _choices() -> SaveChoices:
+    processes = PartialState()
+    return SaveChoices(rank=processes.process_index, is_writer=processes.is_main_process, safe=False)
 
 
 def _full_name(index: int) -> str:
@@ -226,12 +224,13 @@ def _whole(file: TorchFile, choices: SaveChoices) -> Files:
     return Files([file] if choices.is_writer else [])
 
 
-def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
+def _write(files: Files, folder: Path) -> None:
     """Write all files; the tables last, and only when all ranks have written what they refer to."""
+    processes = PartialState()
     make_durably(folder)
     for table in files.merged:
         (folder / table.name).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
+    processes.wait_for_everyone()
     notes: dict[str, str] = {}
     error = ""
     try:
@@ -240,7 +239,7 @@ def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
         for file in files.own:
             notes[file.name] = write_file(file, folder, replace=True).note
     except OSError as problem:
-        error = f"rank {accelerator.process_index}: {problem}"
+        error = f"rank {processes.process_index}: {problem}"
     reports = accel_ops.gather_object([json.dumps([error, notes])])
     decoded = [json.loads(report) for report in reports]
     failed = "; ".join(report[0] for report in decoded if report[0])
@@ -252,4 +251,4 @@ def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
         with FileSink(folder / table.name) as sink:
             table.write(sink, {name: note for report in decoded for name, note in report[1].items() if note})
         force_to_disk((folder / table.name).parent)
-    accelerator.wait_for_everyone()
+    processes.wait_for_everyone()

@@ -4,16 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from accel import PartialState
-from accel.inference import (
+from accel_backends.pipelining.inference import (
     build_pipeline,
     find_pippy_batch_size,
-    generate_device_map,
     pippy_forward,
     prepare_pippy,
 )
 from accel_backends.pipelining.placeholders import is_placeholder
 from accel_backends.testing.models import Block
+from accel_state import PartialState
 from accel_state.errors import ConfigError, DistributedOperationException
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -207,9 +206,7 @@ def test_one_process_has_the_whole_model():
     assert prepare_pippy(model)(rows(3, 5)).equal(expected)
 
 
-def test_a_device_map_has_a_part_for_each_process():
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
-    assert set(generate_device_map(model, 3).values()) == {0, 1, 2}
+def test_the_batch_size_is_that_of_the_first_tensor():
     assert find_pippy_batch_size((None, torch.ones(3, 2)), {}) == 3
     assert find_pippy_batch_size((), {"rows": torch.ones(4)}) == 4
     assert find_pippy_batch_size(None, None) is None

@@ -9,7 +9,6 @@ from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
 from accel_backends.pipelining.forward import PipelinedForward
-from accel_bigmodel import calculate_maximum_sizes, infer_auto_device_map
 from accel_ops.nested.describe import ignorant_find_batch_size
 from accel_state import PartialState
 from accel_state.errors import ConfigError
@@ -124,29 +123,6 @@ def _starts(
             f"processes but the first, got {split_points!r}."
         )
     return list(split_points)
-
-
-def generate_device_map(
-    model: nn.Module,
-    num_processes: int = 1,
-    no_split_module_classes: Sequence[str] | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
-) -> dict[str, int | str]:
-    """Return a device map that spreads ``model`` evenly over as many devices as there are processes.
-
-    Args:
-        model: On any device.
-        num_processes: Devices, numbered from 0.
-        no_split_module_classes: Names of classes that stay on one device.
-        max_memory: Memory by device, if it is not to be even.
-    """
-    if max_memory is None and num_processes > 1:
-        num_bytes, (largest, _) = calculate_maximum_sizes(model)
-        share = -(-num_bytes // num_processes) + largest
-        max_memory = dict.fromkeys(range(num_processes), share)
-    return infer_auto_device_map(
-        model, max_memory=max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
-    )
 
 
 def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from accel_state.environment import find_setting
 
-__all__ = [
-    "FSDP2_PYTORCH_VERSION",
-    "FSDP2_STATE_DICT_TYPE",
-    "FSDP_AUTO_WRAP_POLICY",
-    "FSDP_BACKWARD_PREFETCH",
-    "FSDP_MODEL_NAME",
-    "FSDP_PYTORCH_VERSION",
-    "FSDP_SHARDING_STRATEGY",
-    "FSDP_STATE_DICT_TYPE",
-]
-
 
 def _words(setting: str) -> list[str]:
     return list(find_setting(setting).choices or ())
