@@ -17,12 +17,12 @@ from accel_state.errors import ConfigError
 
 
 class RenamedState(SavedState):
-    """A saved state whose names begin otherwise in the model.
+    """A saved state under the names of a model with other prefixes.
 
     Args:
         saved: The state.
-        prefixes: Beginning of a name in the model, by the one in the checkpoint. The longest that fits counts; an
-            empty one fits every name.
+        prefixes: Prefix in the model by the prefix in the checkpoint. The longest match counts; the empty prefix
+            matches every name.
     """
 
     def __init__(self, saved: SavedState, prefixes: Mapping[str, str]) -> None:
@@ -36,7 +36,9 @@ class RenamedState(SavedState):
         self._renamed = {name: renamed(name) for name in saved.shapes()}
         if len(set(self._renamed.values())) < len(self._renamed):
             doubled = next(new for new in self._renamed.values() if [*self._renamed.values()].count(new) > 1)
-            raise ConfigError(f"`key_map` gives two weights of the checkpoint the same name `{doubled}`.")
+            raise ConfigError(
+                f"`key_map` gives two weights of the checkpoint the same name `{doubled}`. Use longer prefixes."
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Return the shape of each tensor in whole, None for other values."""
