@@ -137,7 +137,8 @@ def _row(found: Found) -> tuple[str, ...]:
         num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
     else:
         step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
-    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, found.state.value)
+    state = found.state.value if found.is_finite else f"{found.state.value}, not finite"
+    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, state)
 
 
 def _age(found: Found) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 
 import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
-from accel_checkpoint.files import read_json, regular_file
-from accel_checkpoint.formats.safetensor_files import open_safetensors
+from accel_checkpoint.files import read_json
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
 from accel_checkpoint.ranks.agreement import agreement_of
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.saver import Saver
@@ -126,13 +127,14 @@ class SavedCheckpoint:
     def read(self, name: str) -> Any:
         """Return the content of a file that `Stage.write` wrote, with tensors on the CPU. Runs no code from the file.
 
+        The file is compared with its digest first.
+
         Raises:
             CheckpointError: If the file is missing or damaged, or holds more than plain data.
         """
-        path = regular_file(self.path, name)
+        path = checked_file(self.path, name)
         if path.suffix == ".safetensors":
-            with open_safetensors(path) as reader:
-                return {key: reader.read(key).clone() for key in reader.keys()}  # noqa: SIM118 (no mapping)
+            return {name: tensor.clone() for name, tensor in read_weights(path).items()}
         if path.suffix == ".json":
             return read_json(path)
         return read_torch_file(path)

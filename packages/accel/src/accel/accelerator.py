@@ -1327,7 +1327,8 @@ class Accelerator:
             input_dir: Folder of the checkpoint. Default: the newest complete checkpoint of the project.
             load_kwargs: `map_location` and `weights_only`, accepted for compatibility: files are read to the CPU, and
                 `weights_only=False` is an error.
-            verify: Read all files and compare digests before anything is loaded. Default: False.
+            verify: Compare all files with their digests before anything is loaded, also those that are not loaded.
+                Otherwise each file is compared when it is read. Default: False.
             strict: Raise an error for missing files and states that do not fit; loaders may be more or fewer than were
                 saved. If False, warn about each and load the rest. Unused files are one warning either way. Default:
                 True.

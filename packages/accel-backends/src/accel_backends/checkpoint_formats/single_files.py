@@ -34,8 +34,9 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     sharded_folder,
 )
-from accel_checkpoint.files import force_to_disk, make_durably, regular_file
+from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
@@ -112,7 +113,7 @@ def load_fsdp_model(
     folder = _home(Path(input_dir), name)
     with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
         if isinstance(form, FullFormat):
-            content = read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
+            content = read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
             saved: SavedState = WholeState(content)
         else:
             saved = opened.enter_context(form.open_model(folder, index=model_index))

@@ -24,7 +24,8 @@ _OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
     """Keep at most ``keep`` numbered checkpoints in ``folder``; remove those with the lowest numbers.
 
-    A checkpoint that an interrupted save moved aside counts under its original name.
+    The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
+    moved aside counts under its original name.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
 
     Args:
@@ -35,13 +36,21 @@ def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
     names = map(name_of_displaced, folder.iterdir())
     if sum(checkpoint_number(name) is not None for name in names) < keep:
         return  # without reading any manifest
-    numbered = [
-        (found.number, found.path)
+    numbered = sorted(
+        (found.number, found.path, found.is_finite)
         for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
-        if found.number is not None and found.can_be_loaded and found.path != newest
-    ]
-    for _, path in sorted(numbered)[: max(0, len(numbered) - (keep - 1))]:
-        remove_checkpoint(path)
+        if found.number is not None and found.can_be_loaded
+    )
+    last_finite = next((path for _, path, is_finite in reversed(numbered) if is_finite), None)
+    older = [path for _, path, _ in numbered if path != newest]
+    for path in older[: max(0, len(older) - (keep - 1))]:
+        if path == last_finite:
+            warn_user(
+                f"`{path}` is kept beyond the limit of {keep}: it is the last finite checkpoint. Resume from it.",
+                main_process_only=False,
+            )
+        else:
+            remove_checkpoint(path)
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -6,18 +6,14 @@ import json
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.low_priority import LowPriorityThread
-from accel_checkpoint.saving.progress import showing_progress, size_of_folder
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request, Transaction
@@ -159,8 +155,9 @@ class Saver:
         return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
     def _finish(self, transaction: Transaction) -> None:
-        with self._showing_progress(transaction):
-            transaction.finish()
+        with self._progress(transaction) as progress:
+            progress.begin_waiting()
+            transaction.finish(progress)
 
     def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
         self._buffers.begin()
@@ -169,27 +166,16 @@ class Saver:
             self._buffers.join_streams()
         if transaction.is_interrupted:
             transaction.finish()
-        writer, awaited = LowPriorityThread(), threading.Event()
-
-        def hurry() -> None:
-            writer.hurry()
-            awaited.set()
+        progress = self._progress(transaction)
 
         def write() -> Path:
-            with transaction, writer, self._showing_progress(transaction, awaited):
+            with transaction, progress:
                 with transaction.recording_failure():
                     self._buffers.wait()
-                return transaction.finish(writer.run)
+                return transaction.finish(progress)
 
-        self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
+        self._running = SaveHandle(write, target=transaction.request.target, on_wait=progress.begin_waiting)
         return self._running
 
-    def _showing_progress(
-        self, transaction: Transaction, awaited: threading.Event | None = None
-    ) -> AbstractContextManager[None]:
-        return showing_progress(
-            partial(size_of_folder, transaction.staging.path),
-            label=f"Saving {transaction.request.target.name}",
-            is_shown=self.topology.rank == 0,
-            awaited=awaited,
-        )
+    def _progress(self, transaction: Transaction) -> Progress:
+        return Progress(f"Saving {transaction.request.target.name}", is_shown=self.topology.rank == 0)

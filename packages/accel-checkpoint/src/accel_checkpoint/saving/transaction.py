@@ -12,12 +12,12 @@ from typing import Self
 
 from accel_checkpoint.digests import digest_of
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
+from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -161,11 +161,11 @@ class Transaction:
         """Whether to raise the failure on this rank at once, as after Ctrl-C."""
         return self.failure is not None and not isinstance(self.failure, Exception)
 
-    def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
+    def finish(self, progress: Progress | None = None) -> Path:
         """Write this rank's files, wait for the other ranks, and commit the checkpoint.
 
         Args:
-            run: Runs the slow work: computing digests and writing bytes.
+            progress: Is advanced by the bytes that this rank writes.
 
         Raises:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
@@ -174,12 +174,12 @@ class Transaction:
         self._check_all_collected()
         for one in self.collective_files:
             with self.recording_failure():
-                sink = one.write(self.staging.path, run=run)
+                sink = one.write(self.staging.path, progress=progress)
                 written += [] if sink is None or one.file is None else [self._entry(one.file.name, sink)]
         self.collective_files = []
         with self.recording_failure():
             if self.failure is None:
-                written += self._write(run)
+                written += self._write(progress)
         self.files = []
         self._commit(self._agree("written", written))
         return self.request.target
@@ -191,7 +191,14 @@ class Transaction:
             self._agree("collected")
 
     def _entry(self, name: str, sink: FileSink) -> FileEntry:
-        return FileEntry(name, sink.num_bytes, sink.digest, rank=self.topology.rank, place=self.place)
+        return FileEntry(
+            name,
+            sink.num_bytes,
+            sink.digest,
+            rank=self.topology.rank,
+            place=self.place,
+            nonfinite=sink.nonfinite,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +215,7 @@ class Transaction:
             self.staging.discard()
         self.staging.release()
 
-    def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
+    def _write(self, progress: Progress | None) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
         files = write_files(
             self.files,
@@ -216,7 +223,7 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
-            run=run,
+            progress=progress,
         )
         for inner in folders_of(file.name for file in files):
             force_to_disk(folder / inner)
@@ -241,6 +248,7 @@ class Transaction:
                 self._write_merged()
                 self._commit_part(self._listed)
                 self._is_saved = True
+                self._warn_of_nonfinite()
         if is_main and self.staging.is_committed:
             self._is_saved = self._is_saved or None
         if has_parts:
@@ -248,7 +256,7 @@ class Transaction:
             self._agree("published")
         with self.recording_failure():
             if self.is_owner and self.failure is None:
-                self._clean_up()
+                self._clean_up(nonfinite=first_nonfinite(self._listed or verdict.files))
         self.staging.release()
         self._agree("committed")
 
@@ -336,10 +344,18 @@ class Transaction:
         self._listed += [entry for report in reports for entry in report.files]
         return verdict_on(reports, target=self.request.target).encode()
 
-    def _clean_up(self) -> None:
+    def _warn_of_nonfinite(self) -> None:
+        if nonfinite := first_nonfinite(self._listed):
+            warn_user(
+                f"Values that are not finite are saved, first in {nonfinite}. The last finite checkpoint is kept. "
+                "Resume from that one.",
+                main_process_only=False,
+            )
+
+    def _clean_up(self, *, nonfinite: str) -> None:
         target = self.request.target
         try:
-            self.staging.finalize()
+            self.staging.finalize(keep_finite=bool(nonfinite))
             if self.request.keep is not None:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
             remove_stale_folders(self.staging.path.parent)
