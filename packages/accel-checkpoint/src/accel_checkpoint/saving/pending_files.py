@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,7 +223,7 @@ def pending_weights(
 
 
 def write_files(
-    files: list[PendingFile],
+    files: Sequence[PendingFile],
     folder: Path,
     *,
     rank: int,
@@ -246,9 +246,7 @@ def write_files(
         sink = write_file(file, folder, progress=progress)
         if sink.note:
             (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
-        return FileEntry(
-            file.name, sink.num_bytes, sink.digest, rank=rank, place=place, nonfinite=sink.nonfinite
-        )
+        return sink.entry(file.name, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]

@@ -16,7 +16,16 @@ from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request, Transaction
+from accel_checkpoint.saving.transaction import (
+    Content,
+    Part,
+    Request,
+    Rounds,
+    commit,
+    snapshot,
+    undone_after_error,
+    write,
+)
 from accel_state import current_runtime
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
@@ -112,13 +121,8 @@ class Saver:
         self.log_failure()
         if not request.token:
             request = replace(request, token=self.agree("token", self._new_token(), first))
-        transaction = Transaction(
-            request,
-            self.topology,
-            Agreement() if is_alone else self.agreement,
-            num_threads=min(4, os.cpu_count() or 1) if blocking else 1,
-        )
-        return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
+        rounds = Rounds(request, self.topology, Agreement() if is_alone else self.agreement)
+        return Stage(rounds, finish=self._finish if blocking else self._finish_in_background)
 
     def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
@@ -154,28 +158,30 @@ class Saver:
         self._num_saves += 1
         return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
-    def _finish(self, transaction: Transaction) -> None:
-        with self._progress(transaction) as progress:
+    def _finish(self, content: Content, part: Part, rounds: Rounds) -> None:
+        with self._progress(rounds.request) as progress:
             progress.begin_waiting()
-            transaction.finish(progress)
+            num_threads = min(4, os.cpu_count() or 1)
+            written = write(content, part, rounds, num_threads=num_threads, progress=progress)
+            commit(written, content, part, rounds)
 
-    def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
+    def _finish_in_background(self, content: Content, part: Part, rounds: Rounds) -> SaveHandle:
         self._buffers.begin()
-        transaction.take_snapshot(self._buffers)
-        with transaction.recording_failure():
-            self._buffers.join_streams()
-        if transaction.is_interrupted:
-            transaction.finish()
-        progress = self._progress(transaction)
+        copied = snapshot(content, part, rounds, self._buffers)
+        progress = self._progress(rounds.request)
 
-        def write() -> Path:
-            with transaction, progress:
-                with transaction.recording_failure():
+        def finish() -> Path:
+            with undone_after_error(part, rounds), progress:
+                with rounds.recording_failure():
                     self._buffers.wait()
-                return transaction.finish(progress)
+                written = write(copied, part, rounds, num_threads=1, progress=progress)
+                commit(written, copied, part, rounds)
+                return rounds.request.target
 
-        self._running = SaveHandle(write, target=transaction.request.target, on_wait=progress.begin_waiting)
+        if rounds.is_interrupted:
+            finish()  # which raises the interruption here
+        self._running = SaveHandle(finish, target=rounds.request.target, on_wait=progress.begin_waiting)
         return self._running
 
-    def _progress(self, transaction: Transaction) -> Progress:
-        return Progress(f"Saving {transaction.request.target.name}", is_shown=self.topology.rank == 0)
+    def _progress(self, request: Request) -> Progress:
+        return Progress(f"Saving {request.target.name}", is_shown=self.topology.rank == 0)

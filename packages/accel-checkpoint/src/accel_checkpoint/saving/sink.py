@@ -12,6 +12,7 @@ from typing import Self
 import torch
 
 from accel_checkpoint.digests import Digest
+from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.finite import is_finite
 from accel_checkpoint.saving.progress import Progress
 
@@ -96,6 +97,10 @@ class FileSink:
     def digest(self) -> str:
         """The digest of the bytes written so far."""
         return str(self._digest)
+
+    def entry(self, name: str, *, rank: int = 0, place: int = 0) -> FileEntry:
+        """Return the manifest entry of the file."""
+        return FileEntry(name, self.num_bytes, self.digest, rank=rank, place=place, nonfinite=self.nonfinite)
 
 
 def _with_the_file(error: OSError, path: Path) -> OSError:
