@@ -1,7 +1,7 @@
 """Save and load one model or optimizer of a sharded run, for loops that arrange their checkpoints themselves.
 
-`Accelerator.save_state` writes the same files, and more, in one transaction. These functions write straight to the
-folder; a folder of parts is complete when its table is there, which is written last.
+`Accelerator.save_state` writes the same files, and more, in one transaction. These functions write directly to the
+folder; a sharded folder is complete when it has its table, which is written last.
 """
 
 from __future__ import annotations
@@ -63,17 +63,20 @@ def save_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Save a prepared model, in parts or whole as ``fsdp_plugin.state_dict_type`` says. Every rank must call it.
+    """Save a prepared model. Every rank must call it.
 
     Args:
-        fsdp_plugin: Says how.
+        fsdp_plugin: Its ``state_dict_type`` selects the format.
         accelerator: The `Accelerator` that prepared the model.
         model: The prepared model.
-        output_dir: The folder, made if missing: `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
-            `pytorch_model_fsdp_rank0.bin` and so on come into it.
-        model_index: Which model it is.
-        adapter_only: Has no effect, which one warning says where the model has adapters: all weights are saved.
-        use_dcp: Parts that only the same ranks can read are not written: leave it.
+        output_dir: The folder, created if missing, for `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
+            `pytorch_model_fsdp_rank0.bin` and so on.
+        model_index: Index of the model.
+        adapter_only: Not supported: all weights are saved, with one warning if the model has adapters.
+        use_dcp: Must be True.
+
+    Raises:
+        CheckpointError: On every rank, if a file cannot be written.
     """
     _check(use_dcp)
     if adapter_only and is_peft_model(model):
@@ -101,7 +104,7 @@ def load_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Load what `save_fsdp_model` wrote, in parts or whole, into a prepared model. Every rank must call it.
+    """Load a checkpoint of `save_fsdp_model`, in any of its formats, into a prepared model. Every rank must call it.
 
     Raises:
         CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
@@ -132,7 +135,7 @@ def save_fsdp_optimizer(
     optimizer_index: int = 0,
     use_dcp: bool = True,
 ) -> None:
-    """Save the optimizer of a prepared model, as `save_fsdp_model` does the model. Every rank must call it."""
+    """Save the optimizer of a prepared model in the format of `save_fsdp_model`. Every rank must call it."""
     _check(use_dcp)
     strategy: Strategy = accelerator.strategy
     form = _format(fsdp_plugin)
@@ -158,7 +161,7 @@ def load_fsdp_optimizer(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Load what `save_fsdp_optimizer` wrote, in parts or whole. Every rank must call it.
+    """Load a checkpoint of `save_fsdp_optimizer`, in any of its formats. Every rank must call it.
 
     Raises:
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
@@ -196,7 +199,7 @@ def _format(plugin: Any) -> CheckpointFormat:
 
 
 def _format_of(folder: Path, stem: str, index: int) -> CheckpointFormat:
-    """Return the format of what is in a folder, which may be the folder of parts itself."""
+    """Return the format of the files in a folder, which may be the sharded folder itself."""
     name = sharded_folder(stem, index)
     if (_home(folder, name) / name / METADATA_NAME).is_file():
         return ShardedFormat()
@@ -215,7 +218,7 @@ def _full_name(index: int) -> str:
 
 
 def _home(folder: Path, name: str) -> Path:
-    """Return the folder that holds the folder of parts, which itself may have been given."""
+    """Return the parent of the sharded folder, whether it or its parent was given."""
     return folder.parent if folder.name == name else folder
 
 

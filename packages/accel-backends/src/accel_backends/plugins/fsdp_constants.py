@@ -1,4 +1,4 @@
-"""The words and names of FSDP that libraries import as constants."""
+"""Names and accepted values of FSDP settings that libraries import as constants."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ def _words(setting: str) -> list[str]:
 
 
 FSDP_SHARDING_STRATEGY = _words("fsdp_sharding_strategy")
-"""What can be sharded in version 1; a number in a config file counts from 1 in this list, as in the next ones."""
+"""Sharding strategies of version 1. A number in a config file is a position in this list, from 1; so below."""
 FSDP_AUTO_WRAP_POLICY = _words("fsdp_auto_wrap_policy")
-"""How a model can be cut into units."""
+"""Ways to split a model into FSDP units."""
 FSDP_BACKWARD_PREFETCH = _words("fsdp_backward_prefetch")
-"""When the backward pass can fetch the next unit in version 1."""
+"""When the backward pass of version 1 prefetches the next unit."""
 FSDP_STATE_DICT_TYPE = _words("fsdp_state_dict_type")
-"""How checkpoints can be written in version 1."""
+"""Checkpoint formats of version 1."""
 FSDP2_STATE_DICT_TYPE = ["SHARDED_STATE_DICT", "FULL_STATE_DICT"]
-"""How checkpoints can be written in version 2."""
+"""Checkpoint formats of version 2."""
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
-"""How the folder or file of a sharded model begins in a checkpoint."""
+"""Prefix of the folder or file of a sharded model in a checkpoint."""
 FSDP_PYTORCH_VERSION = "2.1.0.a0+32f93b1"
-"""The first version of torch that version 1 needed elsewhere; every version that accel runs on is newer."""
+"""The first release of torch with which Accelerate supports version 1; accel needs a newer one anyway."""
 FSDP2_PYTORCH_VERSION = "2.6.0"
 """The same for version 2."""

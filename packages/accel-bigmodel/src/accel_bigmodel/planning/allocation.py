@@ -73,13 +73,13 @@ def generate_device_map(
     no_split_module_classes: Sequence[str] | None = None,
     max_memory: MaxMemory | None = None,
 ) -> dict[str, int | str]:
-    """Return a device map that spreads ``model`` evenly over as many devices as there are processes.
+    """Return a device map that splits ``model`` evenly between ``num_processes`` devices.
 
     Args:
         model: On any device.
         num_processes: Devices, numbered from 0.
         no_split_module_classes: Names of classes that stay on one device.
-        max_memory: Memory by device, if it is not to be even.
+        max_memory: As for `get_max_memory`; even shares if omitted.
     """
     if max_memory is None and num_processes > 1:
         num_bytes, (largest, _) = calculate_maximum_sizes(model)
