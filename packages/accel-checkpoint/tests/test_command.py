@@ -137,3 +137,19 @@ def test_a_damaged_file_is_named(two, name):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CheckpointError, match=name):
         main("show", two[0])
+
+
+def test_a_pinned_checkpoint_is_listed_as_such_and_stays(project, capsys):
+    folder = project / "checkpoints"
+    assert main("pin", folder / "checkpoint_2") == 0
+    main("list", project)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "pinned" in line] == [
+        "checkpoint_2"
+    ]
+    with CheckpointFolder(folder, keep=1).save(11) as stage:
+        stage.write("model.safetensors", {"weight": torch.zeros(1)})
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_11", "checkpoint_2"]
+    assert main("unpin", folder / "checkpoint_2") == 0
+    assert not (folder / "checkpoint_2" / "pinned").exists()
+    with pytest.raises(CheckpointError, match="Name the folder of one checkpoint"):
+        main("pin", project)

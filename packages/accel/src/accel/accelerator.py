@@ -1245,6 +1245,7 @@ class Accelerator:
         safe_serialization: bool = ...,
         *,
         blocking: Literal[True] = ...,
+        metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
     ) -> str: ...
 
@@ -1255,6 +1256,7 @@ class Accelerator:
         safe_serialization: bool = ...,
         *,
         blocking: Literal[False],
+        metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
     ) -> SaveHandle: ...
 
@@ -1264,6 +1266,7 @@ class Accelerator:
         safe_serialization: bool = True,
         *,
         blocking: bool = True,
+        metrics: Mapping[str, float | Tensor] | None = None,
         **save_model_func_kwargs: Any,
     ) -> str | SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
@@ -1281,6 +1284,8 @@ class Accelerator:
             safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
             blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
                 background. Default: True.
+            metrics: Values recorded with the checkpoint, such as a validation loss, by which a `Retention` keeps the
+                best ones. Those of rank 0 count.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
                 `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
                 by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,
@@ -1299,6 +1304,7 @@ class Accelerator:
             output_dir,
             safe_serialization=safe_serialization,
             blocking=blocking,
+            metrics=metrics or {},
             options=save_model_func_kwargs,
         )
 
