@@ -18,7 +18,7 @@ from accel_state.topology import Topology
 
 backend = device_backend("xla")
 place = backend.place(Topology())
-told = {"why_not": backend.why_not(check_device=True), "count": backend.count(), "device": place.type}
+told = {"why_not": backend.unavailable_reason(check_device=True), "count": backend.count(), "device": place.type}
 told["alone"] = backend.refine_topology(Topology()) == Topology()
 backend.rng.seed(12)
 state = backend.rng.get_state()

@@ -46,8 +46,8 @@ def _lines() -> Iterator[str]:
     for vendor in known_vendors():
         seeds, memory = _WITHOUT_STAND_IN.get(vendor.name) or _asked(vendor)
         cells = (
-            f"{vendor.title}, `{vendor.name}`",
-            "torch" if vendor.plugin is None else f"`{vendor.plugin}`",
+            f"{vendor.label}, `{vendor.name}`",
+            "torch" if vendor.plugin is None else f"`{vendor.plugin.module}`",
             _precisions(vendor),
             ", ".join(f"`{name}`" for name in strategies_on(vendor)),
             f"`{vendor.collective_backend}`, `{vendor.distributed_type}`"

@@ -19,8 +19,6 @@ NAMES = (
 )
 TORCH_FREE = (
     "affinity",
-    "availability/__init__",
-    "availability/packages",
     "enums",
     "environment/door",
     "environment/__init__",

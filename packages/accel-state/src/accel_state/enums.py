@@ -27,18 +27,6 @@ class BaseEnum(enum.StrEnum, metaclass=EnumWithContains):
         raise ConfigError(f"`{value}` is not a valid {cls.__name__}. Choose one of: {', '.join(cls.list())}.")
 
 
-def add_member(kind: type[BaseEnum], value: str) -> None:
-    """Give an enum one more member for the rest of the process, called like its value; nothing if it has it."""
-    if value in kind:
-        return
-    member = str.__new__(kind, value)
-    member._name_, member._value_ = value.upper(), value
-    setattr(kind, member._name_, member)
-    kind._member_names_.append(member._name_)
-    kind._member_map_[member._name_] = member
-    kind._value2member_map_[value] = member
-
-
 class DistributedType(BaseEnum):
     """What kind of distributed run this is; for users' code to read, accel itself never branches on it."""
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_state.devices.selection import current_device_backend
+from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
 from accel_state.group_exit import leave_group

@@ -11,9 +11,13 @@ from typing import Any, ClassVar
 import torch
 
 from accel_state import process_group
-from accel_state.availability.checks import check_os_kernel, why_not
-from accel_state.devices.backend import DeviceBackend
-from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
+from accel_state.availability import check_os_kernel, why_not
+from accel_state.devices.backend import (
+    DeviceBackend,
+    current_device_backend,
+    device_backend,
+    require_device_backend,
+)
 from accel_state.enums import DistributedType
 from accel_state.environment import parse_flag_from_env, read, snapshot
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
@@ -166,9 +170,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         device=device,
         device_backend=device_backend,
         backend=backend,
-        distributed_type=DistributedType(device_backend.distributed_type)
-        if topology.world_size > 1
-        else DistributedType.NO,
+        distributed_type=device_backend.distributed_type if topology.world_size > 1 else DistributedType.NO,
         is_cpu_forced=is_cpu_forced,
         debug=read("debug_mode"),
         fork_launched=parse_flag_from_env("FORK_LAUNCHED"),

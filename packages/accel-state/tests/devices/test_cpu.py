@@ -10,7 +10,7 @@ from accel_state.topology import Topology
 def test_cpu_follows_the_protocol_and_holds_any_number_of_processes():
     backend = device_backend("cpu")
     assert isinstance(backend, DeviceBackend)
-    assert backend.why_not() is None
+    assert backend.unavailable_reason() is None
     assert backend.place(Topology(63, 64, 63, 64)) == torch.device("cpu") == backend.device(3)
     assert (backend.collective_backend, backend.distributed_type) == ("gloo", "MULTI_CPU")
 

@@ -1,4 +1,4 @@
-"""The CPU: always there, shared by any number of processes."""
+"""The CPU: always available, shared by any number of processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class CpuRng:
 
 
 class CpuBackend(DeviceBackend):
-    """Processes on the CPU, which talk over gloo."""
+    """Processes on the CPU, which communicate over gloo."""
 
     def __init__(self, vendor: Vendor) -> None:
         super().__init__(vendor)
         self.rng = CpuRng()
 
-    def why_not(self, *, check_device: bool = False) -> str | None:
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         return None
 
     def count(self) -> int:
@@ -49,7 +49,7 @@ class CpuBackend(DeviceBackend):
     def empty_cache(self) -> None:
         """Nothing to release: no cache is kept."""
 
-    def _why_not_64_bits(self) -> str | None:
+    def _no_64_bit_reason(self) -> str | None:
         return None
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:

@@ -22,7 +22,7 @@ class MpsBackend(DeviceBackend):
         super().__init__(vendor)
         self.rng = MpsRng(self)
 
-    def why_not(self, *, check_device: bool = False) -> str | None:
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         if not torch.backends.mps.is_built():
             return f"This torch ({torch.__version__}) is built without MPS."
         if not torch.backends.mps.is_available():
@@ -32,8 +32,8 @@ class MpsBackend(DeviceBackend):
     def set_device(self, device: torch.device) -> None:
         """Nothing to set: there is one GPU."""
 
-    def _why_not_64_bits(self) -> str | None:
-        return "Apple's GPUs have no numbers of 64 bits."
+    def _no_64_bit_reason(self) -> str | None:
+        return "Apple's GPUs have no 64-bit floating point."
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_state.devices.backend import DeviceBackend, why_not_importable
+from accel_state.devices.backend import DeviceBackend, import_error
 from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
@@ -22,11 +22,11 @@ def _runtime() -> Any:
 
 
 class XlaRng:
-    """XLA's random state, one number of 64 bits per device, here as a tensor with these bits."""
+    """XLA's random state, one 64-bit number per device, as an int64 tensor of the same bits."""
 
     def get_state(self) -> torch.Tensor:
         bits = int(_model().get_rng_state())
-        # While a step is traced, the next one would go on from where this one began: from now on it does from here.
+        # While a step is traced, the next one would resume from the state before it; set it to resume from here.
         _model().set_rng_state(bits)
         return torch.tensor(bits - 2**64 if bits >= 2**63 else bits, dtype=torch.int64)
 
@@ -44,8 +44,8 @@ class XlaBackend(DeviceBackend):
         super().__init__(vendor)
         self.rng = XlaRng()
 
-    def why_not(self, *, check_device: bool = False) -> str | None:
-        reason = self.vendor.why_not_installed() or why_not_importable("torch_xla")
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
+        reason = self.vendor.not_installed_reason() or import_error("torch_xla")
         if reason is None and _runtime().device_type() is None:
             return "`torch_xla` finds no device. Set `PJRT_DEVICE`, such as to `TPU`."
         return reason
@@ -66,7 +66,7 @@ class XlaBackend(DeviceBackend):
     def empty_cache(self) -> None:
         """Nothing to release: the runtime keeps no cache of its own."""
 
-    def _why_not_64_bits(self) -> str | None:
+    def _no_64_bit_reason(self) -> str | None:
         return None
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
@@ -91,7 +91,7 @@ class XlaBackend(DeviceBackend):
         )
 
     def process_group_options(self) -> dict[str, Any]:
-        # Importing it is what makes the backend known to torch.
+        # The import registers the backend with torch.
         importlib.import_module("torch_xla.distributed.xla_backend")
         return {"init_method": "xla://"}
 

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of its GPUs, through ``nvidia-smi``, so that CUDA stays uninitialised."""
+"""Names and driver of NVIDIA GPUs, through ``nvidia-smi``, so that CUDA stays uninitialized."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from accel_state.errors import NotAvailableError
 
 _TIMEOUT_S = 30
-# From this driver on, the GPUs below announce themselves that they lack direct exchange.
+# Since this driver version the GPUs below report that they lack peer-to-peer access.
 _FIXED_DRIVER = "550.40.07"
 # Consumer GPUs of this generation were sold without peer-to-peer and InfiniBand support.
 LACKING_P2P = "RTX 40"
@@ -18,7 +18,7 @@ def get_gpu_info() -> tuple[list[str], int]:
     """Return the names of this machine's NVIDIA GPUs and their number.
 
     Raises:
-        NotAvailableError: If the driver is not there or does not answer.
+        NotAvailableError: If there is no driver, or it does not answer.
     """
     names = _query("name")
     return names, len(names)
@@ -28,22 +28,21 @@ def get_driver_version() -> str:
     """Return the version of the NVIDIA driver, such as ``550.54.15``.
 
     Raises:
-        NotAvailableError: If the driver is not there, does not answer, or knows no GPU.
+        NotAvailableError: If there is no driver, it does not answer, or it lists no GPU.
     """
     versions = _query("driver_version")
     if not versions:
         raise NotAvailableError(
-            "`nvidia-smi` lists no GPU, so the version of the driver is not known. Check the NVIDIA driver."
+            "`nvidia-smi` lists no GPU, so the driver's version is unknown. Check the NVIDIA driver."
         )
     return versions[0]
 
 
 def check_cuda_p2p_ib_support() -> bool:
-    """Whether the GPUs can exchange data directly (peer-to-peer, InfiniBand).
+    """Whether the GPUs support peer-to-peer access and InfiniBand.
 
-    False for several consumer GPUs of the 40 series under an older driver, which would hang; NCCL then has to
-    be told with ``NCCL_P2P_DISABLE=1`` and ``NCCL_IB_DISABLE=1``. True where there is nothing to restrict,
-    machines without an NVIDIA driver included.
+    False for several consumer GPUs of the 40 series under an older driver, which would hang: NCCL then needs
+    ``NCCL_P2P_DISABLE=1`` and ``NCCL_IB_DISABLE=1``. True on all other machines, also without an NVIDIA driver.
     """
     from packaging.version import Version
 

@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from accel_state.availability.nvidia import check_cuda_p2p_ib_support, get_driver_version, get_gpu_info
 from accel_state.errors import NotAvailableError
+from accel_state.nvidia import check_cuda_p2p_ib_support, get_driver_version, get_gpu_info
 
 
 @pytest.fixture
