@@ -20,11 +20,11 @@ NAMES = (
 TORCH_FREE = (
     "affinity",
     "enums",
-    "environment/door",
+    "environment/environ",
     "environment/__init__",
     "errors",
     "lazy",
-    "process_environments/__init__",
+    "launched_by/__init__",
     "registry",
     "topology",
     "versions",

@@ -24,7 +24,7 @@ TORCH_FREE = [
     "accel_state.lazy",
     "accel_state.mesh_layout",
     "accel_state.nvidia",
-    "accel_state.process_environments.detection",
+    "accel_state.launched_by.detect",
     "accel_state.registry",
     "accel_state.topology",
     "accel_state.versions",

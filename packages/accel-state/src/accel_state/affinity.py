@@ -10,8 +10,8 @@ from typing import Any
 
 from accel_state.environment import read, snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.launched_by import detect_topology
 from accel_state.numa import cores_near
-from accel_state.process_environments import detect_topology
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from accel_state.environment.door import ignored
+from accel_state.environment.environ import ignored
 from accel_state.errors import ConfigError
 
 

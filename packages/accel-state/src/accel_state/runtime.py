@@ -24,9 +24,9 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
 from accel_state.errors import ConfigError, NotAvailableError, StateError, StateNotBuiltError
 from accel_state.gradient_state import GradientState
 from accel_state.group_exit import end_owned_group
+from accel_state.launched_by import detect_topology
 from accel_state.mesh_layout import MeshLayout
 from accel_state.nodes import agree_on_nodes
-from accel_state.process_environments import detect_topology
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 

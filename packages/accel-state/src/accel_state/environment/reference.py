@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accel_state.environment.setting import Setting
-from accel_state.environment.settings import SECTIONS
+from accel_state.environment.settings import SECTIONS, Setting
 
 PAGE = Path("docs") / "reference" / "settings.md"
 _INTRODUCTION = """\

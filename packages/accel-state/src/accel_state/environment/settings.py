@@ -1,13 +1,18 @@
-"""All settings: one row each, in the order of the reference page, with the rules that most of them are named by."""
+"""All settings: one row each, in the order of the reference page, with the rules for the names of most of them.
+
+Variable, flag, config key and reference page of a setting come from its row.
+"""
 
 # ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from accel_state.enums import DynamoBackend
 from accel_state.environment.parsers import (
+    Parser,
     boolean,
     choice,
     count,
@@ -23,10 +28,123 @@ from accel_state.environment.parsers import (
     unless,
     word_or_installed,
 )
-from accel_state.environment.setting import Setting, rule
-from accel_state.errors import UnknownNameError
+from accel_state.errors import ConfigError, UnknownNameError, did_you_mean
 
-__all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting"]
+
+class LaunchColumns(NamedTuple):
+    """The use of a setting by ``accel launch``.
+
+    Attributes:
+        needs: Conditions without which a launch does not use it, by their names in the launcher.
+        not_on: Places, by their names in the launcher, where a launch does not use it.
+        unset_values: Values of the config key that count as unset.
+        default_text: The default in the help, if a launch decides it.
+        separator: Joins the texts of a flag that may be given several times; None if it may not.
+        is_secret: Whether its value must not be shown.
+        is_common: Whether the shortest help lists it.
+    """
+
+    needs: tuple[str, ...] = ()
+    not_on: tuple[str, ...] = ()
+    unset_values: tuple[Any, ...] = ()
+    default_text: str | None = None
+    separator: str | None = None
+    is_secret: bool = False
+    is_common: bool = False
+
+
+class Setting(NamedTuple):
+    """A setting of an environment variable, a flag of ``accel launch`` or a key of the config file.
+
+    Attributes:
+        name: The name in the code.
+        variable: Its environment variable; empty if only the launcher uses the setting.
+        parse: Converts its text to a value.
+        default: The value if it is unset or empty.
+        help: Its effect, in a sentence.
+        flag: Its option of ``accel launch``, None if it has none.
+        config_key: Its key in the config file (``section.key`` inside a section), None if it has none.
+        metavar: The placeholder of the value in the help; by default that of the parser, or one made of the name.
+        is_switch: Whether the flag takes no value.
+        other_flags: Further spellings of the flag.
+        launch: Its use by the launcher.
+    """
+
+    name: str
+    variable: str
+    parse: Parser
+    default: Any
+    help: str
+    flag: str | None = None
+    config_key: str | None = None
+    metavar: str | None = None
+    is_switch: bool = False
+    other_flags: tuple[str, ...] = ()
+    launch: LaunchColumns = LaunchColumns()
+
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The words that are accepted, None if the list is open."""
+        return self.parse.choices
+
+    def value_of(self, given: str | None, *, source: str | None = None) -> Any:
+        """Return ``given`` parsed, or the default if it is None or blank.
+
+        Args:
+            given: The text as the user wrote it.
+            source: The name of its place in messages; the variable if omitted.
+
+        Raises:
+            ConfigError: If the parser does not accept the text.
+        """
+        if given is None or not given.strip():
+            return self.default
+        try:
+            return self.parse(given)
+        except (ValueError, KeyError):
+            hint = did_you_mean(given, self.choices or ())
+            raise ConfigError(
+                f"`{source or self.variable}` is `{given}`, but it must be {self.parse.accepts}.{hint}"
+            ) from None
+
+    def text_of(self, value: Any) -> str:
+        """Return ``value`` as the text of a variable; the inverse of `value_of`."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, (list, tuple)):
+            return (self.launch.separator or ",").join(str(part) for part in value)
+        return str(value)
+
+
+class Rule(Protocol):
+    """Makes settings whose names follow a pattern; ``columns`` override what follows from it."""
+
+    def __call__(
+        self, short: str, parse: Parser, default: Any, description: str, **columns: Any
+    ) -> Setting: ...
+
+
+def rule(
+    name: str, variable: str, flag: str | None = None, config_key: str | None = None, **shared: Any
+) -> Rule:
+    """Return a function that makes settings named alike: ``{}`` in each pattern is the short name.
+
+    In a variable it is in upper case. A pattern of None leaves that out. ``shared`` are further columns of all of them.
+    """
+
+    def make(short: str, parse: Parser, default: Any, description: str, **columns: Any) -> Setting:
+        names: dict[str, Any] = {
+            "variable": variable.format(short.upper()),
+            "flag": flag and flag.format(short),
+            "config_key": config_key and config_key.format(short),
+        }
+        given = {**names, **shared, **columns}
+        launch = {key: given.pop(key) for key in LaunchColumns._fields if key in given}
+        made = Setting(name.format(short), "", parse, default, description, launch=LaunchColumns(**launch))
+        return made._replace(**given)
+
+    return make
+
 
 run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
 only_variable = rule("{}", "ACCELERATE_{}")
@@ -71,7 +189,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         run("mixed_precision", _PRECISIONS, "no", "Number format of the forward pass.", is_common=True),
         run("use_cpu", boolean, False, "Run on the CPU even where there is an accelerator.", flag="--cpu", is_switch=True, not_on=("sagemaker",), is_common=True),
         only_variable("torch_device", text, None, "Device to use instead of the one that would be chosen, such as `cuda:1`."),
-        run("num_processes", count, None, "Number of processes in all.", launch_default="one for each GPU, or 1", unset_values=(-1,), not_on=("sagemaker",), is_common=True),
+        run("num_processes", count, None, "Number of processes in all.", default_text="one for each GPU, or 1", unset_values=(-1,), not_on=("sagemaker",), is_common=True),
         # `auto` in a DeepSpeed run leaves the number to the script, as an unset variable does.
         run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are added up before the optimizer steps.", config_key="deepspeed_config.gradient_accumulation_steps"),
         run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
@@ -88,10 +206,10 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         only_variable("use_torch_xla", boolean, True, "Use the devices of `torch_xla` where it is installed.", variable="USE_TORCH_XLA"),
         only_variable("hf_home", text, None, "Folder under which the default config file lies.", variable="HF_HOME"),
     ),
-    # Ranks and sizes are read together, as one topology: see `accel_state.process_environments`.
+    # Ranks and sizes are read together, as one topology: see `accel_state.launched_by`.
     "Processes": (
         process("master_addr", host, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip", metavar="ADDRESS", needs=("machines",), not_on=_OTHER_PLACES),
-        process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port", launch_default="a free one", not_on=("tpu", "sagemaker")),
+        process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port", default_text="a free one", not_on=("tpu", "sagemaker")),
         Setting("ompi_rank", "OMPI_COMM_WORLD_RANK", index, None, "Rank of this process (Open MPI)."),
         Setting("ompi_world_size", "OMPI_COMM_WORLD_SIZE", count, None, "Number of processes (Open MPI)."),
         Setting("ompi_local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", index, None, "Rank on this machine (Open MPI)."),
@@ -102,16 +220,16 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("mv2_local_world_size", "MV2_COMM_WORLD_LOCAL_SIZE", count, None, "Number of processes on this machine (MVAPICH)."),
         Setting("pmi_rank", "PMI_RANK", index, None, "Rank of this process (Intel MPI, MPICH)."),
         Setting("pmi_world_size", "PMI_SIZE", count, None, "Number of processes (Intel MPI, MPICH)."),
-        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None, launch_default="1 beside a GPU, else the cores, divided among the processes", not_on=("tpu", "sagemaker")),
-        Setting("kmp_affinity", "KMP_AFFINITY", text, None, "How Intel's OpenMP binds threads to cores."),
-        Setting("kmp_blocktime", "KMP_BLOCKTIME", text, None, "How long Intel's OpenMP threads wait before they sleep."),
+        Setting("pmi_local_rank", "MPI_LOCALRANKID", index, None, "Rank on this machine (Intel MPI, MPICH)."),
+        Setting("pmi_local_world_size", "MPI_LOCALNRANKS", count, None, "Number of processes on this machine (Intel MPI, MPICH)."),
+        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None, default_text="1 beside a GPU, else the cores, divided among the processes", not_on=("tpu", "sagemaker")),
         process("tpu_name", text, None, "Name of the TPU."),
         process("downcast_bf16", boolean, False, "On TPUs in bf16, store floats as bf16 and doubles as float32; otherwise weights stay as they are and operations are cast.", variable="ACCELERATE_DOWNCAST_BF16", is_switch=True, needs=("tpu", "bf16")),
         Setting("xla_use_bf16", "XLA_USE_BF16", boolean, False, "XLA casts floats and doubles to bf16."),
         Setting("xla_downcast_bf16", "XLA_DOWNCAST_BF16", boolean, False, "XLA casts floats to bf16, doubles to float."),
     ),
     "FSDP": (
-        Setting("use_fsdp", "ACCELERATE_USE_FSDP", boolean, False, "Train with fully sharded data parallel.", "--use_fsdp", is_switch=True, is_common=True),
+        Setting("use_fsdp", "ACCELERATE_USE_FSDP", boolean, False, "Train with fully sharded data parallel.", "--use_fsdp", is_switch=True, launch=LaunchColumns(is_common=True)),
         fsdp("version", digit(1, 2), 1, "Version of FSDP."),
         fsdp("sharding_strategy", _STRATEGIES, "FULL_SHARD", "What is sharded (version 1)."),
         # With version 1 this is the newer name of the sharding strategy.
@@ -131,10 +249,10 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         fsdp("ignored_modules", text, None, "Regular expression that matches the whole names of modules to leave unsharded.", flag=None),
     ),
     "DeepSpeed": (
-        Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed", is_switch=True, is_common=True),
+        Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed", is_switch=True, launch=LaunchColumns(is_common=True)),
         deepspeed("config_file", unless("none", text, None), None, "DeepSpeed's own JSON config, used as it is.", flag="--deepspeed_config_file", config_key="deepspeed_config.deepspeed_config_file"),
         deepspeed("zero_stage", digit(0, 1, 2, 3), 2, "What ZeRO shards: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."),
-        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", unless("auto", number, None), None), None, "Norm that gradients are clipped to by the engine; 0 is off.", "--gradient_clipping", "deepspeed_config.gradient_clipping", metavar="NORM", needs=("deepspeed",)),
+        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", unless("auto", number, None), None), None, "Norm that gradients are clipped to by the engine; 0 is off.", "--gradient_clipping", "deepspeed_config.gradient_clipping", metavar="NORM", launch=LaunchColumns(needs=("deepspeed",))),
         deepspeed("offload_optimizer_device", _DEVICES, "none", "Where optimizer states are kept (ZeRO 2 and 3)."),
         deepspeed("offload_optimizer_nvme_path", unless("none", text, None), None, "Folder for optimizer states on NVMe."),
         deepspeed("offload_param_device", _DEVICES, "none", "Where parameters are kept (ZeRO 3)."),

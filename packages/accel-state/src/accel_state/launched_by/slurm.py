@@ -1,19 +1,14 @@
-"""Tasks started by SLURM's ``srun``."""
+"""Tasks started by SLURM's ``srun``, and SLURM's notations: ``n[01-03,7],gpu5`` for hosts, ``2(x3),1`` for counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError
-from accel_state.process_environments.host_lists import expand_counts, first_host
-from accel_state.process_environments.variables import (
-    is_set,
-    optional_int,
-    required_int,
-)
-from accel_state.topology import Topology, check_within
+from accel_state.topology import Topology, check_within, is_set, optional_int, required_int
 
 _STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Ids from here on stand for steps that are no `srun`: the batch script, the interactive shell and the like.
@@ -23,6 +18,11 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _FIRST_PORT, _NUM_PORTS = 15000, 17000
 # `srun --pty bash` names its job after the shell.
 _SHELLS = frozenset({"bash", "csh", "dash", "fish", "interactive", "ksh", "sh", "tcsh", "zsh"})
+
+_PATTERN = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class SLURMEnvironment:
@@ -118,3 +118,66 @@ def _check_world_size(environ: Mapping[str, str], size_variable: str, world_size
             f"`WORLD_SIZE` is `{given}`, but `{size_variable}` is `{world_size}`. Unset `WORLD_SIZE`, or "
             "set `RANK` and `LOCAL_RANK` too."
         )
+
+
+def first_host(text: str, *, variable: str) -> str:
+    """Return the first host of a compressed list, without writing the others out."""
+    return next(iter_hosts(text, variable=variable))
+
+
+def iter_hosts(text: str, *, variable: str) -> Iterator[str]:
+    """Yield the hosts of a compressed list; a text that is none is a `ConfigError` naming ``variable``."""
+    parts = _split_outside_brackets(text.strip())
+    if not all(_PATTERN.fullmatch(part) for part in parts):
+        raise _unreadable(text, variable)
+    for part in parts:
+        yield from _hosts_of(part, text, variable)
+
+
+def expand_counts(text: str, *, variable: str) -> list[int]:
+    """Return one number per node: ``2(x3),1`` gives ``2, 2, 2, 1``."""
+    counts: list[int] = []
+    for part in text.strip().split(","):
+        match = _COUNT.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(f"`{variable}` is `{text}`, but it must look like `2(x3),1`.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _hosts_of(pattern: str, text: str, variable: str) -> Iterator[str]:
+    bracket = _BRACKET.search(pattern)
+    if bracket is None:
+        yield pattern
+        return
+    head, tail = pattern[: bracket.start()], pattern[bracket.end() :]
+    for number in _numbers_of(bracket[1], text, variable):
+        # Names of several dimensions have several brackets: `rack[0-1]n[0-3]`.
+        yield from _hosts_of(head + number + tail, text, variable)
+
+
+def _numbers_of(inside: str, text: str, variable: str) -> Iterator[str]:
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise _unreadable(text, variable)
+        start, end = match[1], match[2] or match[1]
+        if int(end) < int(start):
+            raise _unreadable(text, variable)
+        for number in range(int(start), int(end) + 1):
+            yield str(number).zfill(len(start))
+
+
+def _unreadable(text: str, variable: str) -> ConfigError:
+    return ConfigError(f"`{variable}` is `{text}`, but it must be a list of hosts such as `n[01-03,7],gpu5`.")

@@ -7,12 +7,7 @@ from typing import ClassVar
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError
-from accel_state.process_environments.variables import (
-    is_set,
-    optional_int,
-    required_int,
-)
-from accel_state.topology import Topology, check_within
+from accel_state.topology import Topology, check_within, is_set, optional_int, required_int
 
 
 class TorchrunEnvironment:

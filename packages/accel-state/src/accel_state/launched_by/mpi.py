@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from accel_state.environment import read
+from accel_state.environment import find_setting, read
 from accel_state.errors import ConfigError
-from accel_state.process_environments.variables import is_set, required_int
-from accel_state.topology import Topology, check_within
+from accel_state.topology import Topology, check_within, is_set, required_int
 
 _DEFAULT_PORT = 29500
 
 
 class Variables(NamedTuple):
-    """The variables in which an MPI passes rank and number of ranks, in all and on the machine."""
+    """The variables of an MPI for the rank and the number of ranks, in all and on the machine."""
 
     rank: str
     world_size: str
@@ -25,13 +24,13 @@ class Variables(NamedTuple):
 class MPIEnvironment:
     """The four variables of one MPI.
 
-    Machines are taken to hold equally many consecutive ranks, as MPI maps them by default; the topology says so, for
-    the ranks to find out when they can. Ranks on one machine meet on the loopback address; on several,
-    ``MASTER_ADDR`` has to say where.
+    Machines are assumed to have equally many consecutive ranks, as MPI maps them by default; the topology records the
+    assumption, which the ranks check once they can communicate. Ranks on one machine meet on the loopback address; on
+    several, ``MASTER_ADDR`` is needed.
 
     Args:
-        name: What the environment is called.
-        launcher: What people call it.
+        name: The ``source`` of its topologies.
+        launcher: The name in messages.
         variables: Its variables.
     """
 
@@ -93,16 +92,14 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _four(prefix: str) -> Variables:
-    return Variables(
-        *(f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    )
+def _variables(prefix: str) -> Variables:
+    return Variables(*(find_setting(f"{prefix}_{field}").variable for field in Variables._fields))
 
 
 #: MVAPICH before PMI, whose variables its ``mpiexec`` sets too.
 #: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
 MPI_ENVIRONMENTS = (
-    MPIEnvironment("openmpi", "Open MPI", _four("OMPI")),
-    MPIEnvironment("mvapich", "MVAPICH", _four("MV2")),
-    PMIEnvironment("pmi", "MPI", Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    MPIEnvironment("openmpi", "Open MPI", _variables("ompi")),
+    MPIEnvironment("mvapich", "MVAPICH", _variables("mv2")),
+    PMIEnvironment("pmi", "MPI", _variables("pmi")),
 )

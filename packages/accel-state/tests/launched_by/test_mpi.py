@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.mpi import MPI_ENVIRONMENTS
+from accel_state.launched_by.mpi import MPI_ENVIRONMENTS
 from accel_state.topology import Topology
 
 OPENMPI, MVAPICH, PMI = MPI_ENVIRONMENTS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments import PROCESS_ENVIRONMENTS, detect_topology, process_environment
+from accel_state.launched_by import PROCESS_ENVIRONMENTS, detect_topology, process_environment
+from accel_state.launched_by.detect import PlainEnvironment
 from accel_state.topology import Topology
 
 TORCHRUN = {
@@ -184,3 +185,13 @@ def test_names_are_unique_and_plain_comes_last():
     assert len(set(names)) == len(names)
     assert names[-1] == "plain"
     assert process_environment({}).name == "plain"
+
+
+def test_it_is_always_there_and_one_process():
+    assert PlainEnvironment().detect({})
+    assert PlainEnvironment().topology({"MASTER_ADDR": "head", "MASTER_PORT": "1"}) == Topology()
+
+
+def test_a_world_size_that_nobody_explains_is_refused():
+    with pytest.raises(ConfigError, match="Start the script with `accel launch` or `torchrun`"):
+        PlainEnvironment().topology({"WORLD_SIZE": "2"})

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from accel_state.environment import read
-from accel_state.process_environments.variables import is_set, optional_int
-from accel_state.topology import Topology, check_within
+from accel_state.topology import Topology, check_within, is_set, optional_int
 
 _TRACES = ("PJRT_DEVICE", "PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT")
 

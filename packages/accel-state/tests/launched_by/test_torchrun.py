@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.torchrun import TorchrunEnvironment
+from accel_state.launched_by.torchrun import TorchrunEnvironment
 from accel_state.topology import Topology
 
 topology = TorchrunEnvironment().topology
