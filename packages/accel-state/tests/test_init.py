@@ -15,7 +15,7 @@ TORCH_FREE = [
     "accel_state.availability",
     "accel_state.devices",
     "accel_state.devices.vendors",
-    "accel_state.entry_points",
+    "accel_state.registry",
     "accel_state.enums",
     "accel_state.environment",
     "accel_state.environment.reference",

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 
 import pytest
 from packaging.version import Version
 
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError, StateError
 from accel_state.versions import (
     STR_OPERATION_TO_FUNC,
     Package,
     compare_versions,
     installed_version,
     is_torch_version,
+    require_no_accelerate,
 )
 
 
@@ -129,3 +131,14 @@ def test_a_folder_of_the_same_name_is_not_the_package(tmp_path, monkeypatch):
     (tmp_path / "made_up").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "not installed" in Package("made_up", ("made-up",)).unavailable_reason()
+
+
+def test_only_a_package_with_code_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    require_no_accelerate()
+    (tmp_path / "accelerate").mkdir()
+    require_no_accelerate()  # a folder that happens to be called so
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    sys.path_importer_cache.pop(str(tmp_path), None)
+    with pytest.raises(StateError, match=r"accelerate.__init__\.py(?s:.)*pip uninstall accelerate"):
+        require_no_accelerate()

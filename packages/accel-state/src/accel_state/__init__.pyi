@@ -1,5 +1,4 @@
 from accel_state.accelerator_state import AcceleratorState as AcceleratorState
-from accel_state.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state.affinity import CPUInformation as CPUInformation
 from accel_state.affinity import get_cpu_distributed_information as get_cpu_distributed_information
 from accel_state.affinity import override_numa_affinity as override_numa_affinity
@@ -24,6 +23,7 @@ from accel_state.errors import LaunchError as LaunchError
 from accel_state.errors import NotAvailableError as NotAvailableError
 from accel_state.errors import StateError as StateError
 from accel_state.errors import UnknownNameError as UnknownNameError
+from accel_state.gradient_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state.gradient_state import GradientState as GradientState
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
+from accel_state.gradient_state import SharedState
 from accel_state.partial_state import PartialState, ProcessView
 from accel_state.registry import Registry
 from accel_state.runtime import (
@@ -18,7 +19,6 @@ from accel_state.runtime import (
     runtime_lock,
     training_attributes,
 )
-from accel_state.shared_state import SharedState
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -1,4 +1,4 @@
-"""Binding a process to the CPU cores that are near its GPU (NUMA affinity)."""
+"""CPU affinity: bind a process to the cores near its GPU, by the NUMA nodes that Linux lists under ``/sys``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import functools
 import os
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from accel_state.environment import read, snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.launched_by import detect_topology
-from accel_state.numa import cores_near
+
+SYS = Path("/sys")
 
 
 @dataclass
@@ -105,3 +107,51 @@ def _nvml() -> Any:
     if reason is not None:
         raise NotAvailableError(f"Binding processes to cores near their GPU needs `pynvml`. {reason}")
     return import_module("pynvml")
+
+
+def cores_near(bus_id: str, *, root: Path | None = None) -> set[int] | None:
+    """Return the cores of the NUMA node of a device; None if it has none, or is equally near to all.
+
+    For a node that has memory but no cores, they are those of the nearest one that has some.
+
+    Args:
+        bus_id: Address of the device on the PCI bus, such as ``0000:3b:00.0``.
+        root: The folder to read instead of ``/sys``.
+
+    Raises:
+        NotAvailableError: If the system does not report it.
+    """
+    root = SYS if root is None else root
+    node = int(_read(root / "bus" / "pci" / "devices" / bus_id / "numa_node"))
+    if node < 0:
+        return None
+    nodes = root / "devices" / "system" / "node"
+    distances = [int(distance) for distance in _read(nodes / f"node{node}" / "distance").split()]
+    # The numbers of nodes may have gaps; distances are listed without.
+    numbers = sorted(_numbers(_read(nodes / "online")))
+    for _, number in sorted(
+        zip(distances, numbers, strict=True), key=lambda pair: (pair[0], pair[1] != node)
+    ):
+        cores = _numbers(_read(nodes / f"node{number}" / "cpulist"))
+        if cores:
+            return cores
+    return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise NotAvailableError(
+            f"The system does not report which cores are near a device: {error}. Set `enable_cpu_affinity` to false, or "
+            "let the container see `/sys`."
+        ) from error
+
+
+def _numbers(numbers: str) -> set[int]:
+    """Return the numbers in a list such as ``0-3,8``."""
+    parsed: set[int] = set()
+    for part in filter(None, numbers.split(",")):
+        first, _, last = part.partition("-")
+        parsed.update(range(int(first), int(last or first) + 1))
+    return parsed

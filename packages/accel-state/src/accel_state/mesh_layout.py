@@ -108,18 +108,6 @@ class MeshLayout:
         """Ranks that draw different random numbers."""
         return self.size(*SEED_AXES)
 
-    def data_rank(self, rank: int) -> int:
-        """Return the number of ``rank`` among those that read different samples."""
-        return self.index(rank, *DATA_AXES)
-
-    def loss_rank(self, rank: int) -> int:
-        """Return the number of ``rank`` among those over which the loss is averaged."""
-        return self.index(rank, *LOSS_AXES)
-
-    def param_shard(self, rank: int) -> int:
-        """Return which shard of each parameter ``rank`` holds, where parameters are sharded."""
-        return self.index(rank, *SHARD_AXES)
-
     def seed_index(self, rank: int) -> int:
         """Return the number of ``rank`` among those that draw different random numbers.
 
@@ -140,10 +128,6 @@ class MeshLayout:
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return the place of ``rank`` on each axis."""
         return self._coordinate(rank, self.sizes)
-
-    def expert_coordinate(self, rank: int) -> dict[str, int]:
-        """Return the place of ``rank`` on each axis of the expert view."""
-        return self._coordinate(rank, self.expert_sizes)
 
     def index(self, rank: int, *axes: str) -> int:
         """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""

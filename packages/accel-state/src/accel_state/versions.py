@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError, StateError
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -108,6 +108,22 @@ def installed_version(distribution: str) -> str:
     if version is None:
         raise NotAvailableError(f"`{distribution}` is not installed. Run `pip install {distribution}`.")
     return version
+
+
+def require_no_accelerate() -> None:
+    """Check that Accelerate itself is not installed, since `accel.drop_in` provides the same module.
+
+    Raises:
+        StateError: If it is.
+    """
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("accelerate")
+    if spec is not None and spec.origin is not None:
+        raise StateError(
+            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall "
+            "it (`pip uninstall accelerate`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
+        )
 
 
 def _version_of(distribution: str) -> str | None:

@@ -98,7 +98,7 @@ def word_or_installed(group: str, *words: str) -> Parser:
         name = given.strip().lower()
         if name in known:
             return known[name]
-        from accel_state.entry_points import entry_points
+        from accel_state.registry import entry_points
 
         if all(entry_point.name != name for entry_point in entry_points(group)):
             raise ValueError(given)

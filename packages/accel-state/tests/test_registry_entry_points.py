@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from accel_state.entry_points import EntryPoint, entry_points
+from accel_state.registry import EntryPoint, entry_points
 
 
 def install(folder, distribution, text):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from accel_state.affinity import cores_near
 from accel_state.errors import NotAvailableError
-from accel_state.numa import cores_near
 
 
 @pytest.fixture
@@ -40,9 +40,10 @@ def test_a_device_that_belongs_to_no_node_is_near_to_none(tree):
     assert cores_near("0000:e3:00.0", root=tree) is None
 
 
-def test_a_system_that_does_not_tell_is_an_error_with_a_way_out(tree, tmp_path):
+def test_a_system_that_reports_no_cores_is_an_error(tree, tmp_path):
     for root, bus_id in ((tree, "0000:ff:00.0"), (tmp_path / "none", "0000:17:00.0")):
         with pytest.raises(
-            NotAvailableError, match="does not tell which cores .*numa_node.*`enable_cpu_affinity` off"
+            NotAvailableError,
+            match="does not report which cores .*numa_node.*Set `enable_cpu_affinity` to false",
         ):
             cores_near(bus_id, root=root)
