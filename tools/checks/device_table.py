@@ -79,7 +79,7 @@ def _asked(vendor: Vendor) -> tuple[str, str]:
     with vendor_module(vendor.name) as module:
         backend = device_backend(vendor.name)
         return (
-            _calls(module, lambda: backend.rng.seed(0)),
+            _calls(module, lambda: backend.seed_all(0)),
             _calls(module, backend.free_and_total_bytes),
         )
 
@@ -89,7 +89,7 @@ def _calls(module: VendorModule, function: Callable[[], object]) -> str:
     try:
         function()
     except NotAvailableError:
-        return "not told"
+        return "not reported"
     return ", ".join(f"`{name}`" for name in module.calls)
 
 

@@ -56,14 +56,14 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     in most virtual machines, leaves the process as it is. Args and errors as for `set_numa_affinity`.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise NotAvailableError("Binding processes to cores needs Linux. Switch `enable_cpu_affinity` off.")
+        raise NotAvailableError("Binding processes to cores needs Linux. Set `enable_cpu_affinity` to false.")
     allowed = os.sched_getaffinity(0)
     near = cores_near(_bus_id(local_process_index))
     cores = allowed if near is None else near & allowed
     if not cores:
         raise NotAvailableError(
             f"None of the cores near GPU {local_process_index} is open to this process. "
-            "Widen its CPU set, or switch `enable_cpu_affinity` off."
+            "Widen its CPU set, or set `enable_cpu_affinity` to false."
         )
     os.sched_setaffinity(0, cores)
     if read("debug_mode") if verbose is None else verbose:
@@ -143,8 +143,8 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="ascii").strip()
     except OSError as error:
         raise NotAvailableError(
-            f"The system does not report which cores are near a device: {error}. Set `enable_cpu_affinity` to false, or "
-            "let the container see `/sys`."
+            f"The system does not report which cores are near a device: {error}. Set `enable_cpu_affinity` to false, "
+            "or let the container see `/sys`."
         ) from error
 
 

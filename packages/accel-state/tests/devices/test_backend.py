@@ -60,12 +60,12 @@ def test_vendor_is_found_and_named(vendor):
 @every_vendor
 def test_random_state_is_the_vendors(vendor):
     backend, module, _ = vendor
-    backend.rng.seed(7)
-    state = backend.rng.get_state()
+    backend.seed_all(7)
+    state = backend.get_rng_state()
     assert torch.equal(state, torch.Generator().manual_seed(7).get_state())
-    backend.rng.seed(8)
-    backend.rng.set_state(state)
-    assert torch.equal(backend.rng.get_state(), state)
+    backend.seed_all(8)
+    backend.set_rng_state(state)
+    assert torch.equal(backend.get_rng_state(), state)
     assert module.calls[:2] == ["manual_seed_all", "get_rng_state"]
 
 

@@ -25,11 +25,11 @@ def test_mps_is_one_device_for_one_process(module):
 
 def test_mps_seed_state_and_memory(module):
     backend = device_backend("mps")
-    backend.rng.seed(5)
-    state = backend.rng.get_state()
-    backend.rng.seed(6)
-    backend.rng.set_state(state)
-    assert torch.equal(backend.rng.get_state(), torch.Generator().manual_seed(5).get_state())
+    backend.seed_all(5)
+    state = backend.get_rng_state()
+    backend.seed_all(6)
+    backend.set_rng_state(state)
+    assert torch.equal(backend.get_rng_state(), torch.Generator().manual_seed(5).get_state())
     assert backend.free_and_total_bytes() == (12 * GIB, 16 * GIB)
     backend.empty_cache()
     assert module.calls[-1] == "empty_cache"

@@ -39,7 +39,7 @@ assert current_device_backend().distributed_type is DistributedType.MULTI_GPU
 assert get_current_device_type() == ("npx", "MULTI_GPU")
 state = AcceleratorState()
 assert (str(state.device), state.distributed_type) == ("npx:0", DistributedType.NO)
-current_device_backend().rng.seed(7)
+current_device_backend().seed_all(7)
 """
 
 

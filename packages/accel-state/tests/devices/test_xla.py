@@ -64,20 +64,20 @@ def test_xla_meets_through_its_own_runtime(calls):
 
 def test_xla_random_state_and_memory(calls):
     backend = device_backend("xla")
-    backend.rng.seed(12)
-    state = backend.rng.get_state()
+    backend.seed_all(12)
+    state = backend.get_rng_state()
     assert state.item() == 12
-    backend.rng.set_state(state + 1)
-    assert backend.rng.get_state().item() == 13
+    backend.set_rng_state(state + 1)
+    assert backend.get_rng_state().item() == 13
     assert backend.free_and_total_bytes() == (60, 100)
 
 
 def test_xla_random_states_have_64_bits_without_a_sign(calls):
     backend = device_backend("xla")
-    backend.rng.seed(2**64 - 3)
-    state = backend.rng.get_state()
+    backend.seed_all(2**64 - 3)
+    state = backend.get_rng_state()
     assert state.item() == -3
-    backend.rng.set_state(state)
+    backend.set_rng_state(state)
     assert sys.modules["torch_xla.core.xla_model"].get_rng_state() == 2**64 - 3
 
 

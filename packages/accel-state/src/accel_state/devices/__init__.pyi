@@ -1,5 +1,4 @@
 from accel_state.devices.backend import DeviceBackend as DeviceBackend
-from accel_state.devices.backend import DeviceRng as DeviceRng
 from accel_state.devices.backend import current_device_backend as current_device_backend
 from accel_state.devices.backend import device_backend as device_backend
 from accel_state.devices.backend import device_backend_of as device_backend_of

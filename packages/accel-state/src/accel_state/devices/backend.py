@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,46 +28,14 @@ _PRECISIONS = {
 """The keys of `Vendor.precisions`."""
 
 
-class DeviceRng(Protocol):
-    """The random state of a kind of device, for the device that is current in this process."""
-
-    def get_state(self) -> torch.Tensor: ...
-
-    def set_state(self, state: torch.Tensor) -> None: ...
-
-    def seed(self, seed: int) -> None:
-        """Seed every device of this kind that the process sees."""
-        ...
-
-
-class ModuleRng:
-    """The random state of a device that is driven through ``torch.<name>``."""
-
-    def __init__(self, backend: DeviceBackend) -> None:
-        self._backend = backend
-
-    def get_state(self) -> torch.Tensor:
-        state: torch.Tensor = self._backend.rng_module.get_rng_state()
-        return state
-
-    def set_state(self, state: torch.Tensor) -> None:
-        self._backend.rng_module.set_rng_state(state)
-
-    def seed(self, seed: int) -> None:
-        self._backend.rng_module.manual_seed_all(seed)
-
-
 class DeviceBackend:
     """One kind of device: the number of devices, the device of this process, the communication between processes.
 
     This class drives devices through a module ``torch.<name>`` like ``torch.cuda``, one process per device.
     """
 
-    rng: DeviceRng
-
     def __init__(self, vendor: Vendor) -> None:
         self.vendor = vendor
-        self.rng = ModuleRng(self)
 
     @property
     def name(self) -> str:
@@ -93,8 +61,21 @@ class DeviceBackend:
 
     @property
     def rng_module(self) -> Any:
-        """Where the vendor keeps the functions of its random state."""
+        """The vendor's module with the functions of its random state."""
         return self.module
+
+    def get_rng_state(self) -> torch.Tensor:
+        """Return the random state of this process's current device."""
+        state: torch.Tensor = self.rng_module.get_rng_state()
+        return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Set the random state of this process's current device."""
+        self.rng_module.set_rng_state(state)
+
+    def seed_all(self, seed: int) -> None:
+        """Seed every device of this kind that the process sees."""
+        self.rng_module.manual_seed_all(seed)
 
     def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         """Return why this process can use no device of this kind, None if it can. No runtime is initialized.
@@ -211,8 +192,8 @@ class DeviceBackend:
         module = self.module
         if not hasattr(module, "mem_get_info"):
             raise NotAvailableError(
-                f"`torch.{self.name}` does not report the free memory of a {self.vendor.label}. Set it yourself, such "
-                "as by `max_memory`."
+                f"`torch.{self.name}` does not report the free memory of its devices. Set it yourself, such as by "
+                "`max_memory`."
             )
         free, total = module.mem_get_info(device)
         return int(free), int(total)

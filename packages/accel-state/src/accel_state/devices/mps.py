@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from accel_state.devices.backend import DeviceBackend, ModuleRng
-from accel_state.devices.vendors import Vendor
-
-
-class MpsRng(ModuleRng):
-    """The one device's random state."""
-
-    def seed(self, seed: int) -> None:
-        self._backend.module.manual_seed(seed)
+from accel_state.devices.backend import DeviceBackend
 
 
 class MpsBackend(DeviceBackend):
     """One GPU, one process."""
-
-    def __init__(self, vendor: Vendor) -> None:
-        super().__init__(vendor)
-        self.rng = MpsRng(self)
 
     def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         if not torch.backends.mps.is_built():
@@ -31,6 +19,9 @@ class MpsBackend(DeviceBackend):
 
     def set_device(self, device: torch.device) -> None:
         """Nothing to set: there is one GPU."""
+
+    def seed_all(self, seed: int) -> None:
+        self.module.manual_seed(seed)
 
     def _no_64_bit_reason(self) -> str | None:
         return "Apple's GPUs have no 64-bit floating point."
