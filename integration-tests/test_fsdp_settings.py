@@ -240,7 +240,7 @@ ANSWERED = [
     (
         {
             "Which version": "2",
-            "Give the gathered": "no",
+            "Reshard the parameters": "no",
             "cut into units": "SIZE_BASED_WRAP",
             "written": "FULL_STATE_DICT",
         },
