@@ -18,7 +18,6 @@ TORCH_FREE = [
     "accel_state.registry",
     "accel_state.enums",
     "accel_state.environment",
-    "accel_state.environment.reference",
     "accel_state.errors",
     "accel_state.gradient_state",
     "accel_state.lazy",

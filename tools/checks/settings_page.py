@@ -1,4 +1,4 @@
-"""The reference page of settings, written from the table: ``python -m accel_state.environment.reference``."""
+"""Hold the reference page of settings against their table; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accel_state.environment.settings import SECTIONS, Setting
+from tools.checks.tables import if_old, run_check
 
 PAGE = Path("docs") / "reference" / "settings.md"
 _INTRODUCTION = """\
 # Settings
 
 The settings of a run, which its processes read from environment variables when `Accelerator()` is built, never
-at import. Where a flag stands, `accel launch` takes it too; where a config key stands, the config file has it
-(`section.key` inside a section). An argument of `Accelerator` wins over the variable, a flag over the config file.
-A value that is not accepted is an error that names the variable; an empty variable counts as unset.
+at import. A setting with a flag is an option of `accel launch`, one with a config key is read from the config file
+(`section.key` inside a section). An argument of `Accelerator` overrides the variable, a flag overrides the config file.
+An invalid value is an error that names the variable; an empty variable counts as unset.
 
 Settings that only the launcher reads (launcher, machines, hosts, SLURM, Ray, Kubernetes, TPU pods, SageMaker,
 supervision) are not listed here: `accel launch --help TOPIC` describes them, and `accel config show --all` lists
 every setting of a launch with its value.
 
-This page is made from the table of settings: `python -m accel_state.environment.reference`.
+This page is generated from the table of settings: `python tools/dev.py check settings_page --update`.
 """
 _HEADER = "| Variable | What it does | Accepts | Default | Flag | Config key |\n|-|-|-|-|-|-|\n"
 
@@ -34,11 +35,9 @@ def reference_page() -> str:
     return _INTRODUCTION + "".join(sections)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the page to the path in ``arguments``, or to its place under the working directory."""
-    path = Path(arguments[0]) if arguments else PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(reference_page(), encoding="utf-8")
+def problems(root: Path) -> list[str]:
+    """Return what is to be done if the page is not current."""
+    return if_old(root, PAGE, lambda _: reference_page(), what="settings", check="settings_page")
 
 
 def _rows(settings: Sequence[Setting]) -> Iterator[str]:
@@ -60,4 +59,4 @@ def _code(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(run_check(PAGE, lambda _: reference_page(), problems))
