@@ -40,7 +40,7 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
     Args:
         local_process_index: The rank on this machine, which is also the index of the visible GPU.
-        verbose: Say which cores; by default where ``ACCELERATE_DEBUG_MODE`` is on.
+        verbose: Print the cores; by default if ``ACCELERATE_DEBUG_MODE`` is on.
 
     Raises:
         NotAvailableError: If `pynvml`, the driver or the operating system cannot do it, or no near core is open.
@@ -75,11 +75,11 @@ def _bus_id(local_process_index: int) -> str:
     nvml = _nvml()
     nvml.nvmlInit()
     try:
-        found = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
+        bus_id = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
     finally:
         nvml.nvmlShutdown()
     # NVML writes the domain with eight digits, older releases of its package as bytes.
-    domain, _, rest = (found.decode() if isinstance(found, bytes) else found).lower().partition(":")
+    domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 

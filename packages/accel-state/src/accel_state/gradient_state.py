@@ -27,7 +27,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Args:
         num_steps: Micro-batches per optimizer step; None leaves it to the `Accelerator`.
-        adjust_scheduler: Let torch's own count of scheduler steps include the micro-batches that did not
+        adjust_scheduler: Include in torch's count of scheduler steps the micro-batches that did not
             step, so that it does not warn of a scheduler stepped before its optimizer. The learning rate
             moves with optimizer steps either way: write schedules in optimizer steps.
         sync_with_dataloader: Always step on the last batch of a loader, even within a window.
@@ -56,7 +56,7 @@ class GradientState:
         is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
             of autograd.
         joins_uneven_inputs: Whether the loop at hand is within `join_uneven_inputs`.
-        initialized: Whether a `GradientState` has been asked for since the last reset.
+        initialized: Whether a `GradientState` has been constructed since the last reset.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class GradientState:
 
     @staticmethod
     def is_initialized() -> bool:
-        """Tell whether a `GradientState` has been asked for since the last reset."""
+        """Return whether a `GradientState` has been constructed since the last reset."""
         return _of_this_process.initialized
 
     @staticmethod
@@ -149,7 +149,7 @@ class GradientState:
 
     @property
     def ends_some_rank(self) -> bool | None:
-        """Whether the batch at hand is the last of any rank of the active loader; None where that is not known.
+        """Whether the batch at hand is the last of any rank of the active loader; None if that is unknown.
 
         False outside of all loops. Of a loader that knows nothing of other ranks, whether it is the last of this one.
         """
@@ -192,7 +192,7 @@ class GradientState:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever unpickles a loader or an optimizer gets the state of its own process.
+        # An unpickled loader or optimizer gets the state of its process.
         return current_gradient, ()
 
 

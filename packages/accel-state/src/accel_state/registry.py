@@ -31,10 +31,10 @@ class EntryPoint(NamedTuple):
 
 
 class Registry(Generic[T]):
-    """The members of one family, ours and third parties' alike.
+    """The members of one family, of accel and of other packages.
 
     Args:
-        kind: What a member is called in messages, such as ``strategy``.
+        kind: The name of a member in messages, such as ``strategy``.
         group: The entry-point group that packages add members to, such as ``accel.strategies``.
 
     Names are read from the metadata of what is installed, without importing anything; a member is
@@ -114,17 +114,17 @@ class Registry(Generic[T]):
         where = f"The {self.kind} `{entry_point.name}` of `{entry_point.distribution}` ({entry_point.value})"
         module_name, _, path = entry_point.value.partition(":")
         try:
-            found: Any = import_module(module_name)
+            member: Any = import_module(module_name)
         except ImportError as error:
             raise NotAvailableError(f"{where} cannot be imported: {error}", name=error.name) from error
         for attribute in filter(None, path.split(".")):
-            if not hasattr(found, attribute):
+            if not hasattr(member, attribute):
                 raise ConfigError(
                     f"{where} does not exist: `{module_name}` has no `{path}`. "
                     "Correct the entry point, or uninstall the package."
                 )
-            found = getattr(found, attribute)
-        return found
+            member = getattr(member, attribute)
+        return member
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:

@@ -1,6 +1,6 @@
 """`DeviceBackend`, the class that drives one kind of device, and the choice of the kind for a process.
 
-A vendor whose devices differ has a subclass in a file of its own.
+A vendor whose devices differ has a subclass in its file.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class DeviceBackend:
         """Whether the current device meets the requirement of ``dtype`` in `Vendor.precisions`."""
         module = self.module
         if dtype == torch.bfloat16 and hasattr(module, "is_bf16_supported"):
-            # Older devices store bf16 and compute in fp32; torch's own modules count that unless told not to.
+            # Older devices store bf16 and compute in fp32, which torch's modules count as support by default.
             has_bf16 = (
                 module.is_bf16_supported(including_emulation=False)
                 if self.vendor.plugin is None
@@ -179,7 +179,7 @@ class DeviceBackend:
             )
             if not has_bf16:
                 return False
-        # What torch asks devices of its spare type; with another dtype it would switch autocast off, and warn.
+        # torch calls it on `privateuse1` devices; with another dtype it would disable autocast, with a warning.
         castable = getattr(module, "get_amp_supported_dtype", None)
         return castable is None or dtype in castable()
 

@@ -11,7 +11,7 @@ from accel_state.errors import ConfigError
 from accel_state.topology import Topology, check_within, is_set, optional_int, required_int
 
 _STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
-# Ids from here on stand for steps that are no `srun`: the batch script, the interactive shell and the like.
+# Ids from here on are of steps other than `srun`: the batch script, the interactive shell and the like.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 # Ports below are often taken; Linux assigns ports above to outgoing connections. The jobs of a cluster get
 # different ones, so that two jobs on one machine do not meet.
@@ -28,10 +28,9 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 class SLURMEnvironment:
     """``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_NODEID`` of a step's task.
 
-    The shell of ``sbatch`` or ``salloc`` has most of these variables too, but is one process whatever they
-    say; only ``srun`` sets a step id. The shell of ``srun --pty bash`` has one as well: it is recognised by
-    its terminal, and as the first step of a job that is named after a shell. The variables of the step win over
-    those of the job, which may be larger.
+    The shell of ``sbatch`` or ``salloc`` has most of these variables too, but is always one process; only ``srun`` sets
+    a step id. The shell of ``srun --pty bash`` has one as well: it is recognized by its terminal, and as the first step
+    of a job that is named after a shell. The variables of the step override those of the job, which may be larger.
 
     https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """

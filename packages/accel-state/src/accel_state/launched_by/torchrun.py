@@ -1,4 +1,4 @@
-"""Processes started by torchrun, `accel launch`, or anything else that sets ``RANK`` and its companions."""
+"""Processes started by torchrun, `accel launch`, or another launcher that sets ``RANK`` and its companions."""
 
 from __future__ import annotations
 

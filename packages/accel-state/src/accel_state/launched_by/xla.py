@@ -14,7 +14,7 @@ _TRACES = ("PJRT_DEVICE", "PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT")
 class XLAEnvironment:
     """``PJRT_DEVICE``, ``PJRT_LOCAL_PROCESS_RANK``, ``..._COUNT``, ``TPU_WORKER_ID``, ``..._HOSTNAMES``.
 
-    The runtime itself knows the ranks; this is what the variables say before it is up.
+    The runtime assigns the ranks; these are the values of the variables before it is initialized.
 
     https://docs.pytorch.org/xla/master/learn/pjrt.html
     """
