@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from accel_state.devices import Vendor, find_vendor, known_vendors
-from accel_state.enums import DistributedType
+from accel_state.enums import DistributedType, RNGType
 from accel_state.errors import ConfigError
 from tools.harness.scripts import run_script
 
@@ -85,3 +85,10 @@ def test_the_table_is_read_without_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
+
+
+def test_users_enums_name_the_vendors_of_the_table():
+    vendors = known_vendors()
+    assert {vendor.name for vendor in vendors} - {"cpu", "mps"} == {*RNGType.list()} - {"torch", "generator"}
+    engines = {"DEEPSPEED", "FSDP", "MEGATRON_LM"}
+    assert {vendor.distributed_type for vendor in vendors} == {*DistributedType.list()} - engines
