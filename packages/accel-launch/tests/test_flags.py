@@ -249,7 +249,7 @@ def test_a_flag_reaches_the_request_in_both_spellings(request_for, texts_for, se
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         assert main(["config", "show", "--json", *given(setting, text, flag)]) == 0
         shown = json.loads(capsys.readouterr().out)[setting.name]
-        expected = "(secret)" if setting.is_secret else setting.text_of(setting.parse(text))
+        expected = "(secret)" if setting.launch.is_secret else setting.text_of(setting.parse(text))
         assert (shown["value"], shown["source"]) == (expected, "flag")
 
 

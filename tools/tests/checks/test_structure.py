@@ -56,7 +56,9 @@ def test_a_test_may_name_an_aspect_of_the_module_or_folder_it_mirrors(checkout):
 
 
 def test_the_environment_may_be_touched_behind_its_door(checkout):
-    checkout.write("packages/accel-state/src/accel_state/environment/door.py", "import os\nX = os.environ\n")
+    checkout.write(
+        "packages/accel-state/src/accel_state/environment/environ.py", "import os\nX = os.environ\n"
+    )
     assert problems(checkout.root) == []
 
 

@@ -16,9 +16,9 @@ from accel_launch.installation import INSTALL_FROM
 from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
-from accel_state.entry_points import entry_points
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.registry import entry_points
 
 CommandKind = Literal["script", "module", "executable"]
 
