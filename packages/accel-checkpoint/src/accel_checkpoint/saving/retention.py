@@ -140,8 +140,8 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
             remove_checkpoint(found.path)
             continue
         warn_user(
-            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without values that are "
-            "not finite.",
+            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
+            "Load it to resume from before they came.",
             main_process_only=False,
         )
 
