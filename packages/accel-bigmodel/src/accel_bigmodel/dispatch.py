@@ -18,10 +18,10 @@ from accel_bigmodel.hooks.blocks import attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
 from accel_bigmodel.loading.filling import LoadOptions
-from accel_bigmodel.offload.locations import offloaded_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
+from accel_bigmodel.offload.store import offloaded_weights
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,

@@ -21,7 +21,7 @@ from accel_bigmodel import (
     offload_state_dict,
     save_model,
 )
-from accel_bigmodel.offload.locations import offloaded_weights
+from accel_bigmodel.offload.store import offloaded_weights
 from accel_ops.named_tensors import named_tensors
 
 TOKENS = torch.tensor([[1, 2, 3]])
