@@ -67,3 +67,89 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path):
 def test_no_torch_is_needed():
     code = "import sys, accel_checkpoint.command; sys.exit(int('torch' in sys.modules or 'numpy' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=180).returncode == 0
+
+
+@pytest.fixture
+def two(fresh_state, tmp_path):
+    """Two checkpoints that differ in one weight, a dtype, a number and a name."""
+    PartialState(cpu=True)
+    folder = CheckpointFolder(tmp_path)
+    weight = torch.arange(6.0).view(2, 3)
+    for number, (change, dtype, lr, name) in enumerate(
+        [(0.0, torch.float32, 0.1, "old"), (0.5, torch.bfloat16, 0.2, "new")]
+    ):
+        with folder.save(number) as stage:
+            changed = weight.clone()
+            changed[0, 1] += change
+            same = torch.tensor([float("nan"), 1.0])
+            stage.write(
+                "model.safetensors",
+                {"weight": changed, "half": weight.to(dtype), name: weight.clone(), "same": same},
+            )
+            stage.write(
+                "optimizer.bin", {"state": {0: {"step": torch.tensor(number)}}, "lr": lr, "betas": (0.9, 1)}
+            )
+    return tmp_path / "checkpoint_0", tmp_path / "checkpoint_1"
+
+
+def test_show_lists_everything_with_dtype_and_shape(two, capsys):
+    assert main("show", two[0]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "model 0",
+        "  half  float32 (2, 3)",
+        "  old  float32 (2, 3)",
+        "  same  float32 (2)",
+        "  weight  float32 (2, 3)",
+        "optimizer.bin",
+        "  state.0.step  int64 ()",
+        "  lr  float",
+        "  betas  tuple",
+    ]
+
+
+def test_diff_names_what_differs_and_how(two, capsys):
+    assert main("diff", *two) == 1
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "+ model 0: new float32 (2, 3)",
+        "- model 0: old float32 (2, 3)",
+        "~ model 0: half float32 (2, 3) -> bfloat16 (2, 3)",
+        "~ model 0: weight 1 of 6 values differ, by at most 0.5",
+        "~ optimizer.bin: lr 0.1 -> 0.2",
+        "~ optimizer.bin: state.0.step 1 of 1 values differ",
+    ]
+    assert main("diff", "--names-only", *two) == 1
+    assert "values differ" not in capsys.readouterr().out
+    assert main("diff", two[0], two[0]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_show_and_diff_name_a_folder_that_is_no_checkpoint(tmp_path):
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError, match="There is no checkpoint in `.*notes`"):
+        main("show", tmp_path / "notes")
+    with pytest.raises(CheckpointError, match="There is no folder `.*nothing`"):
+        main("diff", tmp_path / "notes", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin"])
+def test_a_damaged_file_is_named(two, name):
+    path = two[0] / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match=name):
+        main("show", two[0])
+
+
+def test_a_pinned_checkpoint_is_listed_as_such_and_stays(project, capsys):
+    folder = project / "checkpoints"
+    assert main("pin", folder / "checkpoint_2") == 0
+    main("list", project)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "pinned" in line] == [
+        "checkpoint_2"
+    ]
+    with CheckpointFolder(folder, keep=1).save(11) as stage:
+        stage.write("model.safetensors", {"weight": torch.zeros(1)})
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_11", "checkpoint_2"]
+    assert main("unpin", folder / "checkpoint_2") == 0
+    assert not (folder / "checkpoint_2" / "pinned").exists()
+    with pytest.raises(CheckpointError, match="Name the folder of one checkpoint"):
+        main("pin", project)

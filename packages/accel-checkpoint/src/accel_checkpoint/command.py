@@ -1,6 +1,6 @@
-"""List the checkpoints in a folder, or verify that their files are unchanged.
+"""List, verify, show, compare and pin checkpoints.
 
-Does not import torch.
+Imports torch only to show and compare their contents.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from accel_checkpoint.file_names import PINNED_NAME
 from accel_checkpoint.manifest import problems_of
 from accel_checkpoint.reading.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
 from accel_ops.byte_sizes import convert_bytes
@@ -21,7 +22,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 class CheckpointCommand:
     """``accel checkpoint``."""
 
-    help = "List the checkpoints in a folder, or verify that their files are unchanged"
+    help = "List, verify, show, compare and pin checkpoints"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions and their arguments."""
@@ -30,12 +31,31 @@ class CheckpointCommand:
         listing.add_argument("dir", metavar="DIR", help="a folder of checkpoints, or of a project")
         verifying = actions.add_parser("verify", help="read every file and compare it with its digest")
         verifying.add_argument("dir", metavar="DIR", help="one checkpoint, or a folder of them")
+        showing = actions.add_parser(
+            "show", help="list names, dtypes and shapes of everything in a checkpoint"
+        )
+        showing.add_argument("dir", metavar="DIR", help="a checkpoint")
+        for name, text in (("pin", "keep a checkpoint whatever the limits are"), ("unpin", "undo `pin`")):
+            pinning = actions.add_parser(name, help=text)
+            pinning.add_argument("dir", metavar="DIR", help="a checkpoint")
+        comparing = actions.add_parser(
+            "diff", help="compare two checkpoints; the exit code is 1 if they differ"
+        )
+        comparing.add_argument("dir", metavar="OLD", help="a checkpoint")
+        comparing.add_argument("other", metavar="NEW", help="another one")
+        comparing.add_argument(
+            "--names-only", action="store_true", help="compare names, dtypes and shapes only"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the chosen action and return the exit code."""
         folder = Path(arguments.dir)
         if not folder.is_dir():
             raise CheckpointError(f"There is no folder `{folder}`. Check its path.")
+        if arguments.action == "show":
+            return show(folder)
+        if arguments.action == "diff":
+            return diff(folder, Path(arguments.other), values=not arguments.names_only)
         found = find(folder)
         if not found:
             raise CheckpointError(
@@ -44,6 +64,8 @@ class CheckpointCommand:
         if arguments.action == "list":
             print(as_table(found))
             return 0
+        if arguments.action in ("pin", "unpin"):
+            return pin(found, is_pinned=arguments.action == "pin")
         return max([verify(one) for one in found])
 
 
@@ -72,6 +94,48 @@ def verify(found: Found) -> int:
     return 0
 
 
+def pin(found: list[Found], *, is_pinned: bool) -> int:
+    """Mark one checkpoint to be kept, or remove the mark."""
+    if len(found) > 1:
+        raise CheckpointError(
+            "There are several checkpoints in this folder. Name the folder of one checkpoint."
+        )
+    mark = found[0].path / PINNED_NAME
+    if is_pinned:
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
+    return 0
+
+
+def show(folder: Path) -> int:
+    """Print name, dtype and shape of everything in a checkpoint."""
+    from accel_checkpoint.contents import contents_of
+
+    group = ""
+    for item in contents_of(folder):
+        if item.group != group:
+            group = item.group
+            print(group)
+        print(f"  {item.name or '(all)'}  {item.kind}")
+    if not group:
+        raise CheckpointError(f"There is no checkpoint in `{folder}`. Name the folder of one checkpoint.")
+    return 0
+
+
+def diff(old: Path, new: Path, *, values: bool) -> int:
+    """Print how two checkpoints differ; return 1 if they do."""
+    from accel_checkpoint.contents import differences
+
+    if not new.is_dir():
+        raise CheckpointError(f"There is no folder `{new}`. Check its path.")
+    num_differences = 0
+    for line in differences(old, new, values=values):
+        num_differences += 1
+        print(line)
+    return min(num_differences, 1)
+
+
 def _print_error(text: str) -> None:
     print(f"error: {text}", file=sys.stderr)
 
@@ -93,7 +157,9 @@ def _row(found: Found) -> tuple[str, ...]:
         num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
     else:
         step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
-    state = found.state.value if found.is_finite else f"{found.state.value}, not finite"
+    state = found.state.value
+    state += "" if found.is_finite else ", not finite"
+    state += ", pinned" if (found.path / PINNED_NAME).exists() else ""
     return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, state)
 
 

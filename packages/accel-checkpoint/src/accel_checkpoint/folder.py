@@ -18,6 +18,7 @@ from accel_checkpoint.ranks.agreement import agreement_of
 from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
+from accel_checkpoint.saving.retention import Retention, checked_metrics
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request
@@ -32,14 +33,15 @@ class CheckpointFolder:
 
     Args:
         folder: The folder of the checkpoints; the first save creates it.
-        keep: How many checkpoints to keep; older ones are removed once a newer one is complete. None keeps all.
+        keep: How many checkpoints to keep, or a `Retention` that also keeps the best ones, every n-th or all pinned
+            ones. Others are removed once a newer one is complete. None keeps all.
 
     Raises:
         ConfigError: If `keep` is less than 1.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = None) -> None:
-        if keep is not None and keep < 1:
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int | Retention | None = None) -> None:
+        if isinstance(keep, int) and keep < 1:
             raise ConfigError(f"`keep` must be at least 1, or None to keep all, got {keep}.")
         PartialState()
         topology = current_runtime().topology
@@ -49,10 +51,10 @@ class CheckpointFolder:
             gather=accel_ops.gather_object,
         )
         self.path = Path(folder).resolve()
-        self.keep = keep
+        self.retention = Retention(newest=keep) if isinstance(keep, int) else keep
         self._saver = Saver(topology=topology, agreement=agreement)
 
-    def save(self, step: int, *, blocking: bool = True) -> Stage:
+    def save(self, step: int, *, blocking: bool = True, metrics: Mapping[str, float] | None = None) -> Stage:
         """Return the stage of a new checkpoint; add files to it in a `with` block.
 
         An existing checkpoint of the same step is replaced once the new one is complete.
@@ -62,13 +64,21 @@ class CheckpointFolder:
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
                 stage's `handle` gives the outcome. An error that is never read there is raised by `wait`, or logged by
                 the next other call here.
+            metrics: Values by which `Retention` finds the best checkpoints, such as a validation loss; those of rank 0
+                count.
 
         Raises:
             CheckpointError: At the end of the block, if this save failed on any rank.
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(self.path / checkpoint_name(step), keep=self.keep, step=step, iteration=step)
+        request = Request(
+            self.path / checkpoint_name(step),
+            retention=self.retention,
+            step=step,
+            iteration=step,
+            metrics=checked_metrics(metrics or {}, self.retention),
+        )
         return self._saver.stage(request, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:

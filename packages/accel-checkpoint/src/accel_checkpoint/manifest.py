@@ -71,6 +71,7 @@ class Manifest:
         iteration: Number of the checkpoint, if its name has one.
         place: The file system that this manifest describes.
         objects: Class names of the saved objects, by kind.
+        metrics: Values by name, such as a loss, by which the best checkpoints are found.
         token: Identifies the save; shared by its parts on several nodes.
         created: Time of the save, in UTC.
         packages: Versions of the packages that wrote it.
@@ -85,6 +86,7 @@ class Manifest:
     iteration: int | None = None
     place: int = 0
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     token: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     packages: Mapping[str, str] = field(default_factory=versions)
@@ -227,6 +229,8 @@ def _check(manifest: Manifest, path: Path) -> None:
     texts = [manifest.token, manifest.strategy, manifest.model_format]
     try:
         texts += [name for names in manifest.objects.values() for name in names]
+        if any(type(value) not in (int, float) for value in manifest.metrics.values()):
+            raise TypeError("a metric is not a number")
         if any(type(one) is not int or one < 0 for one in numbers) or any(
             type(one) is not str for one in texts
         ):

@@ -80,7 +80,7 @@ def read_torch_file(
     if torch_release() < _FIRST_SAFE_RELEASE and not _are_trusted.get():
         raise CheckpointError(
             f"`{path}` is not read, since a pickle can make torch {torch_release()} run code (CVE-2026-24747). Upgrade "
-            "to torch 2.10, or if you trust whoever wrote it, pass `trusted=True` or use `accel_checkpoint.trusted_files`."
+            "to torch 2.10, or if you trust its writer, pass `trusted=True` or use `accel_checkpoint.trusted_files`."
         )
     with naming_read_errors(path):
         opened = source.open("rb") if isinstance(source, Path) else nullcontext(source)

@@ -16,7 +16,7 @@ from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdi
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
+from accel_checkpoint.saving.retention import Retention, remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target
@@ -35,18 +35,20 @@ class Request:
     Attributes:
         target: Final path of the checkpoint.
         token: Identifies this save, the same on every rank; empty until the ranks have agreed on it.
-        keep: How many numbered checkpoints to keep; None keeps all.
+        retention: Which numbered checkpoints to keep; None keeps all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
         mesh: Layout of the ranks; see `Manifest`.
+        metrics: Values by name, recorded in the manifest.
     """
 
     target: Path
     token: str = ""
-    keep: int | None = None
+    retention: Retention | None = None
     step: int = 0
     iteration: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,7 @@ def _commit_part(
         strategy=content.description.strategy,
         model_format=content.description.model_format,
         objects=content.description.objects,
+        metrics=request.metrics,
     )
     write_manifest(folder, manifest)
     part.staging.commit()
@@ -401,8 +404,8 @@ def _clean_up(staging: Staging, request: Request, nonfinite: str) -> None:
         )
     try:
         staging.finalize(keep_finite=bool(nonfinite))
-        if request.keep is not None:
-            remove_old(request.target.parent, keep=request.keep, newest=request.target)
+        if request.retention is not None:
+            remove_old(request.target.parent, retention=request.retention, newest=request.target)
         remove_stale_folders(staging.path.parent)
     except OSError as error:
         warn_user(

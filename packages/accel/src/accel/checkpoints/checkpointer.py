@@ -1,0 +1,519 @@
+"""Save and load the whole state of a run."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+import accel_ops
+from accel.preemption.guard import PreemptionGuard
+from accel.run.configuration import ProjectConfiguration, RunConfiguration
+from accel.run.prepared import PreparedObjects
+from accel_backends import Precision, Strategy
+from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.ranks.agreement import first
+from accel_state import GradientState, PartialState, current_runtime
+from accel_state.errors import CheckpointError, ConfigError
+from accel_state.logging import get_logger
+from accel_state.user_warnings import warn_user
+
+if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
+    from accel.checkpoints.items import RunObjects
+    from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.saving import SaveHook
+    from accel_backends.checkpoint_formats.protocol import SaveChoices
+    from accel_checkpoint.saving.handle import SaveHandle
+    from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.saver import Saver
+    from accel_checkpoint.saving.stage import Stage
+    from accel_checkpoint.saving.transaction import Request
+
+logger = get_logger(__name__)
+
+
+class Checkpointer:
+    """Checkpoints of a run: registered objects and hooks, the saver, and the number of the next checkpoint.
+
+    Args:
+        configuration: The configuration of the run.
+        processes: The processes of the run.
+        strategy: Gives and takes the states of models and optimizers.
+        precision: Gives and takes the state of the gradient scaler.
+        prepared: The prepared objects.
+        stepper: Knows where the accumulation stands.
+        gradient_state: Knows which loaders are being read.
+        preemption: Tells whether the run handles preemption; it then goes on in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        configuration: RunConfiguration,
+        *,
+        processes: PartialState,
+        strategy: Strategy,
+        precision: Precision,
+        prepared: PreparedObjects,
+        stepper: Stepper,
+        gradient_state: GradientState,
+        preemption: PreemptionGuard,
+    ) -> None:
+        self.custom_objects: list[Any] = []
+        self._configuration = configuration
+        self._uses_stateful_loaders = configuration.loader.use_stateful_dataloader
+        self._processes = processes
+        self._strategy = strategy
+        self._precision = precision
+        self._prepared = prepared
+        self._stepper = stepper
+        self._gradient_state = gradient_state
+        self._preemption = preemption
+        self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
+        self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
+        self._saver: Saver | None = None
+        self._has_warned = False
+        self._newest_number: int | None = None
+
+    @property
+    def project(self) -> ProjectConfiguration:
+        """Folders of the project, and how its checkpoints are named and kept."""
+        return self._configuration.project
+
+    def register(self, *objects: Any) -> None:
+        """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
+        bad = [
+            f"Item at index {index} ({type(one).__name__})"
+            for index, one in enumerate(objects)
+            if not callable(getattr(one, "state_dict", None))
+            or not callable(getattr(one, "load_state_dict", None))
+        ]
+        if bad:
+            raise ConfigError(
+                "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing. "
+                f"{', '.join(bad)} lack one. Give them both."
+            )
+        from accel_checkpoint.file_names import custom_file
+        from accel_checkpoint.formats.plain_data import check_plain
+        from accel_checkpoint.reading.strictness import MISMATCH_ERRORS
+
+        for number, one in enumerate(objects, len(self.custom_objects)):
+            state = None
+            with suppress(*MISMATCH_ERRORS):  # of an object that registers itself while it is built
+                state = one.state_dict()
+            check_plain(state, file_name=custom_file(number))
+        self.custom_objects.extend(objects)
+
+    def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
+        """Call `hook` before each save; see `Accelerator.register_save_state_pre_hook`."""
+        return _add_hook(self.save_hooks, hook)
+
+    def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
+        """Call `hook` before each load; see `Accelerator.register_load_state_pre_hook`."""
+        return _add_hook(self.load_hooks, hook)
+
+    def save(
+        self,
+        output_dir: str | os.PathLike[str] | None,
+        *,
+        safe_serialization: bool,
+        blocking: bool,
+        metrics: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> str | SaveHandle:
+        """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
+        from accel_backends.checkpoint_formats.protocol import SaveChoices
+        from accel_checkpoint.saving.handle import SaveHandle
+
+        given = dict(options)
+        content = self.content(given.pop("checkpoint_format", None) or "")
+        shard_size = given.pop("max_shard_size", None)
+        unknown = sorted(set(given) - content.form.save_arguments)
+        if unknown:
+            known = [
+                "blocking",
+                "metrics",
+                "checkpoint_format",
+                "max_shard_size",
+                *sorted(content.form.save_arguments),
+            ]
+            raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
+        choices = SaveChoices(
+            rank=self._processes.process_index,
+            is_writer=self._processes.is_main_process,
+            safe=safe_serialization,
+            max_shard_size=shard_size,
+            engine_options=given,
+        )
+        saver = self._get_saver()
+        saver.log_failure()
+        is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
+        is_numbered = self.project.automatic_checkpoint_naming
+        token, number, absence = saver.call(
+            "save_state",
+            folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
+            step=self._stepper.num_windows,
+            number=self.project.iteration,
+            needs_all=is_sharded,
+        )
+        if is_numbered:
+            self.project.iteration = number  # rank 0 may have saved more of them than this rank
+        is_late = bool(absence) and not self._processes.is_main_process
+        request = replace(self._request(output_dir, metrics, may_exist=is_late), token=token)
+        if is_late or (absence and not self._has_warned):
+            self._has_warned = True
+            warn_user(
+                f"{absence}, so the main process saves `{request.target}` alone: without the random states of the "
+                "other ranks, and their positions in data sets that shard themselves. Every rank should call it at "
+                "about the same time: move it out of `if accelerator.is_main_process`.",
+                main_process_only=False,
+            )
+        if is_late:
+            self._count(request)
+            return (
+                str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
+            )
+        # Hooks on replicated models may run on rank 0 alone.
+        value_of_rank_0 = partial(saver.agree, "value", merge=first) if is_sharded else str
+        stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
+        try:
+            with stage:
+                stage.gather(
+                    partial(
+                        self._files_of_this_rank,
+                        content=content,
+                        target=request.target,
+                        choices=choices,
+                        value_of_rank_0=value_of_rank_0,
+                    ),
+                    is_collective=self._strategy.capabilities.shards_parameters,
+                )
+        except BaseException:
+            # The number is used up behind the loop, and where what failed came after the checkpoint.
+            if not blocking or request.target.exists():
+                self._count(request)
+            raise
+        self._count(request)
+        return str(request.target) if stage.handle is None else stage.handle
+
+    def load(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        *,
+        load_kwargs: Mapping[str, Any] | None,
+        verify: bool,
+        strict: bool,
+        restore_loaders: bool | None,
+        missing_ok: bool,
+        only: Collection[str] | None,
+        skip: Collection[str],
+        key_map: Mapping[str, str] | None,
+        trusted: bool,
+        options: Mapping[str, Any],
+    ) -> bool:
+        """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
+        from accel.checkpoints.loading import LoadOptions, load_checkpoint
+        from accel_checkpoint.ranks.deferred_error import ReplacedError
+
+        how = LoadOptions.of(
+            load_kwargs,
+            options,
+            only=only,
+            skip=skip,
+            key_map=key_map or {},
+            verify=verify,
+            is_strict=strict,
+            restore_loaders=self._resumes_loaders if restore_loaders is None else restore_loaders,
+        )
+        current_runtime().await_arrival("load_state")
+        saver = self._get_saver()
+        if input_dir is None:
+            folder = self._newest_checkpoint(saver, missing_ok=missing_ok)
+            if folder is None:
+                return False
+        elif missing_ok:
+            raise ConfigError(
+                "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
+            )
+        else:
+            folder = Path(input_dir)
+        for is_last in (False, False, True):
+            try:
+                next_iteration = load_checkpoint(
+                    self.content(),
+                    folder,
+                    saver=saver,
+                    layout=current_runtime().layout,
+                    hooks=tuple(self.load_hooks.values()),
+                    options=how,
+                    is_trusted=trusted or self._is_of_project(folder),
+                )
+                break
+            except ReplacedError:
+                if is_last:
+                    raise
+        if next_iteration is not None and self.project.automatic_checkpoint_naming:
+            self.project.iteration = next_iteration
+            self._newest_number = next_iteration - 1
+        return True
+
+    @property
+    def is_model_writer(self) -> bool:
+        """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
+        processes = self._processes
+        return (
+            processes.is_local_main_process if self.project.save_on_each_node else processes.is_main_process
+        )
+
+    def save_model(
+        self,
+        model: nn.Module,
+        folder: str | os.PathLike[str],
+        *,
+        max_shard_size: int | str,
+        safe_serialization: bool,
+    ) -> None:
+        """Write the weights of `model`; see `Accelerator.save_model`."""
+        import accel_bigmodel
+        from accel_backends.sharding.full_state import deferred_state
+        from accel_checkpoint.saving.model_weights import order_of_fetching
+
+        is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
+        if is_sharded:
+            self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_model_writer)
+        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
+        order = order_of_fetching(state, **options)
+        before = [tensor.num_fetched for tensor in order]
+        try:
+            if self.is_model_writer:
+                accel_bigmodel.save_model(state, folder, **options)
+        finally:
+            # All ranks gather each tensor together, also those that write nothing, or could not.
+            for tensor, count in zip(order, before, strict=True):
+                if tensor.num_fetched == count:
+                    tensor.fetch()
+        if is_sharded:
+            self._processes.wait_for_everyone()
+
+    def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
+        """Write one object to a file; see `Accelerator.save`."""
+        from accel_checkpoint.functions import save
+
+        save(
+            obj,
+            file,
+            save_on_each_node=self.project.save_on_each_node,
+            safe_serialization=safe_serialization,
+        )
+
+    def close(self) -> None:
+        """Wait for the save under way, if any, and end the heartbeats; call it before the process group ends.
+
+        Raises:
+            CheckpointError: If it failed, and that has not been raised yet.
+        """
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.settle()
+
+    def release_memory(self) -> None:
+        """Release the copy that the last save in the background made."""
+        if self._saver is not None:
+            self._saver.release_memory()
+
+    def content(self, format_name: str = "") -> RunObjects:
+        """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
+        from accel.checkpoints.items import RunObjects
+        from accel_backends.checkpoint_formats.choosing import format_called
+
+        return RunObjects(
+            strategy=self._strategy,
+            precision=self._precision,
+            stepper=self._stepper,
+            form=format_called(format_name or self._strategy.checkpoint_format),
+            device_index=current_runtime().device.index or 0,
+            models=self._prepared.models,
+            optimizers=self._prepared.optimizers,
+            schedulers=self._prepared.schedulers,
+            loaders=self._prepared.loaders.by_number(),
+            custom=self.custom_objects,
+            active_loaders=self._gradient_state.dataloader_references,
+        )
+
+    @property
+    def _resumes_loaders(self) -> bool:
+        """Whether loaders go on in the middle of their epoch without being asked to in `load`."""
+        return self._uses_stateful_loaders or self._preemption.is_enabled
+
+    def _files_of_this_rank(
+        self,
+        stage: Stage,
+        *,
+        content: RunObjects,
+        target: Path,
+        choices: SaveChoices,
+        value_of_rank_0: Callable[[str], str],
+    ) -> list[PendingFile]:
+        from accel.checkpoints.items import loader_items
+        from accel.checkpoints.saving import collect, describe
+
+        left = [item.label for item in loader_items(content) if item.was_left_early]
+        if left and self._resumes_loaders:
+            logger.warning_once(
+                "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
+                "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
+                "the loop.",
+                ", ".join(left),
+            )
+        stage.describe(describe(content))
+        if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
+            with suppress(OSError):  # it is not needed for the save
+                self._notice_other_run(target.parent)
+        has_own_disk = stage.place != 0
+        is_spread = self.project.save_on_each_node and has_own_disk
+        if stage.is_owner and has_own_disk and not is_spread:
+            warn_user(
+                f"This machine shares no disk with the main process's, so `{target}` has models and "
+                "optimizers there only and cannot be loaded here. Set `save_on_each_node` in "
+                "`ProjectConfiguration`.",
+                main_process_only=False,
+            )
+        if has_own_disk and content.form.needs_shared_disk:
+            raise CheckpointError(
+                f"`{target}` is on a disk that this machine does not share with the main process's, but all ranks "
+                f"write one checkpoint in the format `{content.form.name}`. Save to a disk that all machines share, "
+                "or set `state_dict_type` to `FULL_STATE_DICT`."
+            )
+        files = collect(
+            content,
+            stage.path,
+            replace(choices, is_writer=choices.is_writer or (is_spread and stage.is_owner)),
+            hooks=tuple(self.save_hooks.values()),
+            value_of_rank_0=value_of_rank_0,
+        )
+        stage.add_collective(*files.collective)
+        stage.add_merged(*files.merged)
+        return list(files.own)
+
+    def _get_saver(self) -> Saver:
+        if self._saver is None:
+            from accel_checkpoint.ranks.agreement import agreement_of
+            from accel_checkpoint.saving.saver import Saver
+
+            topology = current_runtime().topology
+            agreement = agreement_of(
+                rank=topology.rank,
+                world_size=topology.world_size,
+                gather=accel_ops.gather_object,
+            )
+            self._saver = Saver(topology=topology, agreement=agreement)
+        return self._saver
+
+    def _is_of_project(self, folder: Path) -> bool:
+        """Whether a folder lies in that of the run's own checkpoints."""
+        own = self._folder_of_checkpoints()
+        return own is not None and folder.resolve().is_relative_to(own.resolve())
+
+    def _newest_checkpoint(self, saver: Saver, *, missing_ok: bool) -> Path | None:
+        """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""
+        from accel_checkpoint.reading.selection import agree_on_newest
+
+        folder = self._folder_of_checkpoints()
+        if folder is None:
+            raise ConfigError(
+                "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
+            )
+        newest = agree_on_newest(folder.resolve(), saver)
+        if newest is None and not missing_ok:
+            raise CheckpointError(
+                f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load, "
+                "or `missing_ok=True` to start anew."
+            )
+        return newest
+
+    def _folder_of_checkpoints(self) -> Path | None:
+        from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
+
+        folder = self.project.project_dir
+        return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
+
+    def _request(
+        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, Any], *, may_exist: bool
+    ) -> Request:
+        """Return what to save where."""
+        from accel_checkpoint.saving.retention import Retention, checked_metrics
+        from accel_checkpoint.saving.transaction import Request
+
+        step, mesh, project = self._stepper.num_windows, current_runtime().layout.sizes, self.project
+        if project.automatic_checkpoint_naming:
+            retention = project.retention or Retention(newest=project.total_limit)
+            return Request(
+                self._next_target(output_dir, may_exist=may_exist),
+                retention=retention,
+                step=step,
+                iteration=project.iteration,
+                mesh=mesh,
+                metrics=checked_metrics(metrics, retention),
+            )
+        if output_dir is None:
+            raise ConfigError(
+                "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
+                "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
+            )
+        return Request(
+            Path(output_dir).resolve(), step=step, mesh=mesh, metrics=checked_metrics(metrics, None)
+        )
+
+    def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
+        """Return the folder of the next checkpoint that is named by number."""
+        from accel_checkpoint.file_names import checkpoint_name
+        from accel_checkpoint.reading.selection import is_part
+
+        if output_dir is not None:
+            warn_user(
+                f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
+                "Leave it out, or turn `automatic_checkpoint_naming` off.",
+            )
+        folder = self._folder_of_checkpoints()
+        if folder is None:
+            raise ConfigError(
+                "`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one."
+            )
+        target = folder.resolve() / checkpoint_name(self.project.iteration)
+        # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
+        if target.exists() and not may_exist and not is_part(target):
+            raise ConfigError(
+                f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
+                "`accelerator.project_configuration.iteration` to the number to go on with."
+            )
+        return target
+
+    def _notice_other_run(self, folder: Path) -> None:
+        """Warn once if the newest checkpoint is of another run, which also saves here."""
+        from accel_checkpoint.reading.selection import newest_of_other_run
+
+        self._newest_number, is_of_other = newest_of_other_run(folder, before=self._newest_number)
+        if is_of_other:
+            logger.warning_once(
+                "Another run saves in `%s` too: each of them may remove the other's checkpoints, or load them. Give "
+                "each run a `project_dir` of its own, or end one of them.",
+                folder,
+            )
+
+    def _count(self, request: Request) -> None:
+        if request.iteration is not None:
+            self.project.iteration = request.iteration + 1
+
+
+def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,313 @@
+"""Prepare models, optimizers, schedulers and loaders for a run, and remember them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, overload
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+import accel_data
+import accel_ops
+from accel.preemption.guard import PreemptionGuard
+from accel.run import rank_settings
+from accel.run.configuration import RunConfiguration
+from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
+from accel_backends.stepping.stepper import Stepper
+from accel_backends.strategies.bundle_builder import BundleBuilder
+from accel_backends.strategies.own_mesh import check_own_mesh, has_own_mesh
+from accel_backends.strategies.prepare_checks import check_parameters, check_placement
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+from accel_state.runtime import current_runtime
+
+
+class PreparedLoaders(Sequence[DataLoader[Any]]):
+    """Loaders in the order in which they were prepared, each once, for as long as somebody else holds them.
+
+    A run that prepares a loader for each epoch has one at a time, not one more for each epoch that it has trained.
+    A loader keeps its number, whatever is garbage-collected before or after it.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[DataLoader[Any]]] = {}
+        self._num_added = 0
+
+    def add(self, loader: DataLoader[Any]) -> None:
+        """Note a loader unless it was noted before."""
+        if not any(loader is one for one in self):
+            self._references[self._num_added] = weakref.ref(loader)
+            self._num_added += 1
+            loader._is_accelerate_prepared = True  # where libraries look for it
+
+    def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Note several loaders."""
+        for loader in loaders:
+            self.add(loader)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._references.clear()
+        self._num_added = 0
+
+    def by_number(self) -> dict[int, DataLoader[Any]]:
+        """Return the loaders by number: how many were prepared before."""
+        alive = {n: loader for n, one in self._references.items() if (loader := one()) is not None}
+        self._references = {number: self._references[number] for number in alive}
+        return alive
+
+    def __len__(self) -> int:
+        return len(self.by_number())
+
+    @overload
+    def __getitem__(self, index: int) -> DataLoader[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DataLoader[Any]]: ...
+    def __getitem__(self, index: int | slice) -> DataLoader[Any] | list[DataLoader[Any]]:
+        return list(self.by_number().values())[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.by_number().values())
+
+
+class PreparedObjects:
+    """Models, optimizers, schedulers and loaders, each once, in the order in which they were prepared.
+
+    Args:
+        strategy: Unwraps prepared models.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.schedulers: list[AcceleratedScheduler] = []
+        self.loaders = PreparedLoaders()
+        self._evaluation_only: WeakSet[nn.Module] = WeakSet()
+        self._strategy = strategy
+
+    @property
+    def trained_models(self) -> list[nn.Module]:
+        """Models that were prepared for training, not for evaluation only."""
+        return [model for model in self.models if model not in self._evaluation_only]
+
+    def find(self, thing: object) -> Any | None:
+        """Return the prepared object for `thing`, or `thing` if it is one; None if it was not prepared."""
+        if isinstance(thing, nn.Module):
+            return self.find_model(thing)
+        for attribute, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
+            for ready in things:
+                if ready is thing or getattr(ready, attribute, None) is thing:
+                    return ready
+        return next((loader for loader in self.loaders if loader is thing), None)
+
+    def find_model(self, model: nn.Module) -> nn.Module | None:
+        """Return the model that was prepared from `model` for training, or `model` if it is one; else None."""
+        unwrap = self._strategy.unwrap
+        for ready in self.trained_models:
+            inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
+            if any(model is one for one in (ready, *inner)):
+                return ready
+        return None
+
+    def add_models(self, models: Iterable[nn.Module], *, evaluation_only: bool = False) -> None:
+        """Add models; the latest call decides whether they are for evaluation only."""
+        for model in models:
+            _add(self.models, model)
+            (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
+
+    def add_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Add optimizers."""
+        for optimizer in optimizers:
+            _add(self.optimizers, optimizer)
+
+    def add_schedulers(self, schedulers: Iterable[Any]) -> None:
+        """Add schedulers."""
+        for scheduler in schedulers:
+            _add(self.schedulers, scheduler)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.loaders.clear()
+
+
+def _add(things: list[Any], new: Any) -> None:
+    new._is_accelerate_prepared = True  # where libraries look for it
+    if not any(new is old for old in things):
+        things.append(new)
+
+
+class Preparer:
+    """Checks, prepares and remembers what the user hands over.
+
+    Args:
+        configuration: The configuration of the run.
+        processes: The processes of the run.
+        strategy: Prepares models, optimizers and schedulers.
+        prepared: Where prepared objects are remembered.
+        stepper: Knows where the accumulation stands.
+        preemption: Lets the workers of loaders outlive its signals.
+    """
+
+    def __init__(
+        self,
+        configuration: RunConfiguration,
+        *,
+        processes: PartialState,
+        strategy: Strategy,
+        prepared: PreparedObjects,
+        stepper: Stepper,
+        preemption: PreemptionGuard,
+    ) -> None:
+        self._configuration = configuration
+        self._processes = processes
+        self._strategy = strategy
+        self._prepared = prepared
+        self._stepper = stepper
+        self._preemption = preemption
+
+    def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
+        """Return the prepared objects; one alone, not in a tuple. See `Accelerator.prepare`."""
+        if device_placement is not None and len(device_placement) != len(objects):
+            raise ConfigError(
+                f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
+                "Give one per object, or leave it out."
+            )
+        places = device_placement or [self._configuration.device_placement] * len(objects)
+        builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
+        self._check(builder.bundle.models, builder.bundle.optimizers)
+        parameters = [one for model in builder.bundle.models for one in model.parameters()]
+        if self._processes.use_distributed and any(one.requires_grad for one in parameters):
+            # The ranks communicate anyway, to replicate or shard a model.
+            current_runtime().await_arrival("prepare")
+            rank_settings.prepare(
+                builder.bundle, self._configuration.loader, num_steps=self._stepper.num_steps
+            )
+        ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
+        is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
+        self._prepared.add_models(ready.models, evaluation_only=not is_trained)
+        self._prepared.add_optimizers(ready.optimizers)
+        self._prepared.add_schedulers(ready.schedulers)
+        results = builder.results(ready)
+        return results[0] if len(results) == 1 else results
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None, *, evaluation_mode: bool
+    ) -> nn.Module:
+        """Return the prepared model; see `Accelerator.prepare_model`."""
+        if not evaluation_mode:
+            earlier = self._prepared.find_model(model)
+            if earlier is not None:
+                return earlier
+            self._check([model], [])
+        ready = self._strategy.prepare_model(
+            model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
+        )
+        is_trained = not evaluation_mode and not self._strategy.capabilities.needs_optimizer
+        self._prepared.add_models([ready], evaluation_only=not is_trained)
+        return ready
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
+        """Return the prepared optimizer; see `Accelerator.prepare_optimizer`."""
+        earlier: Optimizer | None = self._prepared.find(optimizer)
+        if earlier is not None:
+            return earlier
+        self._check([], [optimizer])
+        ready = self._strategy.prepare_optimizer(optimizer, device_placement=self._place(device_placement))
+        self._prepared.add_optimizers([ready])
+        return ready
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Return the prepared scheduler; see `Accelerator.prepare_scheduler`."""
+        earlier = self._prepared.find(scheduler)
+        if earlier is not None:
+            return earlier
+        ready = self._strategy.prepare_scheduler(scheduler, optimizers=self._prepared.optimizers)
+        self._prepared.add_schedulers([ready])
+        return ready
+
+    def prepare_data_loader(
+        self,
+        loader: DataLoader[Any],
+        device_placement: bool | None,
+        slice_fn_for_dispatch: Callable[..., Any] | None,
+    ) -> DataLoader[Any]:
+        """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
+        settings, is_placed = self._configuration.loader, self._place(device_placement)
+        if settings.dispatch_batches and not is_placed:
+            raise ConfigError(
+                "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
+                "one of them out."
+            )
+        ready: DataLoader[Any] = accel_data.prepare_data_loader(
+            loader,
+            device=self._processes.device,
+            split_batches=settings.split_batches,
+            put_on_device=is_placed,
+            rng_types=list(self._configuration.rng_types),
+            dispatch_batches=settings.dispatch_batches if is_placed else False,
+            even_batches=settings.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=settings.use_seedable_sampler,
+            data_seed=settings.data_seed,
+            non_blocking=settings.non_blocking,
+            use_stateful_dataloader=settings.use_stateful_dataloader,
+        )
+        ready.keeps_dataset_state = settings.use_stateful_dataloader
+        self._prepared.loaders.add(ready)
+        self._preemption.keep_workers(ready)
+        return ready
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None) -> Iterator[None]:
+        """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
+        with ExitStack() as stack:
+            if even_batches is not None and self._processes.use_distributed:
+                for loader in self._prepared.loaders:
+                    stack.enter_context(accel_data.override_even_batches(loader, even_batches))
+            stack.enter_context(self._stepper.over_uneven_inputs())
+            stack.enter_context(self._strategy.join_uneven_inputs(joinables))
+            yield
+
+    def free_memory(self, objects: Sequence[Any]) -> Any:
+        """Forget everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
+        self._prepared.clear()
+        self._strategy.release()
+        self._stepper.reset()
+        return accel_ops.release_memory(*objects)
+
+    def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        num_processes = self._processes.num_processes
+        for model in models:
+            check_placement(
+                model,
+                num_processes=num_processes,
+                is_bypassed=self._configuration.is_device_map_allowed,
+            )
+            check_own_mesh(
+                model,
+                current_runtime().layout,
+                strategy=self._strategy.name,
+                shards_parameters=self._strategy.capabilities.shards_parameters,
+            )
+        if optimizers:
+            # transformers' Trainer prepares a model that is sharded already for evaluation only: it stays as it is.
+            as_they_are = [model for model in self._prepared.models if has_own_mesh(model)]
+            trained = [*models, *self._prepared.trained_models, *as_they_are]
+            # A model may override `parameters()`; the gradients of all are reduced.
+            known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
+            known += self._strategy.replaced_parameters()
+        for optimizer in optimizers:
+            check_parameters(optimizer, known, num_processes=num_processes)
+
+    def _place(self, device_placement: bool | None) -> bool:
+        return self._configuration.device_placement if device_placement is None else device_placement
