@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.agreement import order_generator
-from accel_data.loaders.cloning import check_keeps_order, check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
 from accel_data.loaders.sharding import (
-    is_iterable,
+    order_generator,
     shard_indices,
+    shard_stream,
+    shards_itself,
     with_seedable_sampler,
 )
-from accel_data.loaders.streams import shard_stream, shards_itself
+from accel_data.loaders.torch_loader import check_keeps_order, check_loader, is_iterable, to_stateful
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of an epoch all ranks together have read: in samples, and in batches of the user's sampler."""
+
+    samples: int = 0
+    batches: int = 0
+
+
+START = Position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,40 @@ class StepShape:
     def remainder(self, full_rows: int | None) -> int:
         """Return the samples of a step that is short or padded, where a full one has ``full_rows`` per rank; else 0."""
         return 0 if self.is_full and self.rows[0] == (full_rows or self.rows[0]) else self.num_samples
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What this rank knows about a step.
+
+    Args:
+        shape: Its rows; None where the data set shards itself.
+        end: The position after it.
+        is_last: Whether it is this rank's last.
+        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
+        ends_epoch: Whether it is known to be the last of all ranks.
+        states: The states of data set and loader after it, where more has been read since.
+    """
+
+    shape: StepShape | None
+    end: Position
+    is_last: bool = False
+    ends_some_rank: bool | None = False
+    ends_epoch: bool = False
+    states: ReadStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStates:
+    """States of what a loader reads from, right after a step was read.
+
+    Args:
+        dataset: State of the data set, where it is read in this process.
+        loader: State of a `StatefulDataLoader`.
+    """
+
+    dataset: Any = None
+    loader: Any = None
 
 
 def full_step(rows: int, num_ranks: int) -> StepShape:

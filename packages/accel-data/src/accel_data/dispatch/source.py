@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from accel_data.batch_metadata import BatchMetadata
-from accel_data.dispatch.messages import Kind, Messages, OwnStep
 from accel_data.dispatch.scatter import ScatteredStep, ScatterPlan
+from accel_data.dispatch.send import OwnStep, send_end, send_failure, send_step
+from accel_data.step import ReadStates
 from accel_ops.nested.structures import recursively_apply
 
 
@@ -21,76 +21,68 @@ class ReadStep:
 
     Args:
         scattered: The pieces of all ranks.
-        metadata: Of each batch that was read.
-        loader_state: State of a stateful loader after the last of these batches.
+        states: States of data set and loader after the last of its batches.
+        read_states: Returns these states as they are later.
     """
 
     scattered: ScatteredStep
-    metadata: list[BatchMetadata]
-    loader_state: Any
+    states: ReadStates
+    read_states: Callable[[], ReadStates]
 
 
 def read_steps(
-    batches: Iterator[tuple[Any, BatchMetadata | None]],
+    batches: Iterator[tuple[Any, int | None]],
     plan: ScatterPlan,
     *,
     drop_last: bool,
-    loader_state: Callable[[], Any] | None,
+    read_states: Callable[[], ReadStates],
 ) -> Iterator[ReadStep]:
     """Yield the steps of an epoch, reading no further than the step that is asked for.
 
     Args:
-        batches: The whole data: batches with their metadata.
+        batches: The whole data: batches, and how many samples each was made from if that is known.
         plan: Scatters them.
         drop_last: Leave out a last step with too few batches.
-        loader_state: Returns the state of a stateful loader.
+        read_states: Returns the states of data set and loader.
     """
     first: list[Any] = []
     while group := list(islice(batches, plan.batches_per_step)):
         if drop_last and len(group) < plan.batches_per_step:
             return
-        plain = [batch for batch, _ in group]
+        plain, sizes = [batch for batch, _ in group], [size for _, size in group]
         if plan.even and not first:
             # Copies: a rank may change its batch of the first step in place.
             first = [recursively_apply(torch.clone, batch) for batch in plain]
-        sizes = [None if metadata is None else metadata.num_samples for _, metadata in group]
-        yield ReadStep(
-            plan.scatter(plain, first, sizes),
-            [metadata for _, metadata in group if metadata is not None],
-            None if loader_state is None else loader_state(),
-        )
+        yield ReadStep(plan.scatter(plain, first, sizes), read_states(), read_states)
 
 
-def send_steps(
-    steps: Iterator[ReadStep], messages: Messages | None, *, rank: int
-) -> Iterator[tuple[OwnStep, ReadStep]]:
-    """Send all ranks their steps and yield this rank's.
+def send_steps(steps: Iterator[ReadStep], *, rank: int) -> Iterator[tuple[OwnStep, ReadStates]]:
+    """Send all ranks their steps and yield this rank's, with the states after it.
 
     The step after the next is read right after a step was sent, while the other ranks work. An error while
     reading is raised when its step is due; until then all ranks go on.
 
     Args:
         steps: The epoch.
-        messages: Connects the other ranks, None if there are none.
         rank: This rank among those that read different data.
     """
     read = _with_error(steps)
     current, following = next(read, None), next(read, None)
-    if current is None and messages is not None:
-        messages.send_kind(Kind.END)
+    if current is None:
+        send_end()
     while isinstance(current, ReadStep):
         step = current.scattered
         num_following = 0 if following is None else step.num_with_batch
         if isinstance(following, ReadStep):
             num_following = following.scattered.num_with_batch
-        if messages is not None:
-            messages.send(step, num_following=num_following)
+        send_step(step, num_following=num_following)
         upcoming = next(read, None)
-        yield OwnStep(step.pieces[rank], step.shape, num_following, step.num_batches), current
+        # At its end the data set may only now know that the epoch has ended.
+        states = current.states if num_following else current.read_states()
+        yield OwnStep(step.pieces[rank], step.shape, num_following, step.num_batches), states
         current, following = following, upcoming
     if current is not None:
-        if messages is not None:
-            messages.send_kind(Kind.FAILURE)
+        send_failure(current)
         raise current
 
 

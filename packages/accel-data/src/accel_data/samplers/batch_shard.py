@@ -1,19 +1,19 @@
-"""The batches of one rank."""
+"""The batches of one rank, single indices of one rank, and batches without the first ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order_source import OrderSource
+from accel_data.samplers.order import OrderSource, OrderState
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.position import START, Position
 from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.samplers.stream import StreamSharding
-from accel_data.step import rows_of_rank
+from accel_data.step import START, Position, rows_of_rank
 from accel_state.errors import ConfigError
 
 
@@ -108,13 +108,13 @@ class BatchSamplerShard(Delegating, BatchSampler):
         return iter(self.new_pass())
 
     def new_pass(
-        self, start: Position = START, *, order_state: torch.Tensor | None = None, is_shared: bool = False
+        self, start: Position = START, *, order_state: OrderState | None = None, is_shared: bool = False
     ) -> SamplerPass:
         """Return a pass from ``start`` on.
 
         Args:
             start: Where it begins.
-            order_state: State of the generator to draw the order from. None: its current state.
+            order_state: State to draw the order from. None: the current one.
             is_shared: Whether the ranks agree on the order; every rank has to ask for the first batch then.
         """
         source = self.order_source
@@ -181,3 +181,71 @@ class BatchSamplerShard(Delegating, BatchSampler):
             drop_last=self.drop_last,
             start=start.samples,
         )
+
+
+class IndexSamplerShard(Sampler[int]):
+    """Yield every ``num_processes``-th index of ``sampler``, for loaders with ``batch_size=None``.
+
+    Args:
+        sampler: Yields indices.
+        num_processes: Ranks that share the indices.
+        process_index: The rank of this shard.
+        even_batches: Repeat indices from the beginning, so that all ranks get equally many.
+    """
+
+    def __init__(
+        self, sampler: Iterable[int], *, num_processes: int, process_index: int, even_batches: bool = True
+    ) -> None:
+        single = BatchSampler(sampler, batch_size=1, drop_last=False)
+        self.batch_sampler = BatchSamplerShard(
+            single, num_processes, process_index, even_batches=even_batches
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for (index,) in iter(self.batch_sampler))
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+class SkipBatchSampler(Delegating, BatchSampler):
+    """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
+
+    Where the order can be entered anywhere, this takes no longer than starting at its beginning.
+
+    Args:
+        batch_sampler: Yields lists of indices.
+        skip_batches: Batches to leave out in each epoch.
+    """
+
+    _wrapped_in = "batch_sampler"
+
+    def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+
+    @property
+    def batch_size(self) -> int | None:  # type: ignore[override]
+        """Batch size of the given sampler, None if it has none."""
+        return getattr(self.batch_sampler, "batch_size", None)
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]
+        """Whether the given sampler leaves out a short last batch."""
+        return bool(getattr(self.batch_sampler, "drop_last", False))
+
+    @property
+    def total_length(self) -> int:
+        """Batches of the given sampler."""
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return max(0, self.total_length - self.skip_batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        shard = self.batch_sampler
+        if not isinstance(shard, BatchSamplerShard):
+            shard = BatchSamplerShard(shard, even_batches=False)
+        if not shard.can_start_anywhere:
+            return islice(iter(self.batch_sampler), self.skip_batches, None)
+        return iter(shard.new_pass(shard.position_after(self.skip_batches)))

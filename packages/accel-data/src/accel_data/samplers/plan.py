@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from accel_data.step import StepShape, full_step, shape_of_step, split_step
+from accel_data.step import Position, StepInfo, StepShape, full_step, shape_of_step, split_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,20 @@ class ShardPlan:
         """Return the shape of ``step``."""
         left = min(self.remaining - step * self.global_rows, self.global_rows)
         return shape_of_step(left, rows=self.rows, num_ranks=self.num_ranks, even=self.even)
+
+    def steps(self, *, first_batch: int, batches_per_step: int) -> Iterator[StepInfo]:
+        """Yield what is known of each step of this rank.
+
+        Args:
+            first_batch: Batches of the user's sampler before ``start``.
+            batches_per_step: Batches of the user's sampler in one step.
+        """
+        last, full = self.num_own_steps, self.full_shape()
+        for number in range(1, last + 1):
+            yield StepInfo(
+                shape=full if number < last else self.shape(number - 1),
+                end=Position(self.consumed(number), first_batch + number * batches_per_step),
+                is_last=number == last,
+                ends_some_rank=number >= self.num_common_steps,
+                ends_epoch=number == self.num_steps,
+            )
