@@ -117,7 +117,7 @@ class IterableDatasetShard(DatasetProxy):
 
 
 class Marked:
-    """A sample and the shape of the step that it belongs to; without a shape no sample, in a step of other ranks only."""
+    """A sample and the shape of its step; without a shape it is none, and the step is one of other ranks only."""
 
     __slots__ = ("sample", "shape")
 

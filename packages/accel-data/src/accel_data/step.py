@@ -90,6 +90,9 @@ class ReadStates:
     loader: Any = None
 
 
+NO_STATES = ReadStates()
+
+
 def full_step(rows: int, num_ranks: int) -> StepShape:
     """Return the shape of a step in which every rank reads ``rows`` new samples."""
     return StepShape((rows,) * num_ranks, (rows,) * num_ranks)

@@ -112,8 +112,12 @@ def fail() -> str:
 
 
 def test_a_failure_is_an_error_at_the_other_end_that_names_it(world: Callable[[int], Any]) -> None:
-    assert world(2).run(fail)[1].startswith(
-        "Rank 0 reads the data for all ranks and failed with `KeyError: 'the disk is full'`. See its output"
+    assert (
+        world(2)
+        .run(fail)[1]
+        .startswith(
+            "Rank 0 reads the data for all ranks and failed with `KeyError: 'the disk is full'`. See its output"
+        )
     )
 
 

@@ -40,9 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         for name in ("send_step", "send_end", "send_failure"):
             monkeypatch.setattr(source, name, getattr(diary, name))
         plan = ScatterPlan(num_ranks=1, rows=1, split=False, even=False)
-        steps = source.read_steps(
-            diary.batches(size, **flags), plan, drop_last=False, read_states=ReadStates
-        )
+        steps = source.read_steps(diary.batches(size, **flags), plan, drop_last=False, read_states=ReadStates)
         try:
             for step, _ in source.send_steps(steps, rank=0):
                 diary.entries.append(f"use {step.piece[0]}")
@@ -53,7 +51,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return run
 
 
-def test_the_step_after_the_next_is_read_while_the_others_use_the_current_one(run: Callable[..., list[str]]) -> None:
+def test_the_step_after_the_next_is_read_while_the_others_use_the_current_one(
+    run: Callable[..., list[str]],
+) -> None:
     assert run(4) == [
         *("read 0", "read 1"),
         *("send 0, 1 follow", "read 2", "use 0"),

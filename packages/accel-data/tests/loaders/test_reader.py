@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from accel_data.loaders.torch_loader import clone_loader
 from accel_data.loaders.reader import Reader
+from accel_data.loaders.torch_loader import clone_loader
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.step import Position
 
@@ -76,7 +76,7 @@ def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None
     reader = Reader(loader)
     workers = []
     for samples in (0, 4, 2):
-        read = [batch.tolist() for batch, _ in reader.read_indices(shard.new_pass(Position(samples)))]
+        read = [batch.tolist() for batch in reader.read_indices(shard.new_pass(Position(samples)))]
         assert read == [[first, first + 1] for first in range(samples, 8, 2)]
         workers.append(reader.loader._iterator._workers[0].pid)
     assert len(set(workers)) == 1

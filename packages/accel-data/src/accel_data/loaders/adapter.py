@@ -15,6 +15,7 @@ from accel_data.loaders.torch_loader import (
     stateful_loader_class,
 )
 
+
 class DataLoaderAdapter(Delegating, DataLoader[Any]):
     """Wrap a `DataLoader`, or a `StatefulDataLoader` of torchdata, built from the same arguments.
 

@@ -158,9 +158,7 @@ class DataLoaderDispatcher(PreparedLoader):
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)
-        dispatched = _Dispatched(
-            steps, start, ranks=ranks, rows_per_batch=self._given_batch_size() or 1
-        )
+        dispatched = _Dispatched(steps, start, ranks=ranks, rows_per_batch=self._given_batch_size() or 1)
         return self._pass(
             start,
             iter(dispatched),
@@ -181,7 +179,7 @@ class DataLoaderDispatcher(PreparedLoader):
             batches: Iterator[tuple[Any, int | None]]
             if sampler_pass is None:
                 stream = self._read_stream(resumption, is_whole=True)
-                batches = ((batch, fetched and fetched.num_samples) for batch, fetched in stream)
+                batches = ((batch, fetched.num_samples if fetched else None) for batch, fetched in stream)
             else:
                 steps = self._read_indices(sampler_pass, resumption)
                 has_samples = self.base_dataloader._auto_collation  # else the data set makes batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from accel_data.loaders.reader import Fetched
 from accel_data.mesh import DataRanks
 from accel_data.samplers.order import OrderState
-from accel_data.step import START, Position, ReadStates, StepInfo, StepShape, full_step
+from accel_data.step import NO_STATES, START, Position, ReadStates, StepInfo, StepShape, full_step
 from accel_state.gradient_state import GradientState, current_gradient
 from accel_state.user_warnings import warn_user
 
@@ -67,7 +68,8 @@ class DataLoaderStateMixin:
         self.ends_some_rank = step.ends_some_rank
         if step.is_last:
             self.end_of_dataloader = True
-            self.remainder = -1 if step.shape is None else step.shape.remainder(self.rows_of_full_batch)
+            if self.remainder < 0 and step.shape is not None:
+                self.remainder = step.shape.remainder(self.rows_of_full_batch)
 
     def end(self) -> None:
         """End a pass, complete or not: the loader around this one becomes active again."""
@@ -89,7 +91,7 @@ class Resumption:
 
     position: Position = START
     order: OrderState | None = None
-    states: ReadStates = ReadStates()
+    states: ReadStates = NO_STATES
     num_workers: int | None = None
     num_ranks: int = 1
     is_complete: bool = False
@@ -146,6 +148,16 @@ class Pass:
             return Resumption(self._start, order, num_ranks=num_ranks)
         states = self._read_states() if step.states is None else step.states
         return Resumption(step.end, order, states, num_ranks=num_ranks, is_complete=step.ends_epoch)
+
+
+def sampled_steps(batches: Iterator[Any], steps: deque[StepInfo]) -> Steps:
+    """Describe the steps of map-style data, of which each is known when its batch has been sampled."""
+    step = None
+    for batch in batches:
+        if steps:  # else the class of the user's loader yields more batches than it reads
+            step = steps.popleft()
+        assert step is not None, "a batch was sampled"
+        yield batch, step
 
 
 def with_states(steps: Steps, read_states: Callable[[], ReadStates]) -> Steps:

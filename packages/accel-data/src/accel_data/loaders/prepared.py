@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
-from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Resumption, Steps
+from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Resumption, Steps, sampled_steps
 from accel_data.loaders.placement import Placement, placement
 from accel_data.loaders.reader import Reader
 from accel_data.loaders.sharding import index_shard, shard_indices, stream_of
@@ -27,7 +27,6 @@ from accel_data.loaders.torch_loader import (
     set_sampler,
 )
 from accel_data.mesh import DataRanks, all_different
-from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.order import OrderState
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.sampler_pass import SamplerPass
@@ -229,7 +228,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
         shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
         is_known = resumption is not None and resumption.order is not None
-        if shard is not None and shard.order_source.draws_from_default and not is_known:
+        if shard is not None and shard.order_source.lacks_generator and not is_known:
             return False
         return self.skip_batches > 0 or self._progress.is_within_epoch
 
@@ -245,7 +244,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         reader = self._reader_for(self.base_dataloader)
         if resumption.states.loader is not None and self.use_stateful_dataloader:
             reader.restore(resumption.states.loader)
-        return reader.read_indices(sampler_pass)
+        return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
 
     def _stream_order(self, resumption: Resumption) -> OrderState | None:
         """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""

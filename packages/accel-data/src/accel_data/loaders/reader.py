@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from accel_data.loaders.torch_loader import from_attributes, has_position, is_it
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.samplers.sampler_pass import SamplerPass
-from accel_data.step import ReadStates, StepInfo, StepShape
+from accel_data.step import ReadStates, StepShape
 
 #: Attributes that a loader of torch changes by itself.
 _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
@@ -87,12 +86,16 @@ class Reader:
             if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
                 fields[name] = self._sampler = PassSampler(shard)
         if self._latest is None and hasattr(loader, "snapshot_every_n_steps"):
-            fields["snapshot_every_n_steps"] = 1  # torchdata would step over indices that the pass has left out
+            fields["snapshot_every_n_steps"] = (
+                1  # torchdata would step over indices that the pass has left out
+            )
         if self._latest is not None:
             fields["collate_fn"] = FetchingCollate(loader.collate_fn, is_batching=loader._auto_collation)
             if isinstance(loader.dataset, IterableDatasetShard):
                 fields["dataset"] = loader.dataset.marking()
-                if not loader.dataset.even_batches:  # torch would count a step of other ranks as a batch too many
+                if (
+                    not loader.dataset.even_batches
+                ):  # torch would count a step of other ranks as a batch too many
                     fields["_IterableDataset_len_called"] = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] = from_attributes(
@@ -104,11 +107,11 @@ class Reader:
         mine, wanted = self._made_from, _settings(loader)
         return mine.keys() == wanted.keys() and all(mine[name] is wanted[name] for name in wanted)
 
-    def read_indices(self, sampler_pass: SamplerPass) -> Iterator[tuple[Any, StepInfo]]:
-        """Start a pass over map-style data, and return its batches with what is known of their steps."""
+    def read_indices(self, sampler_pass: SamplerPass) -> Iterator[Any]:
+        """Start a pass over map-style data, and return its batches."""
         assert self._sampler is not None, "map-style data has a sampler"
         self._sampler.current = sampler_pass
-        return _with_steps(iter(self.loader), sampler_pass.steps)
+        return iter(self.loader)
 
     def read_stream(self) -> Iterator[tuple[Any, Fetched | None]]:
         """Start a pass over a stream, and return its batches as the user's loader yields them and as they were read.
@@ -232,15 +235,6 @@ class _PlainBatches(Delegating):
 
     def __next__(self) -> Any:
         return self._latest.unwrapped(self._inner)
-
-
-def _with_steps(batches: Iterator[Any], steps: deque[StepInfo]) -> Iterator[tuple[Any, StepInfo]]:
-    step = None
-    for batch in batches:
-        if steps:  # else the loader's class yields more batches than it reads
-            step = steps.popleft()
-        assert step is not None, "a batch was sampled"
-        yield batch, step
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -98,6 +98,11 @@ class OrderSource:
         return self.generator is None and not is_fixed
 
     @property
+    def lacks_generator(self) -> bool:
+        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
+        return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
+
+    @property
     def is_synchronized(self) -> bool:
         """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
         return hasattr(self.iterated, "generator") and all(
@@ -229,4 +234,6 @@ def _lending(generator: torch.Generator, samplers: tuple[Any, ...]) -> Iterator[
 def _iterates_like(source: Any) -> str:
     """Return the full name of the class whose `__iter__` ``source`` has."""
     function = getattr(type(source), "__iter__", None)
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}".removesuffix(".__iter__")
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}".removesuffix(
+        ".__iter__"
+    )

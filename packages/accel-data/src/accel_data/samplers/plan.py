@@ -107,12 +107,16 @@ class ShardPlan:
             first_batch: Batches of the user's sampler before ``start``.
             batches_per_step: Batches of the user's sampler in one step.
         """
-        last, full = self.num_own_steps, self.full_shape()
-        for number in range(1, last + 1):
+        last, common, rows = self.num_own_steps, self.num_common_steps, self.global_rows
+        full, samples, batches = self.full_shape(), self.start, first_batch
+        for number in range(1, last):
+            samples, batches = samples + rows, batches + batches_per_step
+            yield StepInfo(full, Position(samples, batches), ends_some_rank=number == common)
+        if last:
             yield StepInfo(
-                shape=full if number < last else self.shape(number - 1),
-                end=Position(self.consumed(number), first_batch + number * batches_per_step),
-                is_last=number == last,
-                ends_some_rank=number >= self.num_common_steps,
-                ends_epoch=number == self.num_steps,
+                self.shape(last - 1),
+                Position(self.consumed(last), batches + batches_per_step),
+                is_last=True,
+                ends_some_rank=True,
+                ends_epoch=last == self.num_steps,
             )

@@ -60,9 +60,7 @@ class SamplerPass:
 
     def _planned(self, plan: ShardPlan) -> Iterator[list[int]]:
         order = self.order.indices()
-        steps = plan.steps(
-            first_batch=self.start.batches, batches_per_step=self._sharding.batches_per_step
-        )
+        steps = plan.steps(first_batch=self.start.batches, batches_per_step=self._sharding.batches_per_step)
         for number, step in enumerate(steps):
             self.steps.append(step)
             yield plan.indices(order, number)
