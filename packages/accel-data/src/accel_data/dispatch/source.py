@@ -22,12 +22,10 @@ class ReadStep:
     Args:
         scattered: The pieces of all ranks.
         states: States of data set and loader after the last of its batches.
-        read_states: Returns these states as they are later.
     """
 
     scattered: ScatteredStep
     states: ReadStates
-    read_states: Callable[[], ReadStates]
 
 
 def read_steps(
@@ -53,11 +51,11 @@ def read_steps(
         if plan.even and not first:
             # Copies: a rank may change its batch of the first step in place.
             first = [recursively_apply(torch.clone, batch) for batch in plain]
-        yield ReadStep(plan.scatter(plain, first, sizes), read_states(), read_states)
+        yield ReadStep(plan.scatter(plain, first, sizes), read_states())
 
 
-def send_steps(steps: Iterator[ReadStep], *, rank: int) -> Iterator[tuple[OwnStep, ReadStates]]:
-    """Send all ranks their steps and yield this rank's, with the states after it.
+def send_steps(steps: Iterator[ReadStep], *, rank: int) -> Iterator[tuple[OwnStep, ReadStates | None]]:
+    """Send all ranks their steps and yield this rank's, with the states after it; None for the last.
 
     The step after the next is read right after a step was sent, while the other ranks work. An error while
     reading is raised when its step is due; until then all ranks go on.
@@ -77,8 +75,8 @@ def send_steps(steps: Iterator[ReadStep], *, rank: int) -> Iterator[tuple[OwnSte
             num_following = following.scattered.num_with_batch
         send_step(step, num_following=num_following)
         upcoming = next(read, None)
-        # At its end the data set may only now know that the epoch has ended.
-        states = current.states if num_following else current.read_states()
+        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        states = current.states if num_following else None
         yield OwnStep(step.pieces[rank], step.shape, num_following, step.num_batches), states
         current, following = following, upcoming
     if current is not None:

@@ -188,7 +188,7 @@ class DataLoaderDispatcher(PreparedLoader):
                     for batch, step in steps
                 )
         read = read_steps(
-            batches, self._scatter_plan(), drop_last=self._drops_last(), read_states=self._states_of_pass()
+            batches, self._scatter_plan(), drop_last=self._drops_last(), read_states=self._read_states()
         )
         yield from read if sampler_pass is not None else islice(read, self.skip_batches, None)
 
@@ -216,7 +216,7 @@ class _Dispatched:
 
     def __init__(
         self,
-        steps: Iterator[tuple[OwnStep, ReadStates]],
+        steps: Iterator[tuple[OwnStep, ReadStates | None]],
         start: Position,
         *,
         ranks: DataRanks,
@@ -251,8 +251,8 @@ class _Dispatched:
             )
 
 
-def _received(rank: int, device: torch.device | None) -> Iterator[tuple[OwnStep, ReadStates]]:
+def _received(rank: int, device: torch.device | None) -> Iterator[tuple[OwnStep, ReadStates | None]]:
     while (step := receive_step(rank, device)) is not None:
-        yield step, ReadStates()
+        yield step, None
         if not step.num_following:
             return

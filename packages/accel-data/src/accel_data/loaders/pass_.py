@@ -190,13 +190,13 @@ def stream_steps(
         states = read_states()
         following = next(batches, None)
         is_last = following is None
-        if is_last:  # the data set may only now know that the epoch has ended
-            states = read_states()
         end = Position(end.samples + step_size.samples, end.batches + step_size.batches)
         shape = None if fetched is None else fetched.shape
         if fetched is not None and fetched.num_samples is not None and step_size.batches == 1:
             shape = full_step(fetched.num_samples, 1)
-        yield batch, StepInfo(shape, end, is_last, is_last if ends_alike else None, is_last, states)
+        ends_some_rank = is_last if ends_alike else None
+        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        yield batch, StepInfo(shape, end, is_last, ends_some_rank, is_last, None if is_last else states)
         current = following
 
 

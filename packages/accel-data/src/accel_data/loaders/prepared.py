@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Resumption, Steps, sampled_steps
 from accel_data.loaders.placement import Placement, placement
-from accel_data.loaders.reader import Reader
+from accel_data.loaders.reader import Readers
 from accel_data.loaders.sharding import index_shard, shard_indices, stream_of
 from accel_data.loaders.state import Progress, load_progress, save_progress
 from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
@@ -58,7 +59,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     keeps_dataset_state: bool = True
     _non_blocking: bool
     _progress: Progress
-    _reader: Reader | None
+    _readers: Readers
 
     def _wrap(
         self,
@@ -79,7 +80,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.skip_batches = skip_batches
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
-        self._reader = None
+        self._readers = Readers()
         self.reset()
         if not is_iterable(base):
             base = shard_indices(
@@ -146,7 +147,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 **self.__dict__,
                 "base_dataloader": clone_loader(self.base_dataloader),
                 "skip_batches": self.skip_batches + num_batches,
-                "_reader": None,
+                "_readers": Readers(),
             },
         )
 
@@ -241,7 +242,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
         """Begin to read map-style data."""
-        reader = self._reader_for(self.base_dataloader)
+        reader = self._readers.reader_for(self.base_dataloader)
         if resumption.states.loader is not None and self.use_stateful_dataloader:
             reader.restore(resumption.states.loader)
         return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
@@ -268,7 +269,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             step_size=self._step_size(),
             num_ranks=num_ranks,
             is_whole=is_whole,
-            reader_for=self._reader_for,
+            reader_for=self._readers.reader_for,
         )
         if not self.skip_batches:
             return opener.resumed(resumption)
@@ -285,14 +286,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         place: Placement | None,
         order_state: Callable[[], OrderState | None],
         num_missed: Callable[[], int],
-        read_states: Callable[[], ReadStates] = ReadStates,
     ) -> Pass:
         return Pass(
             start,
             steps if place is None else place.all_of(steps),
             ranks=self.data_ranks,
             order_state=order_state,
-            read_states=read_states,
+            read_states=self._read_states(),
             num_missed=num_missed,
         )
 
@@ -309,24 +309,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return Position(steps * size.samples, steps * size.batches)
 
     def _not_pickled(self) -> dict[str, Any]:
-        return {"_reader": None, "_progress": self._progress.detached()}
+        return {"_readers": Readers(), "_progress": self._progress.detached()}
 
-    def _reader_for(self, loader: DataLoader[Any]) -> Reader:
-        """Return the reader for ``loader``: the last one while nothing has changed, since its workers may be
-        persistent.
-        """
-        if self._reader is None or not self._reader.is_made_from(loader):
-            self._reader = Reader(loader)
-        return self._reader
-
-    def _states_of_pass(self) -> Callable[[], ReadStates]:
-        """Return a function for the states of what the pass reads. It does not refer to this loader: in a cycle,
-        workers would live until the next garbage collection.
-        """
+    def _read_states(self) -> Callable[[], ReadStates]:
+        """Return a function for the states of what a pass has read."""
         dataset = stream_of(self.base_dataloader)
         kept = dataset if self.keeps_dataset_state and has_state(dataset) else None
-        reader = self._reader
-        return lambda: ReadStates() if reader is None else reader.states(kept)
+        return partial(self._readers.states, kept)
 
     def _placement(self) -> Placement | None:
         is_pinned = self.base_dataloader.pin_memory

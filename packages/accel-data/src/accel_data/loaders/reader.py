@@ -18,7 +18,7 @@ from accel_data.loaders.torch_loader import from_attributes, has_position, is_it
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.samplers.sampler_pass import SamplerPass
-from accel_data.step import ReadStates, StepShape
+from accel_data.step import NO_STATES, ReadStates, StepShape
 
 #: Attributes that a loader of torch changes by itself.
 _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
@@ -146,6 +146,31 @@ class Reader:
     def num_missed(self) -> int:
         """Steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
         return 0 if self._latest is None else self._latest.num_missed
+
+
+class Readers:
+    """The reader of a prepared loader: the same one while nothing has changed, since its workers may be persistent.
+
+    What is read from it does not refer to the prepared loader: in a cycle, workers would live until the next garbage
+    collection.
+    """
+
+    def __init__(self) -> None:
+        self._current: Reader | None = None
+
+    def reader_for(self, loader: DataLoader[Any]) -> Reader:
+        """Return the reader for ``loader``."""
+        if self._current is None or not self._current.is_made_from(loader):
+            self._current = Reader(loader)
+        return self._current
+
+    def states(self, dataset: Any) -> ReadStates:
+        """Return the states of what is read, as `Reader.states`."""
+        return NO_STATES if self._current is None else self._current.states(dataset)
+
+    def num_missed(self) -> int:
+        """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
+        return 0 if self._current is None else self._current.num_missed
 
 
 class PassSampler(Delegating, BatchSampler):

@@ -105,33 +105,24 @@ class DataLoaderShard(PreparedLoader):
         start = resumption.position
         if shard is None:
             order = self._stream_order(resumption)
-            batches = self._read_stream(resumption, is_whole=False)
-            reader = self._reader
             steps = stream_steps(
-                batches,
+                self._read_stream(resumption, is_whole=False),
                 start=start,
                 step_size=self._step_size(),
                 ends_alike=ends_alike or ranks.num_ranks == 1,
-                read_states=self._states_of_pass(),
+                read_states=self._read_states(),
             )
-            return self._pass(
-                start, steps, place, lambda: order, lambda: 0 if reader is None else reader.num_missed
-            )
+            return self._pass(start, steps, place, lambda: order, self._readers.num_missed)
         # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
         is_shared = is_shared and shard.num_processes == ranks.num_ranks
         sampler_pass = shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
-        steps, states = self._read_indices(sampler_pass, resumption), self._states_of_pass()
+        steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
             self._expect(sampler_pass.plan)
         if place is not None and place.prefetches:
-            steps = with_states(steps, states)
+            steps = with_states(steps, self._read_states())
         return self._pass(
-            start,
-            steps,
-            place,
-            lambda: sampler_pass.order.state,
-            lambda: sampler_pass.num_missed,
-            states,
+            start, steps, place, lambda: sampler_pass.order.state, lambda: sampler_pass.num_missed
         )
 
 
