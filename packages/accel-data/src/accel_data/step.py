@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
@@ -91,6 +92,43 @@ class ReadStates:
 
 
 NO_STATES = ReadStates()
+
+
+class Absent(Enum):
+    """Marks a rank without a batch, since a batch may be None."""
+
+    NO_BATCH = "no batch"
+
+
+NO_BATCH = Absent.NO_BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalStep:
+    """One step of all ranks.
+
+    Args:
+        pieces: What each rank reads, `NO_BATCH` for a rank without a batch.
+        shape: How many rows these are, and how many are new.
+        num_batches: Batches that were read for the step.
+        num_following: Ranks, the first ones, that also have a batch in the next step.
+    """
+
+    pieces: list[Any]
+    shape: StepShape
+    num_batches: int
+    num_following: int = 0
+
+    @property
+    def num_with_batch(self) -> int:
+        """Ranks with a batch; they are the first ones."""
+        return sum(piece is not NO_BATCH for piece in self.pieces)
+
+    def seen_by(self, rank: int, *, end: Position, states: ReadStates | None = None) -> StepInfo:
+        """Return what ``rank`` knows about the step, which ends at ``end``."""
+        following = self.num_following
+        ends_some_rank = following < len(self.pieces)
+        return StepInfo(self.shape, end, rank >= following, ends_some_rank, not following, states)
 
 
 def full_step(rows: int, num_ranks: int) -> StepShape:

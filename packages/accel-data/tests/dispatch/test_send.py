@@ -1,33 +1,31 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from accel_data.dispatch.scatter import NO_BATCH, ScatteredStep
-from accel_data.dispatch.send import OwnStep, receive_step, send_end, send_failure, send_step
-from accel_data.step import full_step
+from accel_data.dispatch.send import receive_steps, send_steps
+from accel_data.step import NO_BATCH, GlobalStep, ReadStates, full_step
 from accel_ops import gather
 from accel_ops.transport import ProcessGroupTransport, current_transport, use_transport
 from accel_state.errors import DistributedOperationException, StateError
 
 
 def exchange(pieces_of_steps: list[list[Any]]) -> list[Any]:
-    """Send steps to rank 1 and return its pieces, and on rank 0 the shape of each message."""
-    num_steps = len(pieces_of_steps)
+    """Send steps to rank 1 and return its pieces there."""
+    shape = full_step(2, 2)
     if current_transport().rank == 0:
-        for number, pieces in enumerate(pieces_of_steps, start=1):
-            step = ScatteredStep(pieces, full_step(2, 2), num_batches=2)
-            send_step(step, num_following=2 if number < num_steps else 0)
-        send_end()
+        for _ in send_steps((GlobalStep(pieces, shape, 2), ReadStates()) for pieces in pieces_of_steps):
+            pass
         return []
-    steps: list[OwnStep] = []
-    while (step := receive_step(1, None)) is not None:
-        steps.append(step)
-    assert [step.num_following for step in steps] == [2] * (num_steps - 1) + [0]
-    assert all(step.shape == full_step(2, 2) and step.num_batches == 2 for step in steps)
-    return [step.piece for step in steps]
+    steps = [step for step, _ in receive_steps(1, None)]
+    assert [step.num_following for step in steps[:-1]] == [
+        sum(piece is not NO_BATCH for piece in pieces) for pieces in pieces_of_steps[1:]
+    ]
+    assert steps[-1].num_following == 0
+    assert all(step.shape == shape and step.num_batches == 2 for step in steps)
+    return [step.pieces[1] for step in steps]
 
 
 def send_all_kinds() -> None:
@@ -97,27 +95,27 @@ def count_collectives() -> int:
 
 
 def test_a_step_takes_two_collectives(world: Callable[[int], Any]) -> None:
-    assert world(2).run(count_collectives) == [21, 21]  # and one for the end
+    assert world(2).run(count_collectives) == [20, 20]
+
+
+def failing() -> Iterator[Any]:
+    raise KeyError("the disk is full")
+    yield
 
 
 def fail() -> str:
-    if current_transport().rank == 0:
-        send_failure(KeyError("the disk is full"))
-        return ""
     try:
-        receive_step(1, None)
-    except StateError as error:
+        list(send_steps(failing()) if current_transport().rank == 0 else receive_steps(1, None))
+    except (KeyError, StateError) as error:
         return str(error)
     return "no error"
 
 
 def test_a_failure_is_an_error_at_the_other_end_that_names_it(world: Callable[[int], Any]) -> None:
-    assert (
-        world(2)
-        .run(fail)[1]
-        .startswith(
-            "Rank 0 reads the data for all ranks and failed with `KeyError: 'the disk is full'`. See its output"
-        )
+    first, second = world(2).run(fail)
+    assert first == "'the disk is full'"
+    assert second.startswith(
+        "Rank 0 reads the data for all ranks and failed with `KeyError: 'the disk is full'`. See its output"
     )
 
 
@@ -129,11 +127,7 @@ class Unsendable:
 def send_what_cannot_be_pickled() -> tuple[str, int]:
     raised = "nothing"
     try:
-        if current_transport().rank == 0:
-            step = ScatteredStep([torch.ones(1), Unsendable()], full_step(1, 2), 2)
-            send_step(step, num_following=2)
-        else:
-            receive_step(1, None)
+        exchange([[torch.ones(1), Unsendable()]])
     except (TypeError, DistributedOperationException) as error:
         raised = str(error)
     return raised, int(gather(torch.ones(1)).sum())

@@ -4,43 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from accel_data.dispatch.rows import can_join, join_rows, num_rows, take_rows
-from accel_data.step import StepShape, shape_of_step
+from accel_data.step import NO_BATCH, GlobalStep, StepShape, shape_of_step
 from accel_state.errors import ConfigError
 
 SliceRows = Callable[..., Any]
-
-
-class Absent(Enum):
-    """Marks a rank without a batch, since a batch may be None."""
-
-    NO_BATCH = "no batch"
-
-
-NO_BATCH = Absent.NO_BATCH
-
-
-@dataclass(frozen=True, slots=True)
-class ScatteredStep:
-    """One step of all ranks.
-
-    Args:
-        pieces: The batch of each rank, `NO_BATCH` for a rank without one.
-        shape: The rows of the pieces.
-        num_batches: Batches that were read for the step.
-    """
-
-    pieces: list[Any]
-    shape: StepShape
-    num_batches: int
-
-    @property
-    def num_with_batch(self) -> int:
-        """Ranks with a batch; they are the first ones."""
-        return sum(piece is not NO_BATCH for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +38,7 @@ class ScatterPlan:
 
     def scatter(
         self, batches: list[Any], first: list[Any], sizes: list[int | None] | None = None
-    ) -> ScatteredStep:
+    ) -> GlobalStep:
         """Return the pieces of one step.
 
         Args:
@@ -86,7 +56,7 @@ class ScatterPlan:
         )
         if not self.split and self.slice_fn is None and (not rows_are_samples or self._are_full(counts)):
             pieces, shape = self._whole(batches, counts)
-            return ScatteredStep(pieces, shape, len(batches))
+            return GlobalStep(pieces, shape, len(batches))
         known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
         fewest = -(-sum(known) // self.num_ranks)
         rows = fewest if self.even or not rows_are_samples else self.rows or fewest
@@ -94,7 +64,7 @@ class ScatterPlan:
             pieces, shape = self._cut(join_rows(batches), sum(known), rows, first)
         else:
             pieces, shape = self._pad_each(batches, known, rows)
-        return ScatteredStep(pieces, shape, len(batches))
+        return GlobalStep(pieces, shape, len(batches))
 
     def _are_full(self, counts: list[int | None]) -> bool:
         """Tell whether each rank can be given a batch as it was read."""

@@ -1,19 +1,26 @@
-"""Steps sent from the main process to the other ranks: a description, and the bytes of all tensors in one broadcast."""
+"""A dispatched epoch: the main process reads, scatters and sends steps, which the other ranks receive.
+
+A step is sent as a description and, in one broadcast, the bytes of all tensors.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 
-from accel_data.dispatch.scatter import ScatteredStep
-from accel_data.step import StepShape
+from accel_data.dispatch.scatter import ScatterPlan
+from accel_data.step import NO_BATCH, GlobalStep, ReadStates
 from accel_ops.agreement import Call
 from accel_ops.nested.structures import recursively_apply
 from accel_ops.objects import broadcast_from
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
+
+T = TypeVar("T")
 
 _ALIGNMENT = 16
 _CPU = torch.device("cpu")
@@ -35,100 +42,117 @@ class Outline:
 
     skeleton: Any
     start: int
-    num_bytes: int
+    stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class SentStep:
-    """The description of a step.
-
-    Args:
-        outlines: Of the pieces of all ranks.
-        num_bytes: Of their tensors together.
-        shape: The rows of all ranks.
-        num_following: How many ranks, the first ones, also have a batch in the next step.
-        num_batches: Batches that were read for the step.
-    """
-
-    outlines: list[Outline]
-    num_bytes: int
-    shape: StepShape
-    num_following: int
-    num_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class OwnStep:
-    """A step as one rank sees it.
+def read_steps(
+    batches: Iterator[tuple[Any, int | None]],
+    plan: ScatterPlan,
+    *,
+    drop_last: bool,
+    read_states: Callable[[], ReadStates],
+) -> Iterator[tuple[GlobalStep, ReadStates]]:
+    """Yield the steps of an epoch and the states after each, reading no further than the step that is asked for.
 
     Args:
-        piece: This rank's batch, `NO_BATCH` if it has none.
-        shape: The rows of all ranks.
-        num_following: How many ranks, the first ones, also have a batch in the next step.
-        num_batches: Batches that were read for the step.
+        batches: The whole data: batches, and how many samples each was made from if that is known.
+        plan: Scatters them.
+        drop_last: Leave out a last step with too few batches.
+        read_states: Returns the states of data set and loader.
     """
+    first: list[Any] = []
+    while group := list(islice(batches, plan.batches_per_step)):
+        if drop_last and len(group) < plan.batches_per_step:
+            return
+        plain, sizes = [batch for batch, _ in group], [size for _, size in group]
+        if plan.even and not first:
+            # Copies: a rank may change its batch of the first step in place.
+            first = [recursively_apply(torch.clone, batch) for batch in plain]
+        yield plan.scatter(plain, first, sizes), read_states()
 
-    piece: Any
-    shape: StepShape
-    num_following: int
-    num_batches: int
 
+def send_steps(
+    steps: Iterator[tuple[GlobalStep, ReadStates]],
+) -> Iterator[tuple[GlobalStep, ReadStates | None]]:
+    """Send all ranks their steps and yield them, with the states after them; on the main process.
 
-def send_step(step: ScatteredStep, *, num_following: int) -> None:
-    """Send a step to all ranks, on the main process. The others call `receive_step`; it blocks until all have.
+    The step after the next is read right after a step was sent, while the other ranks work. An error while
+    reading is raised when its step is due; until then all ranks go on.
 
     Raises:
-        Exception: Pickle's, if a piece cannot be pickled. The other ranks raise `DistributedOperationException`.
+        Exception: What was raised while reading; the other ranks raise `StateError`. Pickle's error, if a piece
+            cannot be pickled; there they raise `DistributedOperationException`.
     """
-    if current_transport().world_size == 1:
-        return
-    tensors: list[tuple[int, torch.Tensor]] = []
-    outlines, total = [], 0
-    for piece in step.pieces:
-        outlines.append(_outline(piece, total, tensors))
-        total += outlines[-1].num_bytes
-    dispatch_batch(SentStep(outlines, total, step.shape, num_following, step.num_batches), tensors)
+    read = _with_error(steps)
+    current, following = next(read, None), next(read, None)
+    if current is None:
+        dispatch_batch(None)
+    while isinstance(current, tuple):
+        step, states = current
+        ahead = following[0] if isinstance(following, tuple) else step
+        step = replace(step, num_following=0 if following is None else ahead.num_with_batch)
+        _send(step)
+        upcoming = next(read, None)
+        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        yield step, states if step.num_following else None
+        current, following = following, upcoming
+    if current is not None:
+        dispatch_batch(f"{type(current).__name__}: {current}")
+        raise current
 
 
-def send_end() -> None:
-    """Send, on the main process, that there is no step."""
-    dispatch_batch(None)
-
-
-def send_failure(error: Exception) -> None:
-    """Send, on the main process, that reading failed."""
-    dispatch_batch(f"{type(error).__name__}: {error}")
-
-
-def receive_step(rank: int, device: torch.device | None) -> OwnStep | None:
-    """Wait for a step; None if there is none.
+def receive_steps(rank: int, device: torch.device | None) -> Iterator[tuple[GlobalStep, None]]:
+    """Yield the steps that the main process sends, of whose pieces only that of this rank is there.
 
     Args:
         rank: This rank among those that read different data.
-        device: Where its batch goes. None: the CPU.
+        device: Where its batches go. None: the CPU.
 
     Raises:
         StateError: If the main process failed.
     """
-    step, buffer = dispatch_batch()
-    if step is None:
-        return None
-    if isinstance(step, str):
-        raise StateError(
-            f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
-            "This rank stops too."
-        )
-    piece = _piece(step.outlines[rank], buffer, device or _CPU)
-    return OwnStep(piece, step.shape, step.num_following, step.num_batches)
+    while True:
+        step, buffer = dispatch_batch()
+        if step is None:
+            return
+        if isinstance(step, str):
+            raise StateError(
+                f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
+                "This rank stops too."
+            )
+        pieces: list[Any] = [NO_BATCH] * len(step.pieces)
+        pieces[rank] = _piece(step.pieces[rank], buffer, device or _CPU)
+        yield replace(step, pieces=pieces), None
+        if not step.num_following:
+            return
+
+
+def _with_error(steps: Iterator[T]) -> Iterator[T | Exception]:
+    """Yield the steps, and then the error that ended them, if there is one."""
+    try:
+        yield from steps
+    except Exception as error:  # noqa: BLE001 - raised when its step is due
+        yield error
+
+
+def _send(step: GlobalStep) -> None:
+    """Send a step whose pieces are outlines, and their tensors."""
+    if current_transport().world_size == 1:
+        return
+    tensors: list[tuple[int, torch.Tensor]] = []
+    outlines: list[Outline] = []
+    for piece in step.pieces:
+        outlines.append(_outline(piece, outlines[-1].stop if outlines else 0, tensors))
+    dispatch_batch(replace(step, pieces=outlines), tensors)
 
 
 def dispatch_batch(
-    step: SentStep | str | None = None, tensors: list[tuple[int, torch.Tensor]] | None = None
-) -> tuple[SentStep | str | None, torch.Tensor]:
+    step: GlobalStep | str | None = None, tensors: list[tuple[int, torch.Tensor]] | None = None
+) -> tuple[GlobalStep | str | None, torch.Tensor]:
     """Return what rank 0 sends, and the bytes of its tensors; a collective, compared with what other ranks call.
 
     Args:
-        step: On rank 0: a step, an error, or None for the end.
+        step: On rank 0: a step of outlines, an error, or None for the end.
         tensors: On rank 0: tensors with their offsets among the bytes.
     """
     transport = current_transport()
@@ -136,7 +160,8 @@ def dispatch_batch(
         return step, torch.empty(0, dtype=torch.uint8)
     with transport.lock:
         step = broadcast_from(transport, Call(dispatch_batch), step, source=0)
-        buffer = torch.empty(step.num_bytes if isinstance(step, SentStep) else 0, dtype=torch.uint8)
+        num_bytes = step.pieces[-1].stop if isinstance(step, GlobalStep) else 0
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
         for start, tensor in tensors or ():
             flat = tensor.reshape(-1).view(torch.uint8)
             buffer[start : start + flat.numel()].copy_(flat)
@@ -158,12 +183,12 @@ def _outline(piece: Any, begin: int, tensors: list[tuple[int, torch.Tensor]]) ->
         used += -(-slot.num_bytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
-    return Outline(recursively_apply(place, piece, test_type=_is_dense), begin, used)
+    return Outline(recursively_apply(place, piece, test_type=_is_dense), begin, begin + used)
 
 
 def _piece(outline: Outline, buffer: torch.Tensor, device: torch.device) -> Any:
     """Return a piece with memory of its own."""
-    own = buffer[outline.start : outline.start + outline.num_bytes].to(device, copy=True)
+    own = buffer[outline.start : outline.stop].to(device, copy=True)
 
     def fetch(slot: Slot) -> torch.Tensor:
         return own[slot.start : slot.start + slot.num_bytes].view(slot.dtype).view(slot.shape)

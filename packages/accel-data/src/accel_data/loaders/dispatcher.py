@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.dispatch.scatter import NO_BATCH, ScatterPlan
-from accel_data.dispatch.send import OwnStep, receive_step
-from accel_data.dispatch.source import ReadStep, read_steps, send_steps
+from accel_data.dispatch.scatter import ScatterPlan
+from accel_data.dispatch.send import read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, Resumption, Steps
 from accel_data.loaders.placement import placement
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
 from accel_data.loaders.sharding import index_shard
-from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
+from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.sampler_pass import SamplerPass
-from accel_data.step import Position, ReadStates, StepInfo, rows_of_rank
+from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, rows_of_rank
 from accel_ops.transport import current_transport
 
 
@@ -150,15 +149,13 @@ class DataLoaderDispatcher(PreparedLoader):
         if current_transport().rank != 0:
             if not is_resumed:
                 self._draw_as_main_process(sampler_pass)
-            steps = _received(ranks.rank, self.device)
+            steps: Iterator[tuple[GlobalStep, ReadStates | None]] = receive_steps(ranks.rank, self.device)
         else:
-            steps = send_steps(
-                self._read_steps(resumption, sampler_pass, is_resumed=is_resumed), rank=ranks.rank
-            )
+            steps = send_steps(self._read_steps(resumption, sampler_pass, is_resumed=is_resumed))
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)
-        dispatched = _Dispatched(steps, start, ranks=ranks, rows_per_batch=self._given_batch_size() or 1)
+        dispatched = _Dispatched(steps, start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1)
         return self._pass(
             start,
             iter(dispatched),
@@ -170,7 +167,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _read_steps(
         self, resumption: Resumption, sampler_pass: SamplerPass | None, *, is_resumed: bool
-    ) -> Iterator[ReadStep]:
+    ) -> Iterator[tuple[GlobalStep, ReadStates]]:
         """Yield the steps of all ranks, on the main process.
 
         Reading begins when the first is asked for, so that an error reaches the other ranks.
@@ -207,7 +204,7 @@ class _Dispatched:
     Args:
         steps: Sent or received.
         start: Where the pass begins.
-        ranks: This rank and the others.
+        rank: This rank among those that read different data.
         rows_per_batch: Rows of a full batch of the given loader.
 
     Attributes:
@@ -216,43 +213,26 @@ class _Dispatched:
 
     def __init__(
         self,
-        steps: Iterator[tuple[OwnStep, ReadStates | None]],
+        steps: Iterator[tuple[GlobalStep, ReadStates | None]],
         start: Position,
         *,
-        ranks: DataRanks,
+        rank: int,
         rows_per_batch: int,
     ) -> None:
         self.num_missed = 0
         self._steps = steps
         self._start = start
-        self._ranks = ranks
+        self._rank = rank
         self._rows_per_batch = rows_per_batch
 
     def __iter__(self) -> Steps:
-        end, ranks = self._start, self._ranks
+        end, rank = self._start, self._rank
         # Not kept: what the steps are read from ends with the loop.
         steps, self._steps = self._steps, iter(())
         for step, states in steps:
-            if step.piece is NO_BATCH:
+            if step.pieces[rank] is NO_BATCH:
                 self.num_missed = 1
                 return
             samples = end.samples + step.num_batches * self._rows_per_batch
             end = Position(samples, end.batches + step.num_batches)
-            yield (
-                step.piece,
-                StepInfo(
-                    step.shape,
-                    end,
-                    is_last=ranks.rank >= step.num_following,
-                    ends_some_rank=step.num_following < ranks.num_ranks,
-                    ends_epoch=not step.num_following,
-                    states=states,
-                ),
-            )
-
-
-def _received(rank: int, device: torch.device | None) -> Iterator[tuple[OwnStep, ReadStates | None]]:
-    while (step := receive_step(rank, device)) is not None:
-        yield step, None
-        if not step.num_following:
-            return
+            yield step.pieces[rank], step.seen_by(rank, end=end, states=states)

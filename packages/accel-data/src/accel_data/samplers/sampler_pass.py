@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 from accel_data.samplers.order import EpochOrder, OrderSource, OrderState, check_same_order
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.stream import StreamSharding
-from accel_data.step import START, Position, StepInfo
+from accel_data.step import NO_BATCH, START, Position, StepInfo
 
 
 class SamplerPass:
@@ -67,23 +67,20 @@ class SamplerPass:
         self.num_missed = plan.num_steps - plan.num_own_steps
 
     def _sampled(self) -> Iterator[list[int]]:
-        end, num_ranks = self.start, self._sharding.num_ranks
+        end = self.start
         with self.order.drawing():
             batches, first = self._remaining_batches()
             # What is drawn with the first batch is drawn as in plain PyTorch.
-            begun = list(islice(batches, num_ranks))
+            begun = list(islice(batches, self._sharding.num_ranks))
         if self._is_shared and not self._source.is_synchronized:
             check_same_order(self._source.iterated, begun)
         batches = chain(begun, self.order.isolated(batches))
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
-            if not step.pieces[self.rank]:
+            if step.pieces[self.rank] is NO_BATCH:
                 self.num_missed = 1
                 return
-            following = step.num_following
-            self.steps.append(
-                StepInfo(step.shape, end, self.rank >= following, following < num_ranks, not following)
-            )
+            self.steps.append(step.seen_by(self.rank, end=end))
             yield step.pieces[self.rank]
 
     def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
