@@ -156,9 +156,9 @@ def split_step(
 
     Args:
         samples: The new samples, as for `shape_of_step`.
-        rows: Likewise.
-        num_ranks: Likewise.
-        even: Likewise.
+        rows: As for `shape_of_step`.
+        num_ranks: As for `shape_of_step`.
+        even: As for `shape_of_step`.
         first: The first samples of the epoch, from which padding is taken.
     """
     shape = shape_of_step(len(samples), rows=rows, num_ranks=num_ranks, even=even)

@@ -77,7 +77,7 @@ def send_steps(
     """Send all ranks their steps and yield them, with the states after them; on the main process.
 
     The step after the next is read right after a step was sent, while the other ranks work. An error while
-    reading is raised when its step is due; until then all ranks go on.
+    reading is raised when its step is due; until then all ranks continue.
 
     Raises:
         Exception: What was raised while reading; the other ranks raise `StateError`. Pickle's error, if a piece
@@ -188,10 +188,10 @@ def _outline(piece: Any, begin: int, tensors: list[tuple[int, torch.Tensor]]) ->
 
 def _piece(outline: Outline, buffer: torch.Tensor, device: torch.device) -> Any:
     """Return a piece with memory of its own."""
-    own = buffer[outline.start : outline.stop].to(device, copy=True)
+    local = buffer[outline.start : outline.stop].to(device, copy=True)
 
     def fetch(slot: Slot) -> torch.Tensor:
-        return own[slot.start : slot.start + slot.num_bytes].view(slot.dtype).view(slot.shape)
+        return local[slot.start : slot.start + slot.num_bytes].view(slot.dtype).view(slot.shape)
 
     return recursively_apply(fetch, outline.skeleton, test_type=lambda value: isinstance(value, Slot))
 

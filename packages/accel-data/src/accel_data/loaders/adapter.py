@@ -56,7 +56,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return adapter
 
     def _wrap(self, base: DataLoader[Any]) -> None:
-        """Initialise an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
+        """Initialize an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
         self.use_stateful_dataloader = is_stateful(base)
         self.base_dataloader = base
 
@@ -116,8 +116,8 @@ def mixed_class(ours: type[Any], theirs: type[DataLoader[Any]]) -> type[Any]:
         return ours
     mixed = _mixed.get((ours, theirs))
     if mixed is None:
-        own = {"__module__": ours.__module__, "__doc__": ours.__doc__}
-        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), own)
+        names = {"__module__": ours.__module__, "__doc__": ours.__doc__}
+        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), names)
     return mixed
 
 

@@ -28,11 +28,11 @@ class DataLoaderDispatcher(PreparedLoader):
 
     Args:
         dataset: As for `DataLoader`.
-        split_batches: Cut each batch into one piece for each rank, instead of giving every rank a batch of
+        split_batches: Split each batch into one piece for each rank, instead of giving every rank a batch of
             its own.
         skip_batches: Leave out that many of each rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        slice_fn: Cuts a batch, called like `slice_tensors`.
+        slice_fn: Slices a batch, called like `slice_tensors`.
         torch_device_mesh: Mesh that says which ranks are sent the same.
         iteration: The epoch to begin with.
         **kwargs: As for `DataLoader`.
@@ -113,7 +113,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def __len__(self) -> int:
         plan, ranks = self._plan(), self.data_ranks
         if plan is not None:
-            return max(0, plan.num_own_steps - self.skip_batches)
+            return max(0, plan.num_local_steps - self.skip_batches)
         batches = len(self.base_dataloader)
         full, rest = (batches, 0) if self.split_batches else divmod(batches, ranks.num_ranks)
         if rest and not self._drops_last():
@@ -175,7 +175,7 @@ class DataLoaderDispatcher(PreparedLoader):
         with fork_rng(enabled=is_resumed):
             batches: Iterator[tuple[Any, int | None]]
             if sampler_pass is None:
-                stream = self._read_stream(resumption, is_whole=True)
+                stream = self._read_stream(resumption, reads_all=True)
                 batches = ((batch, fetched.num_samples if fetched else None) for batch, fetched in stream)
             else:
                 steps = self._read_indices(sampler_pass, resumption)

@@ -46,7 +46,7 @@ class DataLoaderStateMixin:
 
     @property
     def counts_batches(self) -> bool:
-        """Whether the shape counts whole batches instead of rows."""
+        """Whether the shape counts batches instead of rows."""
         return False
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ class Pass:
         self._step: StepInfo | None = None
 
     def run(self, loader: DataLoaderStateMixin) -> Iterator[Any]:
-        """Yield the batches, and let ``loader`` show what is known at each."""
+        """Yield the batches, and show in ``loader`` what is known at each."""
         num_read = 0
         # Not kept: what the steps are read from ends with the loop.
         steps, self._steps = self._steps, iter(())
@@ -142,7 +142,7 @@ class Pass:
             warn_of_fewer_batches(self._ranks.rank, num_read, num_read + num_missed)
 
     def reached(self) -> Resumption:
-        """Return what a pass needs to go on after the last batch that was yielded."""
+        """Return what a pass needs to continue after the last batch that was yielded."""
         step, order, num_ranks = self._step, self.order_state(), self._ranks.num_ranks
         if step is None:
             return Resumption(self._start, order, num_ranks=num_ranks)

@@ -44,7 +44,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     Attributes:
         data_ranks: Which ranks read the same data.
         device: Where the batches go, None if they stay where they are.
-        rng_types: Generators that are synchronised at the start of each epoch.
+        rng_types: Generators that are synchronized at the start of each epoch.
         skip_batches: Batches that are left out at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
         keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch. Without, a
@@ -179,7 +179,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
         Args:
             state_dict: The state.
-            position: Restore the position too. If False the epoch begins anew, in the order that it had.
+            position: Restore the position too. If False the epoch restarts, in the order that it had.
 
         Raises:
             CheckpointError: If the state does not fit the loader.
@@ -208,7 +208,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def is_mid_epoch(self) -> bool:
-        """Whether batches of its epoch have been read and others have not, by a loop that goes on or was left."""
+        """Whether batches of its epoch have been read and others have not, by a loop that is running or was left."""
         return self._progress.reached().position != START
 
     @property
@@ -256,24 +256,24 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             generator.set_state(resumption.order.generator)
         return OrderState(generator.get_state())
 
-    def _read_stream(self, resumption: Resumption, *, is_whole: bool) -> Batches:
+    def _read_stream(self, resumption: Resumption, *, reads_all: bool) -> Batches:
         """Begin to read a stream.
 
         Args:
             resumption: Where.
-            is_whole: Whether this rank reads the whole stream, for all ranks.
+            reads_all: Whether this rank reads the whole stream, for all ranks.
         """
         num_ranks = self.data_ranks.num_ranks
         opener = StreamOpener(
             base=self.base_dataloader,
             step_size=self._step_size(),
             num_ranks=num_ranks,
-            is_whole=is_whole,
+            reads_all=reads_all,
             reader_for=self._readers.reader_for,
         )
         if not self.skip_batches:
             return opener.resumed(resumption)
-        if not is_whole:
+        if not reads_all:
             return opener.replayed(resumption.position, ranks_before=num_ranks)
         # Left out as steps: the first one completes the last.
         warn_of_replay(f"{resumption.position.samples} samples")

@@ -47,7 +47,7 @@ class FetchingCollate:
     """Collate like ``collate``, from samples that may be `Marked`, and return a `Fetched` batch.
 
     Args:
-        collate: The loader's own.
+        collate: That of the loader.
         is_batching: Whether ``collate`` makes a batch from a list of samples, not from what the data set
             returned.
     """
@@ -119,7 +119,7 @@ class Reader:
         The latter is None for a batch that the user's loader has made.
         """
         assert self._latest is not None, "the data set is a stream"
-        return self._latest.beside(iter(self.loader))
+        return self._latest.paired(iter(self.loader))
 
     def states(self, dataset: Any) -> ReadStates:
         """Return the states of what is read, where it has been read to.
@@ -130,7 +130,7 @@ class Reader:
             dataset: The user's data set if its state is kept, else None.
         """
         has_workers = self.loader.num_workers > 0
-        # A copy: the data set may go on to change the objects that its state is made of.
+        # A copy: the data set may change the objects that its state is made of.
         of_dataset = None if dataset is None or has_workers else copy.deepcopy(dataset.state_dict())
         of_loader = None
         if is_stateful(self.loader) and (self._latest is not None or (has_workers and dataset is not None)):
@@ -139,7 +139,7 @@ class Reader:
         return ReadStates(of_dataset, of_loader)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on where a `StatefulDataLoader` was; this one is of that class."""
+        """Restore the state of a `StatefulDataLoader` in the next pass; the loader is one."""
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     @property
@@ -207,7 +207,7 @@ class PassSampler(Delegating, BatchSampler):
 class Latest:
     """The batch of a stream that was fetched last, as it was read.
 
-    It is passed beside the batches, since the class of the loader may have an iteration of its own, which expects
+    It is passed next to the batches, since the class of the loader may have an iteration of its own, which expects
     plain batches.
     """
 
@@ -215,7 +215,7 @@ class Latest:
         self.fetched: Fetched | None = None
         self.num_missed = 0
 
-    def beside(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Fetched | None]]:
+    def paired(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Fetched | None]]:
         """Yield each batch with what was fetched for it."""
         self.fetched, self.num_missed = None, 0
         for batch in batches:

@@ -29,7 +29,7 @@ class DataLoaderShard(PreparedLoader):
     Args:
         dataset: As for `DataLoader`.
         device: Where to put the batches. None: they stay where they are.
-        rng_types: Generators to synchronise at the start of each epoch.
+        rng_types: Generators to synchronize at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
         skip_batches: Leave out that many of this rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
@@ -106,7 +106,7 @@ class DataLoaderShard(PreparedLoader):
         if shard is None:
             order = self._stream_order(resumption)
             steps = stream_steps(
-                self._read_stream(resumption, is_whole=False),
+                self._read_stream(resumption, reads_all=False),
                 start=start,
                 step_size=self._step_size(),
                 ends_alike=ends_alike or ranks.num_ranks == 1,

@@ -112,8 +112,8 @@ def shard_stream(
     if isinstance(dataset, IterableDatasetShard):
         return loader
     if shards_itself(loader, num_processes, split_batches=split_batches):
-        own = dataset.shard(num_shards=num_processes, index=process_index)
-        return clone_loader(loader, dataset=own)
+        part = dataset.shard(num_shards=num_processes, index=process_index)
+        return clone_loader(loader, dataset=part)
     shard = IterableDatasetShard(
         dataset,
         loader.batch_size or 1,
@@ -123,11 +123,11 @@ def shard_stream(
         split_batches,
         even_batches=even_batches,
     )
-    return cut_into(clone_loader(loader, dataset=shard), shard.rows_per_rank)
+    return with_batches_of(clone_loader(loader, dataset=shard), shard.rows_per_rank)
 
 
 def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches: bool) -> bool:
-    """Tell whether the data set is asked to shard itself among ``num_processes``."""
+    """Whether the data set is asked to shard itself among ``num_processes``."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
         return False
@@ -135,7 +135,7 @@ def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches:
     return num_shards > 0 and num_shards % num_processes == 0
 
 
-def cut_into(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
+def with_batches_of(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
     """Return ``loader`` with batches of ``rows``; without automatic batching it stays as it is."""
     if loader.batch_size is None or loader.batch_size == rows:
         return loader

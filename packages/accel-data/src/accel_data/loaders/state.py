@@ -57,7 +57,7 @@ class Progress:
         self.resumption, self.current = None, new
 
     def resume(self, epoch: int, resumption: Resumption) -> None:
-        """Let the next pass begin elsewhere."""
+        """Set where the next pass begins."""
         self.epoch, self.resumption, self.current = epoch, resumption, None
 
     def finish_epoch(self) -> None:
@@ -80,7 +80,7 @@ class Progress:
         return self.resumption is not None and self.resumption.position != START
 
     def reached(self) -> Resumption:
-        """Return what a pass needs to go on."""
+        """Return what a pass needs to continue."""
         if self.resumption is not None:
             return self.resumption
         return Resumption() if self.current is None else self.current.reached()
@@ -101,7 +101,7 @@ def save_progress(
         base: The loader that reads.
         ranks: Ranks that share the data.
         is_per_rank: Whether the state is this rank's alone.
-        keeps_dataset_state: Whether the next pass is to go on from the state of the data set.
+        keeps_dataset_state: Whether the next pass continues from the state of the data set.
     """
     reached = progress.reached()
     order, is_drawn = _order_state(reached, base)
@@ -218,16 +218,16 @@ def _check_format(state: dict[str, Any]) -> None:
 
 
 def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool) -> None:
-    """Refuse the state of another rank, or that of all ranks together where each has its own."""
+    """Raise for the state of another rank, and that of all ranks together if each has a state."""
     has_begun = Position(state["samples"], state["batches"]) != START or state["is_complete"]
     if "rank" not in state or not has_begun:
         return  # of an earlier version, or at the start of an epoch
     then, is_part = state["rank"], state["rank"] is not None
     if is_iterable(base) and is_part != is_per_rank:
-        whole, part = "all processes together", "one process, whose data set shards itself"
+        all_ranks, part = "all processes together", "one process, whose data set shards itself"
         raise CheckpointError(
-            f"The state is that of {part if is_part else whole}, and the loader here reads for "
-            f"{part if is_per_rank else whole}. Prepare it with the `dispatch_batches` of the saved run."
+            f"The state is that of {part if is_part else all_ranks}, and the loader here reads for "
+            f"{part if is_per_rank else all_ranks}. Prepare it with the `dispatch_batches` of the saved run."
         )
     if is_iterable(base) and is_part and state["num_processes"] != ranks.num_ranks:
         raise CheckpointError(
@@ -247,19 +247,19 @@ def _check_length(state: dict[str, Any], base: DataLoader[Any]) -> None:
     if here is not None and state["num_samples"] is not None and here != state["num_samples"]:
         raise CheckpointError(
             f"The state of the data loader was saved with {state['num_samples']} samples, "
-            f"but there are {here} now. Use the data set and the sampler of the saved run, or begin the "
-            "epoch anew with `position=False`."
+            f"but there are {here} now. Use the data set and the sampler of the saved run, or restart the "
+            "epoch with `position=False`."
         )
 
 
 def _check_workers(state: dict[str, Any], base: DataLoader[Any]) -> None:
-    """Refuse the states of other workers' copies of map-style data."""
+    """Raise for the states of other workers' copies of map-style data."""
     before = state.get("num_workers")
     if state["loader"] is not None and not is_iterable(base) and before != base.num_workers:
         raise CheckpointError(
             f"The state of the data set was saved with `num_workers={before}`, each with a copy, and cannot be "
-            f"restored with `num_workers={base.num_workers}`. Use `num_workers={before}`, or begin "
-            "the epoch anew with `position=False`."
+            f"restored with `num_workers={base.num_workers}`. Use `num_workers={before}`, or restart "
+            "the epoch with `position=False`."
         )
 
 

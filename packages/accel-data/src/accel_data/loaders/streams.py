@@ -45,14 +45,14 @@ class StreamOpener:
         base: Reads this rank's part.
         step_size: What one step of all ranks reads.
         num_ranks: Ranks that share the stream.
-        is_whole: Whether ``base`` reads the whole stream, for all ranks.
+        reads_all: Whether ``base`` reads the whole stream, for all ranks.
         reader_for: Returns the reader for a loader.
     """
 
     base: DataLoader[Any]
     step_size: Position
     num_ranks: int
-    is_whole: bool
+    reads_all: bool
     reader_for: Callable[[DataLoader[Any]], Reader]
 
     def from_start(self) -> Batches:
@@ -100,7 +100,7 @@ class StreamOpener:
             warn_of_replay(f"{num_samples} samples")
             return self.reader_for(_skip_samples(base, num_samples)).read_stream()
         self._check_ranks(ranks_before, "a stream read by workers")
-        per_batch = (base.batch_size or 1) if self.is_whole else self.step_size.samples
+        per_batch = (base.batch_size or 1) if self.reads_all else self.step_size.samples
         num_batches, rest = divmod(start.samples, per_batch)
         if rest:
             raise CheckpointError(
@@ -114,13 +114,13 @@ class StreamOpener:
     def _is_part(self) -> bool:
         """Whether ``base`` reads a part of a stream that shards itself."""
         return (
-            not self.is_whole
+            not self.reads_all
             and self.num_ranks > 1
             and not isinstance(self.base.dataset, IterableDatasetShard)
         )
 
     def _check_ranks(self, ranks_before: int, what: str) -> None:
-        if self.num_ranks != ranks_before and not self.is_whole:
+        if self.num_ranks != ranks_before and not self.reads_all:
             raise CheckpointError(
                 f"The state was saved with {ranks_before} processes. Resuming {what} with {self.num_ranks} is not "
                 "possible: each process has a state of its own. Use the same number, or "
@@ -128,13 +128,13 @@ class StreamOpener:
             )
 
     def _check_workers(self, before: int | None) -> None:
-        """Refuse another number of workers than before: the part that each reads depends on it."""
+        """Raise for another number of workers than before: the part that each reads depends on it."""
         now = self.base.num_workers
         if before is not None and max(before, 1) != max(now, 1):
             raise CheckpointError(
                 f"The stream was read with `num_workers={before}` when the state was saved. Which samples "
-                f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={before}`, or begin "
-                "the epoch anew with `position=False`."
+                f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={before}`, or restart "
+                "the epoch with `position=False`."
             )
 
 

@@ -29,7 +29,7 @@ _ALWAYS = (
 
 
 def check_loader(loader: object) -> None:
-    """Refuse what is not a loader of torch.
+    """Raise for anything but a loader of torch.
 
     Raises:
         ConfigError: If it is not one.
@@ -42,7 +42,7 @@ def check_loader(loader: object) -> None:
 
 
 def check_keeps_order(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose workers may return batches in another order than they were asked for.
+    """Raise for a loader whose workers may return batches in another order than they were asked for.
 
     Raises:
         ConfigError: If it is one.
@@ -75,7 +75,7 @@ def set_fields(loader: DataLoader[Any], **fields: Any) -> None:
 
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Tell whether ``loader`` reads a stream, without indices."""
+    """Whether ``loader`` reads a stream, without indices."""
     return bool(loader._dataset_kind == 1)
 
 
@@ -117,13 +117,13 @@ def innermost_batch_sampler(batch_sampler: Any) -> Any:
 
 def set_epoch(dataloader: DataLoader[Any], epoch: int) -> None:
     """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one, once each."""
-    told: list[Any] = []
+    called: list[Any] = []
     sources = (dataloader.batch_sampler, dataloader.sampler, get_sampler(dataloader), dataloader.dataset)
     for source in sources:
         inner = innermost_batch_sampler(source)
-        if hasattr(inner, "set_epoch") and not any(inner is one for one in told):
+        if hasattr(inner, "set_epoch") and not any(inner is one for one in called):
             inner.set_epoch(epoch)
-            told.append(inner)
+            called.append(inner)
 
 
 def constructor_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def to_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def is_torchdata_stateful_dataloader_available() -> bool:
-    """Tell whether `torchdata.stateful_dataloader` can be imported."""
+    """Whether `torchdata.stateful_dataloader` can be imported."""
     if importlib.util.find_spec("torchdata") is None:
         return False
     return importlib.util.find_spec("torchdata.stateful_dataloader") is not None
@@ -185,7 +185,7 @@ def is_stateful(loader: DataLoader[Any]) -> bool:
 
 
 def has_position(state: Any) -> bool:
-    """Tell whether the state of a `StatefulDataLoader` holds the position in a stream, not just a number of
+    """Whether the state of a `StatefulDataLoader` holds the position in a stream, not just a number of
     batches.
 
     Without it torchdata reads the stream from its beginning, and counts the batches read again a second time in

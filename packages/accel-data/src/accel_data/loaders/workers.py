@@ -107,9 +107,20 @@ def keep_workers(loader: DataLoader[Any], signals: Sequence[int]) -> None:
 
 @contextmanager
 def forking_workers() -> Iterator[None]:
-    """Start loader workers in the body: neither a Ctrl-C is lost nor does a worker hang in garbage it inherited."""
-    with delayed_interrupt(), garbage_left_to_parent():
+    """Start loader workers in the body: no Ctrl-C is lost, and workers collect no garbage that they inherit.
+
+    A fork copies no threads, so a finalizer that waits for one never returns in a worker. That of a gloo process group
+    does: `destroy_process_group` leaves the group to the garbage collector if a cycle refers to it, as a model in
+    `DistributedDataParallel` does.
+    """
+    start = _Start()
+    register_after_fork(start, lambda _: gc.freeze())
+    with delayed_interrupt():
         yield
+
+
+class _Start:
+    """`multiprocessing` calls what is registered with an object in each process forked while the object lives."""
 
 
 @contextmanager
@@ -117,8 +128,8 @@ def delayed_interrupt() -> Iterator[None]:
     """Handle a SIGINT that arrives in the body after it, and a second one at once.
 
     Around a fork, Python calls functions of `logging`, `random` and others, and drops what is raised in them: the
-    `KeyboardInterrupt` would be lost, and the process go on. Workers that are forked in the body ignore SIGINT; torch
-    ends them with their process.
+    `KeyboardInterrupt` would be lost, and the process continue. Workers that are forked in the body ignore SIGINT;
+    torch ends them with their process.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -139,20 +150,3 @@ def delayed_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if arrived:
             handler(signal.SIGINT, arrived[-1])
-
-
-@contextmanager
-def garbage_left_to_parent() -> Iterator[None]:
-    """Let processes that are forked in the body collect their own garbage only, not what they inherit.
-
-    A fork copies no threads, so a finalizer that waits for one never returns there. That of a gloo process group does:
-    `destroy_process_group` leaves the group to the garbage collector where a cycle refers to it, as a model in
-    `DistributedDataParallel` does.
-    """
-    start = _Start()
-    register_after_fork(start, lambda _: gc.freeze())
-    yield
-
-
-class _Start:
-    """`multiprocessing` calls what is registered with an object in each process forked while the object lives."""

@@ -29,7 +29,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             them. With ``drop_last`` only steps in which every rank has a full batch are kept.
         num_processes: Ranks that share the batches.
         process_index: The rank of this shard.
-        split_batches: Cut each batch into one piece for each rank, instead of distributing whole batches.
+        split_batches: Split each batch into one piece for each rank, instead of distributing full batches.
         even_batches: Complete the last step with samples from the beginning, so that all ranks get equally
             many, equally large batches; with the first batches, where the batch sampler has no ``batch_size``. May be
             set between epochs.
@@ -98,7 +98,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
         if self.split_batches:
             # A batch shorter than its share leaves the later ranks without a piece.
             plan = self._plan(START)
-            return self.total_length if plan is None else plan.num_own_steps
+            return self.total_length if plan is None else plan.num_local_steps
         rounds, rest = divmod(self.total_length, self.num_processes)
         if self.drop_last or not rest:
             return rounds

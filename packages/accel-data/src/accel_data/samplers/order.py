@@ -134,7 +134,7 @@ class EpochOrder:
         self._lent: torch.Generator | None = None
 
     def indices(self) -> Sequence[int]:
-        """Draw the whole order; the source has to have one."""
+        """Draw the full order; the source has to have one."""
         sampler = self._source.flat_sampler
         if isinstance(sampler, (list, tuple)) and self._is_shared:
             check_same_order(sampler, sampler[:_NUM_COMPARED])
@@ -157,7 +157,7 @@ class EpochOrder:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Let samplers draw in the body from where this order has drawn so far.
+        """Samplers draw in the body from where this order has drawn so far.
 
         The default generator of torch moves only if the order is a new one, and then as in plain PyTorch.
         """

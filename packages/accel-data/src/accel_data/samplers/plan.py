@@ -13,8 +13,8 @@ class ShardPlan:
     """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
     At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
-    ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch
-    of ``rows * num_ranks`` and distributing whole batches of ``rows`` are the same thing.
+    ranks read in one step, one after the other, is a stretch of the epoch in order. Splitting a batch
+    of ``rows * num_ranks`` and distributing full batches of ``rows`` are the same thing.
 
     Args:
         num_samples: Length of the epoch.
@@ -52,7 +52,7 @@ class ShardPlan:
         return -(-self.remaining // self.global_rows)
 
     @property
-    def num_own_steps(self) -> int:
+    def num_local_steps(self) -> int:
         """Steps in which this rank has a batch: the first ones."""
         return self._num_steps_of(self.rank)
 
@@ -107,7 +107,7 @@ class ShardPlan:
             first_batch: Batches of the user's sampler before ``start``.
             batches_per_step: Batches of the user's sampler in one step.
         """
-        last, common, rows = self.num_own_steps, self.num_common_steps, self.global_rows
+        last, common, rows = self.num_local_steps, self.num_common_steps, self.global_rows
         full, samples, batches = self.full_shape(), self.start, first_batch
         for number in range(1, last):
             samples, batches = samples + rows, batches + batches_per_step

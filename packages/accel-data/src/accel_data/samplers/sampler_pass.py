@@ -64,7 +64,7 @@ class SamplerPass:
         for number, step in enumerate(steps):
             self.steps.append(step)
             yield plan.indices(order, number)
-        self.num_missed = plan.num_steps - plan.num_own_steps
+        self.num_missed = plan.num_steps - plan.num_local_steps
 
     def _sampled(self) -> Iterator[list[int]]:
         end = self.start

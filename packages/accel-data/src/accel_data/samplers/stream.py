@@ -20,7 +20,7 @@ class StreamSharding:
     Args:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
-        split: Cut each batch into pieces instead of distributing whole batches.
+        split: Split each batch into pieces instead of distributing full batches.
         even: Complete short pieces with the first samples of the stream. Without ``rows``, give ranks that have no
             batch in the last step the first batches.
         drop_last: Leave out a last step in which a rank would have no batch.
