@@ -14,8 +14,8 @@ from accel_data.loaders.workers import keep_workers as keep_workers
 from accel_data.metrics import gather_for_metrics as gather_for_metrics
 from accel_data.prepare import prepare_data_loader as prepare_data_loader
 from accel_data.samplers.batch_shard import BatchSamplerShard as BatchSamplerShard
-from accel_data.samplers.batch_shard import SkipBatchSampler as SkipBatchSampler
 from accel_data.samplers.seedable import SeedableRandomSampler as SeedableRandomSampler
+from accel_data.skipping import SkipBatchSampler as SkipBatchSampler
 from accel_data.skipping import SkipDataLoader as SkipDataLoader
 from accel_data.skipping import skip_first_batches as skip_first_batches
 

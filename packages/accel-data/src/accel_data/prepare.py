@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
-from accel_data.loaders.sharding import (
+from accel_data.loaders.sharding import shard_indices, shard_stream, shards_itself, with_seedable_sampler
+from accel_data.loaders.torch_loader import (
+    check_keeps_order,
+    check_loader,
+    is_iterable,
     order_generator,
-    shard_indices,
-    shard_stream,
-    shards_itself,
-    with_seedable_sampler,
+    to_stateful,
 )
-from accel_data.loaders.torch_loader import check_keeps_order, check_loader, is_iterable, to_stateful
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError

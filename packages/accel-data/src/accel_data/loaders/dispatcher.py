@@ -15,10 +15,10 @@ from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, Resumption, Steps
 from accel_data.loaders.placement import placement
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
-from accel_data.loaders.sharding import index_shard
+from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
+from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, rows_of_rank
 from accel_ops.transport import current_transport
 

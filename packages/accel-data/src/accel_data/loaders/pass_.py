@@ -64,8 +64,11 @@ class DataLoaderStateMixin:
 
     def enter(self, step: StepInfo) -> None:
         """Show what is known of the step whose batch is yielded next."""
-        self.step_shape = step.shape
-        self.ends_some_rank = step.ends_some_rank
+        # Setting an attribute of an adapter looks at those of the inner loader too, which takes a microsecond.
+        if step.shape is not self.step_shape:
+            self.step_shape = step.shape
+        if step.ends_some_rank is not self.ends_some_rank:
+            self.ends_some_rank = step.ends_some_rank
         if step.is_last:
             self.end_of_dataloader = True
             if self.remainder < 0 and step.shape is not None:
@@ -148,6 +151,54 @@ class Pass:
             return Resumption(self._start, order, num_ranks=num_ranks)
         states = self._read_states() if step.states is None else step.states
         return Resumption(step.end, order, states, num_ranks=num_ranks, is_complete=step.ends_epoch)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a loader has been read. Loaders made from it by skipping share it, so they count the same epochs.
+
+    Args:
+        epoch: The epoch that is being read, or comes next.
+        resumption: Set while the next pass is to begin elsewhere than at the start of the epoch.
+        current: The pass that is under way or was left early.
+    """
+
+    epoch: int = 0
+    resumption: Resumption | None = None
+    current: Pass | None = None
+
+    def begin(self, new: Pass) -> None:
+        """Begin a pass."""
+        self.resumption, self.current = None, new
+
+    def resume(self, epoch: int, resumption: Resumption) -> None:
+        """Set where the next pass begins."""
+        self.epoch, self.resumption, self.current = epoch, resumption, None
+
+    def finish_epoch(self) -> None:
+        """Go to the next epoch, of which nothing has been drawn or read."""
+        self.choose_epoch(self.epoch + 1)
+
+    def choose_epoch(self, epoch: int) -> None:
+        """Go to ``epoch``. The position is kept if it is the current one."""
+        if epoch != self.epoch:
+            self.resumption = self.current = None
+        self.epoch = epoch
+
+    def detached(self) -> Progress:
+        """Return the same without the pass, for another process."""
+        return Progress(self.epoch, self.resumption)
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether the next pass resumes an epoch in the middle."""
+        return self.resumption is not None and self.resumption.position != START
+
+    def reached(self) -> Resumption:
+        """Return what a pass needs to continue."""
+        if self.resumption is not None:
+            return self.resumption
+        return Resumption() if self.current is None else self.current.reached()
 
 
 def sampled_steps(batches: Iterator[Any], steps: deque[StepInfo]) -> Steps:

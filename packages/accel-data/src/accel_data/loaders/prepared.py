@@ -12,25 +12,27 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
-from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Resumption, Steps, sampled_steps
+from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Progress, Resumption, Steps, sampled_steps
 from accel_data.loaders.placement import Placement, placement
 from accel_data.loaders.reader import Readers
-from accel_data.loaders.sharding import index_shard, shard_indices, stream_of
-from accel_data.loaders.state import Progress, load_progress, save_progress
+from accel_data.loaders.sharding import shard_indices
+from accel_data.loaders.state import load_progress, save_progress
 from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
 from accel_data.loaders.torch_loader import (
     batches_field,
     clone_loader,
     from_attributes,
     get_sampler,
+    index_shard,
     is_iterable,
     set_epoch,
     set_sampler,
+    stream_of,
 )
 from accel_data.mesh import DataRanks, all_different
+from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.samplers.order import OrderState
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import START, Position, ReadStates
 from accel_ops.objects import broadcast_object_list

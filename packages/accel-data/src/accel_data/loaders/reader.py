@@ -16,8 +16,7 @@ from accel_data.iterable_shard import IterableDatasetShard, Marked
 from accel_data.loaders.adapter import mixed_class
 from accel_data.loaders.torch_loader import from_attributes, has_position, is_iterable, is_stateful
 from accel_data.loaders.workers import forking_workers
-from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
-from accel_data.samplers.sampler_pass import SamplerPass
+from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
 from accel_data.step import NO_STATES, ReadStates, StepShape
 
 #: Attributes that a loader of torch changes by itself.

@@ -13,9 +13,8 @@ from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, stream_steps, with_states
 from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.sharding import index_shard
 from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import is_iterable
+from accel_data.loaders.torch_loader import index_shard, is_iterable
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_state.enums import RNGType

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from accel_data.iterable_shard import IterableDatasetShard
@@ -13,23 +12,13 @@ from accel_data.loaders.torch_loader import (
     batches_field,
     clone_loader,
     get_sampler,
+    index_shard,
     innermost_batch_sampler,
-    is_iterable,
 )
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.samplers.order import is_torchdata_shuffle
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import ConfigError
-
-
-def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
-    """Return the shard that gives ``loader`` its indices, None if it has none."""
-    for source in (loader.batch_sampler, loader.sampler):
-        if isinstance(source, BatchSamplerShard):
-            return source
-        if isinstance(source, IndexSamplerShard):
-            return source.batch_sampler
-    return None
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
@@ -141,17 +130,3 @@ def with_batches_of(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
         return loader
     batches = BatchSampler(loader.sampler, rows, loader.drop_last)
     return clone_loader(loader, batch_size=rows, batch_sampler=batches)
-
-
-def stream_of(loader: DataLoader[Any]) -> Any:
-    """Return the user's data set, without our shard around it."""
-    dataset: Any = loader.dataset
-    return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
-
-
-def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
-    """Return the generator that the order of ``loader`` is drawn from, None if its sampler or stream has none."""
-    shard = index_shard(loader)
-    source = stream_of(loader) if is_iterable(loader) else get_sampler(loader) if shard is None else shard
-    generator = getattr(source, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None

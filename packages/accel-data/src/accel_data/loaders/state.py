@@ -1,18 +1,16 @@
-"""How far a loader has been read, over epochs, and that as plain data."""
+"""How far a loader has been read, as plain data."""
 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.pass_ import Pass, Resumption
-from accel_data.loaders.sharding import index_shard, order_generator
+from accel_data.loaders.pass_ import Progress, Resumption
 from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import get_sampler, is_iterable
+from accel_data.loaders.torch_loader import get_sampler, index_shard, is_iterable, order_generator
 from accel_data.mesh import DataRanks
 from accel_data.samplers.order import OrderState
 from accel_data.samplers.seedable import SeedableRandomSampler
@@ -36,54 +34,6 @@ _KEYS = (
     "loader",
     "is_complete",
 )
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a loader has been read. Loaders made from it by skipping share it, so they count the same epochs.
-
-    Args:
-        epoch: The epoch that is being read, or comes next.
-        resumption: Set while the next pass is to begin elsewhere than at the start of the epoch.
-        current: The pass that is under way or was left early.
-    """
-
-    epoch: int = 0
-    resumption: Resumption | None = None
-    current: Pass | None = None
-
-    def begin(self, new: Pass) -> None:
-        """Begin a pass."""
-        self.resumption, self.current = None, new
-
-    def resume(self, epoch: int, resumption: Resumption) -> None:
-        """Set where the next pass begins."""
-        self.epoch, self.resumption, self.current = epoch, resumption, None
-
-    def finish_epoch(self) -> None:
-        """Go to the next epoch, of which nothing has been drawn or read."""
-        self.choose_epoch(self.epoch + 1)
-
-    def choose_epoch(self, epoch: int) -> None:
-        """Go to ``epoch``. The position is kept if it is the current one."""
-        if epoch != self.epoch:
-            self.resumption = self.current = None
-        self.epoch = epoch
-
-    def detached(self) -> Progress:
-        """Return the same without the pass, for another process."""
-        return Progress(self.epoch, self.resumption)
-
-    @property
-    def is_within_epoch(self) -> bool:
-        """Whether the next pass resumes an epoch in the middle."""
-        return self.resumption is not None and self.resumption.position != START
-
-    def reached(self) -> Resumption:
-        """Return what a pass needs to continue."""
-        if self.resumption is not None:
-            return self.resumption
-        return Resumption() if self.current is None else self.current.reached()
 
 
 def save_progress(

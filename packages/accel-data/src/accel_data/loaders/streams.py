@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.pass_ import Resumption
 from accel_data.loaders.reader import Fetched, Reader
-from accel_data.loaders.sharding import stream_of
-from accel_data.loaders.torch_loader import clone_loader, is_stateful
+from accel_data.loaders.torch_loader import clone_loader, is_stateful, stream_of
 from accel_data.step import START, Position
 from accel_state.errors import CheckpointError
 from accel_state.user_warnings import warn_user

@@ -6,8 +6,11 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_state.errors import ConfigError, NotAvailableError
 
 Loader = TypeVar("Loader", bound=DataLoader[Any])
@@ -77,6 +80,30 @@ def set_fields(loader: DataLoader[Any], **fields: Any) -> None:
 def is_iterable(loader: DataLoader[Any]) -> bool:
     """Whether ``loader`` reads a stream, without indices."""
     return bool(loader._dataset_kind == 1)
+
+
+def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
+    """Return the shard that gives ``loader`` its indices, None if it has none."""
+    for source in (loader.batch_sampler, loader.sampler):
+        if isinstance(source, BatchSamplerShard):
+            return source
+        if isinstance(source, IndexSamplerShard):
+            return source.batch_sampler
+    return None
+
+
+def stream_of(loader: DataLoader[Any]) -> Any:
+    """Return the user's data set, without our shard around it."""
+    dataset: Any = loader.dataset
+    return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
+
+
+def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
+    """Return the generator that the order of ``loader`` is drawn from, None if its sampler or stream has none."""
+    shard = index_shard(loader)
+    source = stream_of(loader) if is_iterable(loader) else get_sampler(loader) if shard is None else shard
+    generator = getattr(source, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
 
 
 def get_sampler(dataloader: DataLoader[Any]) -> Any:

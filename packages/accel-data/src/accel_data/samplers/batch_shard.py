@@ -1,19 +1,20 @@
-"""The batches of one rank, single indices of one rank, and batches without the first ones."""
+"""The batches, or the single indices, of one rank."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order import OrderSource, OrderState
+from accel_data.samplers.order import EpochOrder, OrderSource, OrderState, check_same_order
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.samplers.stream import StreamSharding
-from accel_data.step import START, Position, rows_of_rank
+from accel_data.step import NO_BATCH, START, Position, StepInfo, rows_of_rank
 from accel_state.errors import ConfigError
 
 
@@ -131,6 +132,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             sharding,
             rank=self.process_index,
             plan=self._plan(start),
+            batches_per_step=self.batches_per_step,
             start=start,
             order_state=order_state,
             is_shared=is_shared,
@@ -208,44 +210,91 @@ class IndexSamplerShard(Sampler[int]):
         return len(self.batch_sampler)
 
 
-class SkipBatchSampler(Delegating, BatchSampler):
-    """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
-
-    Where the order can be entered anywhere, this takes no longer than starting at its beginning.
+class SamplerPass:
+    """One pass: draws the order and yields this rank's batches. Iterate it once.
 
     Args:
-        batch_sampler: Yields lists of indices.
-        skip_batches: Batches to leave out in each epoch.
+        source: What the order is drawn from.
+        sharding: How batches are distributed if there is no plan.
+        rank: This rank.
+        plan: The arithmetic of the pass, where it can start anywhere.
+        batches_per_step: Batches of the user's sampler that all ranks read together in one step.
+        start: Where the pass begins.
+        order_state: State to draw the order from. None: the current one.
+        is_shared: Whether other ranks read by the same order. The ranks agree on it at the first batch, for which
+            all of them have to ask.
+
+    Attributes:
+        order: The order, which is drawn with the first batch.
+        steps: What is known of the steps that were sampled and not yet yielded by the loader, oldest first.
+        num_missed: At the end: steps of other ranks in which this one has no batch.
     """
 
-    _wrapped_in = "batch_sampler"
-
-    def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip_batches = skip_batches
-
-    @property
-    def batch_size(self) -> int | None:  # type: ignore[override]
-        """Batch size of the given sampler, None if it has none."""
-        return getattr(self.batch_sampler, "batch_size", None)
-
-    @property
-    def drop_last(self) -> bool:  # type: ignore[override]
-        """Whether the given sampler leaves out a short last batch."""
-        return bool(getattr(self.batch_sampler, "drop_last", False))
-
-    @property
-    def total_length(self) -> int:
-        """Batches of the given sampler."""
-        return len(self.batch_sampler)  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return max(0, self.total_length - self.skip_batches)
+    def __init__(
+        self,
+        source: OrderSource,
+        sharding: StreamSharding,
+        *,
+        rank: int = 0,
+        plan: ShardPlan | None = None,
+        batches_per_step: int = 1,
+        start: Position = START,
+        order_state: OrderState | None = None,
+        is_shared: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.start = start
+        self.rank = rank
+        self.order = EpochOrder(source, order_state, is_shared=is_shared)
+        self.steps: deque[StepInfo] = deque()
+        self.num_missed = 0
+        self._source = source
+        self._sharding = sharding
+        self._is_shared = is_shared
+        self._batches_per_step = batches_per_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        shard = self.batch_sampler
-        if not isinstance(shard, BatchSamplerShard):
-            shard = BatchSamplerShard(shard, even_batches=False)
-        if not shard.can_start_anywhere:
-            return islice(iter(self.batch_sampler), self.skip_batches, None)
-        return iter(shard.new_pass(shard.position_after(self.skip_batches)))
+        return self._sampled() if self.plan is None else self._planned(self.plan)
+
+    def _planned(self, plan: ShardPlan) -> Iterator[list[int]]:
+        order = self.order.indices()
+        steps = plan.steps(first_batch=self.start.batches, batches_per_step=self._batches_per_step)
+        for number, step in enumerate(steps):
+            self.steps.append(step)
+            yield plan.indices(order, number)
+        self.num_missed = plan.num_steps - plan.num_local_steps
+
+    def _sampled(self) -> Iterator[list[int]]:
+        end = self.start
+        with self.order.drawing():
+            batches, first = self._remaining_batches()
+            # What is drawn with the first batch is drawn as in plain PyTorch.
+            begun = list(islice(batches, self._sharding.num_ranks))
+        if self._is_shared and not self._source.is_synchronized:
+            check_same_order(self._source.iterated, begun)
+        batches = chain(begun, self.order.isolated(batches))
+        for step in self._sharding.steps(batches, first=first):
+            end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
+            if step.pieces[self.rank] is NO_BATCH:
+                self.num_missed = 1
+                return
+            self.steps.append(step.seen_by(self.rank, end=end))
+            yield step.pieces[self.rank]
+
+    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
+        """Return the batches after the start, and the first samples or batches of the epoch if they come before it."""
+        flat = self._source.flat_sampler
+        batch_sampler: Any = self._source.batch_sampler
+        num_first = self._sharding.num_first
+        if flat is not None:
+            indices = iter(flat)
+            first = list(islice(indices, min(num_first, self.start.samples)))
+            skip = self.start.samples - len(first)
+            next(islice(indices, skip, skip), None)
+            batches = BatchSampler(indices, batch_sampler.batch_size, batch_sampler.drop_last)
+            return iter(batches), first or None
+        remaining = iter(batch_sampler)
+        first = []
+        for batch in islice(remaining, self.start.batches):
+            first += ([batch] if self._sharding.rows is None else batch)[: max(0, num_first - len(first))]
+        return remaining, first or None

@@ -35,11 +35,6 @@ class StreamSharding:
     source: str = "BatchSampler"
 
     @property
-    def batches_per_step(self) -> int:
-        """Batches of the stream in one step."""
-        return 1 if self.split else self.num_ranks
-
-    @property
     def num_first(self) -> int:
         """How many of the first samples can be needed to complete the last step; batches, without ``rows``."""
         return self.num_ranks if self.rows is None else self.rows * self.num_ranks
