@@ -67,3 +67,73 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path):
 def test_no_torch_is_needed():
     code = "import sys, accel_checkpoint.command; sys.exit(int('torch' in sys.modules or 'numpy' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=180).returncode == 0
+
+
+@pytest.fixture
+def two(fresh_state, tmp_path):
+    """Two checkpoints that differ in one weight, a dtype, a number and a name."""
+    PartialState(cpu=True)
+    folder = CheckpointFolder(tmp_path)
+    weight = torch.arange(6.0).view(2, 3)
+    for number, (change, dtype, lr, name) in enumerate(
+        [(0.0, torch.float32, 0.1, "old"), (0.5, torch.bfloat16, 0.2, "new")]
+    ):
+        with folder.save(number) as stage:
+            changed = weight.clone()
+            changed[0, 1] += change
+            same = torch.tensor([float("nan"), 1.0])
+            stage.write(
+                "model.safetensors",
+                {"weight": changed, "half": weight.to(dtype), name: weight.clone(), "same": same},
+            )
+            stage.write(
+                "optimizer.bin", {"state": {0: {"step": torch.tensor(number)}}, "lr": lr, "betas": (0.9, 1)}
+            )
+    return tmp_path / "checkpoint_0", tmp_path / "checkpoint_1"
+
+
+def test_show_lists_everything_with_dtype_and_shape(two, capsys):
+    assert main("show", two[0]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "model 0",
+        "  half  F32 (2, 3)",
+        "  old  F32 (2, 3)",
+        "  same  F32 (2)",
+        "  weight  F32 (2, 3)",
+        "optimizer.bin",
+        "  state.0.step  I64 ()",
+        "  lr  float",
+        "  betas  tuple",
+    ]
+
+
+def test_diff_names_what_differs_and_how(two, capsys):
+    assert main("diff", *two) == 1
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "+ model 0: new F32 (2, 3)",
+        "- model 0: old F32 (2, 3)",
+        "~ model 0: half F32 (2, 3) -> BF16 (2, 3)",
+        "~ model 0: weight 1 of 6 values differ, by at most 0.5",
+        "~ optimizer.bin: lr 0.1 -> 0.2",
+        "~ optimizer.bin: state.0.step 1 of 1 values differ",
+    ]
+    assert main("diff", "--names-only", *two) == 1
+    assert "values differ" not in capsys.readouterr().out
+    assert main("diff", two[0], two[0]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_show_and_diff_name_a_folder_that_is_no_checkpoint(tmp_path):
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError, match="There is no checkpoint in `.*notes`"):
+        main("show", tmp_path / "notes")
+    with pytest.raises(CheckpointError, match="There is no folder `.*nothing`"):
+        main("diff", tmp_path / "notes", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin"])
+def test_a_damaged_file_is_named(two, name):
+    path = two[0] / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match=name):
+        main("show", two[0])

@@ -1,6 +1,6 @@
-"""List the checkpoints in a folder, or verify that their files are unchanged.
+"""List, verify, show and compare checkpoints.
 
-Does not import torch.
+Imports torch only to show and compare their contents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 class CheckpointCommand:
     """``accel checkpoint``."""
 
-    help = "List the checkpoints in a folder, or verify that their files are unchanged"
+    help = "List, verify, show and compare checkpoints"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions and their arguments."""
@@ -30,12 +30,28 @@ class CheckpointCommand:
         listing.add_argument("dir", metavar="DIR", help="a folder of checkpoints, or of a project")
         verifying = actions.add_parser("verify", help="read every file and compare it with its digest")
         verifying.add_argument("dir", metavar="DIR", help="one checkpoint, or a folder of them")
+        showing = actions.add_parser(
+            "show", help="list names, dtypes and shapes of everything in a checkpoint"
+        )
+        showing.add_argument("dir", metavar="DIR", help="a checkpoint")
+        comparing = actions.add_parser(
+            "diff", help="compare two checkpoints; the exit code is 1 if they differ"
+        )
+        comparing.add_argument("dir", metavar="OLD", help="a checkpoint")
+        comparing.add_argument("other", metavar="NEW", help="another one")
+        comparing.add_argument(
+            "--names-only", action="store_true", help="compare names, dtypes and shapes only"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the chosen action and return the exit code."""
         folder = Path(arguments.dir)
         if not folder.is_dir():
             raise CheckpointError(f"There is no folder `{folder}`. Check its path.")
+        if arguments.action == "show":
+            return show(folder)
+        if arguments.action == "diff":
+            return diff(folder, Path(arguments.other), values=not arguments.names_only)
         found = find(folder)
         if not found:
             raise CheckpointError(
@@ -70,6 +86,34 @@ def verify(found: Found) -> int:
     size = convert_bytes(found.manifest.num_bytes)
     print(f"{found.path}: {len(found.manifest.files_here)} files, {size}, as they were saved")
     return 0
+
+
+def show(folder: Path) -> int:
+    """Print name, dtype and shape of everything in a checkpoint."""
+    from accel_checkpoint.contents import contents_of
+
+    group = ""
+    for item in contents_of(folder):
+        if item.group != group:
+            group = item.group
+            print(group)
+        print(f"  {item.name or '(all)'}  {item.kind}")
+    if not group:
+        raise CheckpointError(f"There is no checkpoint in `{folder}`. Name the folder of one checkpoint.")
+    return 0
+
+
+def diff(old: Path, new: Path, *, values: bool) -> int:
+    """Print how two checkpoints differ; return 1 if they do."""
+    from accel_checkpoint.contents import differences
+
+    if not new.is_dir():
+        raise CheckpointError(f"There is no folder `{new}`. Check its path.")
+    num_differences = 0
+    for line in differences(old, new, values=values):
+        num_differences += 1
+        print(line)
+    return min(num_differences, 1)
 
 
 def _print_error(text: str) -> None:

@@ -20,7 +20,7 @@ from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel.functions.pipeline_inference import prepare_pippy as prepare_pippy
 from accel.functions.progress import tqdm as tqdm
 from accel.local_sgd import LocalSGD as LocalSGD
-from accel.run.project import ProjectConfiguration as ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs

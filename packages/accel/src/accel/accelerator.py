@@ -1,10 +1,10 @@
-"""The object that a training script holds: it is made of the components of a run, and delegates to them."""
+"""The `Accelerator`: a facade over the components of a run."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
@@ -23,20 +23,14 @@ import accel_backends
 import accel_data
 import accel_ops
 from accel.aliases import aliases
+from accel.checkpoints.checkpointer import Checkpointer
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
-from accel.run.checkpointer import Checkpointer
-from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
-from accel.run.ending import attempt_all
-from accel.run.model_saver import ModelSaver
-from accel.run.peak_flops import peak_flops
-from accel.run.prepared_objects import PreparedObjects
-from accel.run.preparer import Preparer
+from accel.run.configuration import NOT_GIVEN, ProjectConfiguration, RunConfiguration, one_of, resolve
+from accel.run.prepared import PreparedObjects, Preparer
 from accel.run.profiling import traced
-from accel.run.project import ProjectConfiguration
-from accel.run.throughput import Throughput, device_name
-from accel.run.trackers import Trackers
-from accel.run.trigger import Trigger
+from accel.run.throughput import Throughput, device_name, peak_flops
+from accel.run.trackers import Trackers, attempt_all
 from accel_backends import (
     AORecipeKwargs,
     AutocastKwargs,
@@ -71,8 +65,8 @@ from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
-    from accel.checkpoints.collection import SaveHook
-    from accel.checkpoints.loader import LoadHook
+    from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.saving import SaveHook
     from accel.preemption.preemption import Preemption
     from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
@@ -85,7 +79,7 @@ C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
 
-# Attributes that scripts assign, and what they belong to.
+# Attributes that scripts assign, and the components that own them.
 _HANDLERS: dict[str, type[KwargsHandler]] = {
     "autocast_handler": AutocastKwargs,
     "scaler_handler": GradScalerKwargs,
@@ -118,41 +112,55 @@ _OWNERS = {
 
 
 class Accelerator:
-    """Run one training or inference script unchanged on whatever it was started on.
+    """Run one training or inference script unchanged on one device, many devices or many machines.
+
+        accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = loss_fn(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Settings that are left out come from the launcher (``accel launch``, ``accel config``), then from the defaults
+    below. The guides on training loops, accumulation, parallelism and checkpoints go through them one by one.
 
     Args:
-        device_placement: Move prepared models, optimizer states and batches to this process's device.
-        split_batches: Older place of `DataLoaderConfiguration.split_batches`.
-        mixed_precision: `no`, `fp16`, `bf16` or `fp8`; what the launcher said where not given.
-        gradient_accumulation_steps: Micro-batches whose gradients are summed before the optimizer steps.
-        cpu: Stay on the CPU although an accelerator is there.
-        dataloader_config: How loaders are split over the processes.
-        deepspeed_plugin: Train with DeepSpeed; or a dict of several plugins by name, of which the first is selected.
-        fsdp_plugin: Train with parameters sharded over the processes, on any device.
-        torch_tp_plugin: Older place of `ParallelismConfig.tp_size`.
-        megatron_lm_plugin: Train with Megatron-LM.
-        rng_types: Generators that every rank sets alike at the start of an epoch.
-        log_with: Trackers, by name, class or instance, or `all`.
-        project_dir: Folder for everything the run writes.
-        project_config: Folders, and how checkpoints are named and kept.
-        gradient_accumulation_plugin: Accumulation with its finer choices.
-        step_scheduler_with_optimizer: Whether schedulers are stepped as often as optimizers.
-        kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler, 8-bit training.
-        dynamo_backend: Compile models with this backend.
-        dynamo_plugin: Compile models, with finer choices.
-        deepspeed_plugins: The same as ``deepspeed_plugin``.
-        parallelism_config: How the processes are split over the axes of parallelism.
-        scheduler_unit: How far a prepared scheduler moves in one step. `process`: once per process, so that a
-            schedule counted in one process's batches ends on time with several; the learning rate at a given
-            sample then depends on how many there are. `optimizer_step`: once, as in plain PyTorch.
-        fp8_backend: Which library computes in 8 bits: `AO` (torchao) or `TE` (Transformer Engine); its handler
-            in ``kwargs_handlers`` says the same, with its settings.
-        strategy_plugin: Train with a strategy of another package, which the class attribute ``strategy`` of this object
-            names; it finds its settings there.
+        device_placement: Move prepared models, optimizer states and batches to this process's device. Default: True.
+        split_batches: Deprecated: use `DataLoaderConfiguration(split_batches=...)`.
+        mixed_precision: `no`, `fp16`, `bf16` or `fp8`. Default: the launcher's setting, else `no`.
+        gradient_accumulation_steps: Number of micro-batches per optimizer step. Default: 1.
+        cpu: Run on the CPU even if an accelerator is available. Default: False.
+        dataloader_config: How loaders are sharded, dispatched and shuffled. Default: `DataLoaderConfiguration()`.
+        deepspeed_plugin: Train with DeepSpeed: a `DeepSpeedPlugin`, or several by name, of which the first is selected.
+        fsdp_plugin: Shard parameters with FSDP: a `FullyShardedDataParallelPlugin`. Works on any device.
+        torch_tp_plugin: Deprecated: use `ParallelismConfig(tp_size=...)`.
+        megatron_lm_plugin: Train with Megatron-LM: a `MegatronLMPlugin`.
+        rng_types: RNGs that are synchronized across ranks at the start of each epoch, such as `["torch"]`. Default: the
+            generator of the sampler.
+        log_with: Trackers by name, class or instance, or `all` for all that are installed. Default: none.
+        project_dir: Folder for checkpoints and logs. Default: none.
+        project_config: How checkpoints are named, numbered and kept: a `ProjectConfiguration`.
+        gradient_accumulation_plugin: Accumulation options, in place of `gradient_accumulation_steps`.
+        step_scheduler_with_optimizer: Step schedulers only when the optimizer steps. Default: True.
+        kwargs_handlers: Settings of components, one per class: DDP, autocast, gradient scaler, process group, profiler,
+            8-bit training.
+        dynamo_backend: Compile prepared models with this backend of `torch.compile`. Default: the launcher's setting.
+        dynamo_plugin: Compilation options, in place of `dynamo_backend`.
+        deepspeed_plugins: Alias of ``deepspeed_plugin``.
+        parallelism_config: Sizes of the mesh axes: data, tensor, context, expert and pipeline parallelism.
+        scheduler_unit: How far one `step` of a prepared scheduler advances. `process` (default): once per process, so
+            that a schedule counted in batches of one process ends on time with several; the learning rate at a given
+            sample then depends on the number of processes. `optimizer_step`: once, as in plain PyTorch.
+        fp8_backend: Library for 8-bit arithmetic: `AO` (torchao) or `TE` (Transformer Engine). A handler in
+            ``kwargs_handlers`` selects it too.
+        strategy_plugin: Train with a strategy of another package: an object whose class attribute ``strategy`` is the
+            name of the strategy, which reads its settings from it.
 
     Raises:
-        ConfigError: If arguments contradict each other, or ask for what is not there.
-        StateError: If an earlier `Accelerator` of this process was built otherwise.
+        ConfigError: If arguments contradict each other or request something unavailable.
+        StateError: If an earlier `Accelerator` of this process was created with different settings.
     """
 
     configuration: RunConfiguration
@@ -233,7 +241,7 @@ class Accelerator:
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
         configuration, processes = self.configuration, self.processes
-        self._trigger = Trigger(processes)
+        self._is_triggered = False
         self._precision = engine.make_precision(configuration, self.state)
         self._strategy = engine.make_strategy(
             configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
@@ -258,7 +266,6 @@ class Accelerator:
             stepper=self._stepper,
             preemption=self._preemption,
         )
-        self._model_saver = ModelSaver(configuration, processes=processes, strategy=self._strategy)
         self._checkpointer = Checkpointer(
             configuration,
             processes=processes,
@@ -271,7 +278,7 @@ class Accelerator:
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. What a component owns changes there: scripts written for Accelerate assign these."""
+        """Set an attribute; on the component that owns it, if scripts written for Accelerate assign it."""
         if name in _HANDLERS:
             if name not in _LATE:
                 warn_user(
@@ -292,21 +299,21 @@ class Accelerator:
             super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
-        """Return this object: a copy of what holds it, such as a trainer, takes part in the same run."""
+        """Return this object: a copied trainer, for example, belongs to the same run."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments: the copy is built with them in the run that loads it, and has prepared nothing."""
+        """Pickle the constructor's arguments; unpickling constructs an Accelerator with nothing prepared."""
         return partial(type(self), **self._arguments), ()
 
     @property
     def strategy(self) -> Strategy:
-        """How models are trained here."""
+        """The training strategy."""
         return self._strategy
 
     @property
     def _models(self) -> list[nn.Module]:
-        """The prepared models, where libraries written for Accelerate look for them; likewise the others."""
+        """The prepared models. This and the following private names are read by third-party libraries."""
         return self._prepared.models
 
     @property
@@ -334,13 +341,11 @@ class Accelerator:
         return self._checkpointer.load_hooks
 
     def end_training(self) -> None:
-        """Wait for the checkpoint under way, write out and close all trackers, then end the process group.
-
-        Every rank must call it.
+        """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
 
         Raises:
-            CheckpointError: If the checkpoint failed; all is closed and the group is ended first.
-            TrackerError: If a tracker failed to log something; likewise.
+            CheckpointError: If a save in the background failed; raised after everything is closed.
+            TrackerError: If a tracker failed to log something; raised after everything is closed.
         """
         attempt_all(
             (
@@ -360,12 +365,12 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """The kind of run, for users' code."""
+        """Kind of distributed run, for user code; accel itself never branches on it."""
         return self.state.distributed_type
 
     @property
     def num_processes(self) -> int:
-        """Processes in the run, over all machines."""
+        """Number of processes on all machines."""
         return self.state.num_processes
 
     @property
@@ -380,12 +385,12 @@ class Accelerator:
 
     @property
     def use_distributed(self) -> bool:
-        """Whether more than one process runs."""
+        """Whether there is more than one process."""
         return self.state.use_distributed
 
     @property
     def multi_device(self) -> bool:
-        """Whether every process has an accelerator of its own and there are several."""
+        """Whether there are several processes, each with its own accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
     @property
@@ -405,112 +410,128 @@ class Accelerator:
 
     @property
     def mixed_precision(self) -> str:
-        """The precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
+        """Precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
         return self.state.mixed_precision
 
     def wait_for_everyone(self) -> None:
-        """Block until every rank is here. Every rank must call it."""
+        """Block until every rank has called it."""
         self.state.wait_for_everyone()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per machine, as `print` does."""
+        """Print on the local main process of each machine only."""
         self.state.print(*args, **kwargs)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Let rank 0 run the block before all others. Every rank must enter it."""
+        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
+
+            with accelerator.main_process_first():
+                dataset = dataset.map(tokenize)
+
+        Every rank must enter it.
+        """
         return self.state.main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let each machine's rank 0 run the block before the others there. Every rank must enter it."""
+        """Run the block on each machine's rank 0 first, then on its other ranks. Every rank must enter it."""
         return self.state.local_main_process_first()
 
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Give each rank its part of `inputs`; the first ranks get one more where it does not divide.
+        """Split `inputs` into one contiguous part per rank; remainders go to the first ranks.
+
+            with accelerator.split_between_processes(prompts) as local_prompts:
+                outputs = [pipeline(prompt) for prompt in local_prompts]
 
         Args:
-            inputs: A list, tuple, dict of these, tensor or data set.
-            apply_padding: Repeat the last item so that every rank gets as many.
+            inputs: A list, a tuple, a dict of these, a tensor (split along dimension 0) or a data set.
+            apply_padding: Repeat the last item so that all ranks get the same number.
         """
         return self.state.split_between_processes(inputs, apply_padding=apply_padding)
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Make `function` run on rank 0 only; it returns None elsewhere."""
+        """Decorate `function` to run on rank 0 only; it returns None elsewhere."""
         return self.processes.on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Make `function` run on each machine's rank 0 only; it returns None elsewhere."""
+        """Decorate `function` to run on each machine's rank 0 only; it returns None elsewhere."""
         return self.processes.on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Any:
-        """Make `function` run on the highest rank only; it returns None elsewhere."""
+        """Decorate `function` to run on the last rank only; it returns None elsewhere."""
         return self.processes.on_last_process(function)
 
     def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Make `function` run on one rank only; it returns None elsewhere."""
+        """Decorate `function` to run on rank `process_index` only; it returns None elsewhere."""
         return self.processes.on_process(function, process_index=process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Make `function` run on one local rank of each machine only; it returns None elsewhere."""
+        """Decorate `function` to run on one local rank of each machine only; it returns None elsewhere."""
         return self.processes.on_local_process(function, local_process_index=local_process_index)
 
     def set_trigger(self) -> None:
-        """Raise a flag on this rank, for all ranks to see at the next `check_trigger`."""
-        self._trigger.set()
+        """Set a flag on this rank, which the next `check_trigger` reports on all ranks."""
+        self._is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Return whether any rank raised the flag since the last check, and lower it everywhere.
+        """Return whether any rank has called `set_trigger` since the last check, and reset the flag on all ranks.
 
-        Every rank must call it; one small collective.
+        Every rank must call it. Costs one small all-reduce.
+
+            if loss.isnan():
+                accelerator.set_trigger()
+            if accelerator.check_trigger():
+                break  # on all ranks together
         """
-        return self._trigger.check()
+        raised = torch.tensor(float(self._is_triggered), device=self.device)
+        self._is_triggered = False
+        return bool(accel_ops.reduce(raised, "sum") >= 1)
 
     def set_breakpoint(self) -> None:
-        """Do what `set_trigger` does, under its older name."""
+        """Deprecated: use `set_trigger`."""
         self.set_trigger()
 
     def check_breakpoint(self) -> bool:
-        """Do what `check_trigger` does, under its older name."""
+        """Deprecated: use `check_trigger`."""
         return self.check_trigger()
 
     # The engine and the mesh
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
-        """How the processes are split over the axes of parallelism, where that was asked for."""
+        """Sizes of the mesh axes, None if none were requested."""
         return self.state.parallelism_config
 
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:
-        """The mesh over all processes, None where no `parallelism_config` was given."""
+        """The device mesh of all processes, None without `parallelism_config`."""
         return self.state.device_mesh
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which full copy of the model this process belongs to."""
+        """Index of the model replica that this process belongs to."""
         return self._coordinate("dp_replicate")
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Which shard of the parameters this process holds, among those that see different batches."""
+        """Index of this process on the FSDP axis (`dp_shard`)."""
         return self._coordinate("dp_shard")
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Which part of each layer this process computes; 0 where layers are not shared."""
+        """Index of this process on the tensor-parallel axis; 0 without one."""
         return self._coordinate("tp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Which part of each sequence this process reads; 0 where sequences are not shared."""
+        """Index of this process on the context-parallel axis; 0 without one."""
         return self._coordinate("cp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Which stage of the model this process runs; 0 where there is one stage."""
+        """Index of the pipeline stage that this process runs; 0 without a pipeline."""
         return self._coordinate("pp")
 
     def _coordinate(self, axis: str) -> int:
@@ -518,22 +539,22 @@ class Accelerator:
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether models are sharded by FSDP of the second version."""
+        """Whether models are sharded by FSDP2 (`fully_shard`)."""
         return self.state.is_fsdp2
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether the engine composes with other axes of parallelism on one mesh."""
+        """Whether the strategy composes with other mesh axes."""
         return self.is_fsdp2
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """The DeepSpeed plugin that is selected, None without DeepSpeed."""
+        """The selected DeepSpeed plugin, None without DeepSpeed."""
         return self.state.deepspeed_plugin
 
     @property
     def fp8_backend(self) -> FP8BackendType:
-        """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
+        """Library for 8-bit arithmetic; `NO` in other precisions."""
         return self._precision.fp8_backend
 
     def maybe_context_parallel(
@@ -542,27 +563,33 @@ class Accelerator:
         buffer_seq_dims: Sequence[int] | None = None,
         no_restore_buffers: Set[Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """Share the sequences in `buffers` between ranks in the block, where the run has an axis `cp`.
+        """Shard the sequences in `buffers` over the context-parallel ranks inside the block.
 
-        There `buffers` are, in place, this rank's part of them, and prepared models compute attention with the other
-        ranks. Without that axis, or without buffers, the block is as if it were not there.
+        The buffers are sharded in place, and prepared models compute attention together with the other ranks. Without a
+        `cp` axis, or without buffers, the context manager is a no-op.
+
+            buffers = [input_ids, shifted_labels, position_ids]
+            with accelerator.maybe_context_parallel(buffers, buffer_seq_dims=[1, 1, 1],
+            no_restore_buffers=set(buffers)):
+                loss = model(input_ids, shift_labels=shifted_labels, position_ids=position_ids).loss
+                accelerator.backward(loss)
 
         Args:
-            buffers: Tensors that hold whole sequences, all of one length: tokens, labels moved one token ahead,
-                positions, the padding mask.
-            buffer_seq_dims: Dimension of the sequence in each.
-            no_restore_buffers: Those that need not be whole again after the block.
+            buffers: Tensors with full sequences of the same length: tokens, labels shifted by one token, positions,
+                padding mask.
+            buffer_seq_dims: Sequence dimension of each buffer.
+            no_restore_buffers: Buffers that need not be restored after the block.
 
         Raises:
-            ConfigError: If the sequences cannot be cut, or there is not one dimension for each buffer.
-            StateError: If sequences are cut already.
+            ConfigError: If the sequences cannot be sharded, or `buffer_seq_dims` has another length than `buffers`.
+            StateError: If sequences are sharded already.
         """
         return self._strategy.share_buffers(
             buffers or (), buffer_seq_dims or (), no_restore=no_restore_buffers or frozenset()
         )
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
-        """Make a loader give each rank its part of the sequences, where ranks share them; else return it.
+        """Return a loader that shards each sequence over the sequence-parallel ranks; without those, return `dl`.
 
         Args:
             dl: A prepared loader.
@@ -574,27 +601,27 @@ class Accelerator:
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders are split over the processes."""
+        """How loaders are sharded, dispatched and shuffled."""
         return self.configuration.loader
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
-        """Whether schedulers are stepped as often as optimizers."""
+        """Whether schedulers step only when the optimizer steps."""
         return self.configuration.scheduling.step_with_optimizer
 
     @property
     def rng_types(self) -> list[RNGType]:
-        """Generators that every rank sets alike at the start of an epoch."""
+        """RNGs that are synchronized across ranks at the start of each epoch."""
         return [RNGType(kind) for kind in self.configuration.rng_types]
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What scales losses in fp16; None in other precisions."""
+        """The fp16 gradient scaler; None in other precisions."""
         return self._precision.scaler
 
     @property
     def native_amp(self) -> bool:
-        """Whether the forward of prepared models is cast by `torch.autocast`."""
+        """Whether prepared models run their forward under `torch.autocast`."""
         return self._precision.dtype is not None
 
     @native_amp.setter
@@ -603,47 +630,47 @@ class Accelerator:
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
-        """How operations are cast, where that was given."""
+        """The autocast settings that were given, if any."""
         return self.configuration.handlers.of(AutocastKwargs)
 
     @property
     def scaler_handler(self) -> GradScalerKwargs | None:
-        """How losses are scaled in fp16, where that was given."""
+        """The gradient scaler settings that were given, if any."""
         return self.configuration.handlers.of(GradScalerKwargs)
 
     @property
     def init_handler(self) -> InitProcessGroupKwargs | None:
-        """How the process group is set up, where that was given."""
+        """The process group settings that were given, if any."""
         return self.configuration.handlers.of(InitProcessGroupKwargs)
 
     @property
     def profile_handler(self) -> ProfileKwargs | None:
-        """What `profile` records, where that was given."""
+        """The profiler settings that were given, if any."""
         return self.configuration.handlers.of(ProfileKwargs)
 
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
-        """How models are wrapped for data parallelism, where that was given; for those prepared from now on."""
+        """The DDP settings that were given, if any; they apply to models that are prepared later."""
         return self.configuration.handlers.of(DistributedDataParallelKwargs)
 
     @property
     def ao_recipe_handler(self) -> AORecipeKwargs | None:
-        """How torchao computes in 8 bits, where that was given."""
+        """The torchao settings that were given, if any."""
         return self.configuration.handlers.of(AORecipeKwargs)
 
     @property
     def te_recipe_handler(self) -> TERecipeKwargs | None:
-        """How Transformer Engine computes in 8 bits, where that was given."""
+        """The Transformer Engine settings that were given, if any."""
         return self.configuration.handlers.of(TERecipeKwargs)
 
     @property
     def fp8_recipe_handler(self) -> FP8RecipeKwargs | None:
-        """How 8-bit training was set up by the deprecated class, where that was given."""
+        """The deprecated 8-bit settings that were given, if any."""
         return self.configuration.handlers.of(FP8RecipeKwargs)
 
     @property
     def fp8_enabled(self) -> bool:
-        """Whether models are trained in 8 bits."""
+        """Whether `mixed_precision` is `fp8`."""
         return self.mixed_precision == PrecisionType.FP8
 
     # Preparing
@@ -678,25 +705,28 @@ class Accelerator:
     def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any: ...
 
     def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
-        """Make objects ready for this run, whatever it is. Every rank must call it with the same objects.
+        """Prepare models, optimizers, schedulers and loaders for this run. Every rank must pass the same objects.
 
-        A model, optimizer or scheduler that was prepared before gives what it gave then.
+            model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+
+        Models are moved to the device, wrapped and compiled as configured; loaders are sharded over the ranks.
+        Preparing an object again returns the same prepared object.
 
         Args:
-            *objects: Models, optimizers, schedulers and loaders, in any order; others come back as they are.
-            device_placement: One bool per object: whether to move it to the device.
+            *objects: In any order; objects of other classes are returned unchanged.
+            device_placement: For each object, whether to move it to the device.
 
         Returns:
-            The prepared objects in the order given; one object alone, not in a tuple.
+            The prepared objects in the same order; a single object is returned without a tuple.
 
         Raises:
-            ConfigError: If `device_placement` has another length than `objects`, an optimizer steps
-                parameters of no prepared model on several processes, or a device map has spread a model.
+            ConfigError: If `device_placement` has another length than `objects`, if an optimizer updates parameters of
+                no prepared model on several processes, or if a device map has placed a model on several devices.
         """
         return self._preparer.prepare(objects, device_placement)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Return whether a device map has spread `model` over several devices."""
+        """Whether a device map has placed `model` on several devices."""
         return has_device_map(model)
 
     def prepare_model(
@@ -706,17 +736,17 @@ class Accelerator:
 
         Args:
             model: The model.
-            device_placement: Whether to move it to the device; the Accelerator's own choice where left out.
-            evaluation_mode: It will not be trained: no gradients are synchronised.
+            device_placement: Whether to move it to the device. Default: the Accelerator's setting.
+            evaluation_mode: For models that are not trained: no wrapper that synchronizes gradients.
         """
         return self._preparer.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
-        """Prepare one optimizer, whose model was prepared before; see `prepare`."""
+        """Prepare one optimizer; its model must have been prepared. See `prepare`."""
         return self._preparer.prepare_optimizer(optimizer, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Prepare one scheduler, whose optimizer was prepared before; see `prepare`."""
+        """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
         return self._preparer.prepare_scheduler(scheduler)
 
     def prepare_data_loader(
@@ -728,43 +758,48 @@ class Accelerator:
         """Prepare one loader; see `prepare`.
 
         Args:
-            data_loader: The loader; its batch size is that of one process, unless `split_batches`.
-            device_placement: Whether to move batches to the device.
-            slice_fn_for_dispatch: Cuts each rank's part out of a batch that rank 0 read.
+            data_loader: The loader. Its batch size is per process, unless `split_batches` is set.
+            device_placement: Whether to move batches to the device. Default: the Accelerator's setting.
+            slice_fn_for_dispatch: With `dispatch_batches`, returns a rank's slice of a batch.
         """
         return self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
 
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
-        """Let ranks run out of data at different times: those that are done answer the others' collectives.
+        """Train on a different number of batches per rank: finished ranks join the collectives of the others.
+
+            with accelerator.join_uneven_inputs([model], even_batches=False):
+                for inputs, targets in loader:
+                    ...
 
         Args:
             joinables: The prepared models that are trained in the block.
-            even_batches: What prepared loaders do in the block, instead of their own choice. Those that rank 0
-                reads for all keep theirs, with a warning.
+            even_batches: Overrides this setting of prepared loaders inside the block. Dispatched loaders keep theirs,
+                with a warning.
         """
         return self._preparer.join_uneven_inputs(joinables, even_batches)
 
     def free_memory(self, *objects: Any) -> Any:
-        """Forget everything that was prepared, and where the accumulation stood, and empty the device's cache.
+        """Release everything that was prepared, reset the accumulation, and empty the device's cache.
+
+            model, optimizer = accelerator.free_memory(model, optimizer)
 
         Args:
-            *objects: The caller's own references, which come back as None, to be assigned:
-                `model, optimizer = accelerator.free_memory(model, optimizer)`.
+            *objects: The caller's references. A None is returned for each, to be assigned to them.
         """
         self._checkpointer.release_memory()
         return self._preparer.free_memory(objects)
 
     def clear(self, *objects: Any) -> Any:
-        """Do what `free_memory` does."""
+        """Alias of `free_memory`."""
         return self.free_memory(*objects)
 
     # Training steps
 
     @property
     def step(self) -> int:
-        """Micro-batches since the last end of a loader."""
+        """Number of micro-batches since a loader last ended."""
         return self._stepper.step
 
     @step.setter
@@ -773,7 +808,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this micro-batch ends an accumulation: gradients are synchronised, the optimizer steps."""
+        """Whether this micro-batch completes an accumulation: gradients are reduced and the optimizer steps."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -782,7 +817,7 @@ class Accelerator:
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches whose gradients are summed before the optimizer steps."""
+        """Number of micro-batches per optimizer step."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -791,18 +826,24 @@ class Accelerator:
 
     @property
     def can_defer_sync(self) -> bool:
-        """Whether micro-batches that do not end an accumulation leave out the communication."""
+        """Whether micro-batches that do not complete an accumulation skip communication."""
         return self._stepper.can_defer_sync
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether any optimizer left out its last step, because gradients had overflown in fp16."""
+        """Whether any optimizer skipped its last step because fp16 gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self._prepared.optimizers)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Wrap one forward and backward; the optimizer steps in every `gradient_accumulation_steps`-th block.
+        """Run one micro-batch of a gradient accumulation; every `gradient_accumulation_steps`-th one updates the model.
 
-        The last batch of a loader ends an accumulation, unless the plugin's `sync_with_dataloader` is off.
+            for inputs, targets in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_fn(model(inputs), targets))
+                    optimizer.step()  # does nothing until the accumulation is complete
+                    optimizer.zero_grad()
+
+        The last batch of a loader completes an accumulation, unless the plugin's `sync_with_dataloader` is False.
 
         Args:
             *models: The prepared models that are trained in the block.
@@ -810,30 +851,32 @@ class Accelerator:
         return self._stepper.accumulate(*models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
+        """Skip gradient synchronization in the block; the next backward outside reduces the accumulated gradients."""
         return self._strategy.gradient_sync(model, sync=Sync.LATER)
 
     @staticmethod
     def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
-        """Synchronise `model`'s gradients in the block's backward though its forward ran under `no_sync`."""
+        """Reduce `model`'s gradients in the backward inside the block even if its forward ran under `no_sync`."""
         return accel_backends.trigger_sync_in_backward(model)
 
     def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
-        """Compute gradients of `loss`, divided by the number of accumulation steps and scaled for fp16.
+        """Compute the gradients of `loss`, divided by the number of accumulation steps and scaled for fp16.
+
+            num_tokens = (labels != -100).sum()
+            accelerator.backward(loss, num_items=num_tokens)
 
         Args:
-            loss: A 0-dim tensor, the mean over this rank's micro-batch.
-            num_items: How many items (samples, tokens, pixels) the loss is a mean over. With it, gradients
-                are those of one batch of all items of all micro-batches and ranks, however unequal their
-                sizes. Without it, every micro-batch counts the same, so that items of a short one count for
-                more. Give it in all micro-batches or in none; then every rank must call `backward` as often,
-                once in each `accumulate` block.
-            **kwargs: Passed to `Tensor.backward` or the engine's own; `learning_rate` to the `fused_backward` of
+            loss: A 0-dim tensor: the mean over this rank's micro-batch.
+            num_items: Number of items (samples, tokens, pixels) that the loss is a mean over. With it, gradients equal
+                those of one batch with all items of all micro-batches and ranks, whatever their sizes. Without it, all
+                micro-batches have the same weight, so items of a short one weigh more. Pass it in all micro-batches of
+                an accumulation or in none; every rank must then call `backward` once per `accumulate` block.
+            **kwargs: Passed to `Tensor.backward` or to the engine; `learning_rate` is passed to the `fused_backward` of
                 optimizers such as LOMO, whose `step` then does nothing.
 
         Raises:
-            ConfigError: If there is no loss, or `num_items` is negative or not finite.
-            StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
+            ConfigError: If `loss` is None, or `num_items` is negative or not finite.
+            StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
         self._stepper.backward(loss, num_items, **kwargs)
 
@@ -844,68 +887,86 @@ class Accelerator:
         loss_fn: Callable[[nn.Module, Any], Tensor],
         num_items: Callable[[Any], float | Tensor] | None = None,
     ) -> Tensor:
-        """Compute the gradients of the loss of a batch, in place of a call of the model and `backward`.
+        """Run forward and backward of a batch together. Pipeline parallelism trains with this method only.
 
-        Pipeline parallelism trains in this way only: the batch passes in micro-batches through the stages, which are on
-        different processes. With everything else it is the same as `backward(loss_fn(model, batch))`.
+            loss = accelerator.forward_backward(model, batch, lambda model, part: model(**part).loss)
+
+        A pipeline splits the batch into micro-batches that pass through the stages on different processes. With every
+        other strategy it equals `backward(loss_fn(model, batch))`.
 
         Args:
             model: The prepared model.
-            batch: Tensors with a row for each sample, nested at will; the same on all stages of a pipeline.
-            loss_fn: Called as `loss_fn(model, batch)`, also with parts of the batch; calls the model and returns the
-                mean loss of the rows.
-            num_items: Called as `num_items(batch)`, also with parts of the batch; returns how many items the loss is a
-                mean over, such as tokens, where rows have different numbers. It is what `backward` is given.
+            batch: Nested tensors ``(batch, *)``; the same on all stages of a pipeline.
+            loss_fn: Called as `loss_fn(model, part)` with parts of the batch; calls the model and returns the mean
+                loss.
+            num_items: Called as `num_items(part)`; returns the number of items, such as tokens, that the loss is a mean
+                over, if rows have different numbers. See `backward`.
 
         Returns:
-            The loss, detached; the same on all stages. Under `torch.no_grad` nothing else is computed.
+            The detached loss, the same on all stages. Under `torch.no_grad` no gradients are computed.
         """
         return self._stepper.forward_backward(model, batch, loss_fn, num_items)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
-        """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.
+        """Update each parameter as soon as its gradient is computed, and free the gradient.
 
-        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before
-        gradients could be averaged, so with one process only.
+        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before gradients
+        could be averaged over ranks, so only one process is supported.
 
         Raises:
-            ConfigError: With several processes, or if no prepared optimizer can do that.
+            ConfigError: With several processes, or if no prepared optimizer has a `fused_backward`.
         """
         self._stepper.fused_backward(loss, learning_rate)
 
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
     ) -> None:
-        """Divide the fp16 scale out of the gradients, once per step; nothing to do in other precisions.
+        """Unscale the fp16 gradients, once per step; does nothing in other precisions.
 
         Args:
-            optimizer: The prepared optimizers whose gradients are meant; all where not given.
+            optimizer: Prepared optimizers whose gradients to unscale. Default: all.
         """
         self._stepper.unscale_gradients(optimizer)
 
     def clip_grad_norm_(
         self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2
     ) -> Tensor | None:
-        """Scale gradients down so that their norm over all `parameters` is at most `max_norm`.
+        """Clip the total norm of the gradients of `parameters` to `max_norm`. Every rank must call it.
 
-        In a micro-batch that only accumulates they stay as they are, as the optimizer does: a limit on parts
-        of a sum would not be one on the sum.
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+
+        Gradients are unscaled first in fp16. In a micro-batch that does not complete an accumulation nothing is
+        clipped.
+
+        Args:
+            parameters: Parameters of prepared models, sharded or not.
+            max_norm: Largest norm allowed.
+            norm_type: Order of the norm; may be ``float("inf")``.
 
         Returns:
-            The norm before clipping, a 0-dim tensor; None where an engine keeps it to itself.
+            The norm before clipping, a 0-dim tensor; None if the engine does not report it.
         """
         return self._stepper.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clamp every gradient into ``[-clip_value, clip_value]``, once they are complete."""
+        """Clamp all gradients to ``[-clip_value, clip_value]``, in micro-batches that complete an accumulation."""
         self._stepper.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Run the block in the run's precision, as the prepared models' forward does by itself."""
+        """Run the block in `mixed_precision`, as the forward of prepared models does.
+
+            with accelerator.autocast():
+                loss = loss_fn(outputs, targets)
+
+        Args:
+            autocast_handler: Settings of this block, in place of the Accelerator's.
+        """
         return self._precision.autocast(autocast_handler)
 
     def throughput(self, *, count_flops: bool = True) -> Throughput:
-        """Return what measures the steps of a training loop, for `log`.
+        """Return a meter for throughput and model FLOPs utilization (MFU) of a training loop.
 
             throughput = accelerator.throughput()
             for batch in loader:
@@ -914,7 +975,7 @@ class Accelerator:
                 accelerator.log(throughput.figures())
 
         Args:
-            count_flops: Count the operations of the first step, which is slower for that and is not timed.
+            count_flops: Count the floating-point operations of the first step, which is slower and not timed.
         """
         return Throughput(
             self.device,
@@ -926,13 +987,15 @@ class Accelerator:
     def profile(
         self, profile_handler: ProfileKwargs | None = None
     ) -> AbstractContextManager[torch.profiler.profile]:
-        """Profile the block; with `output_trace_dir`, every rank leaves a Chrome trace there.
+        """Profile the block with `torch.profiler`; with `output_trace_dir`, every rank writes a Chrome trace there.
 
-        With `schedule_option`, call `step()` of what the block gives after every step; each cycle of the
-        schedule leaves a trace.
+            with accelerator.profile(ProfileKwargs(activities=["cpu", "cuda"], output_trace_dir="trace")) as profiler:
+                train_step()
+
+        With `schedule_option`, call `profiler.step()` after every step; each cycle of the schedule writes a trace.
 
         Args:
-            profile_handler: What to record; where left out, the handler given to the Accelerator.
+            profile_handler: Profiler settings. Default: the handler passed to the Accelerator.
         """
         return traced(profile_handler or self.profile_handler or ProfileKwargs(), rank=self.process_index)
 
@@ -940,36 +1003,38 @@ class Accelerator:
 
     @property
     def split_batches(self) -> bool:
-        """Whether a loader's batch size is that of all ranks together."""
+        """Whether the batch size of a loader is the total over all ranks."""
         return self.configuration.loader.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether rank 0 alone reads and hands out batches; None: for iterable data sets only."""
+        """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
         return self.configuration.loader.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last batches are filled up so that every rank has as many."""
+        """Whether the last batches are padded so that all ranks get the same number."""
         return self.configuration.loader.even_batches
 
     @property
     def use_seedable_sampler(self) -> bool:
-        """Whether shuffling is by a sampler whose order is a function of seed and epoch alone."""
+        """Whether the shuffle order depends on the seed and the epoch only."""
         return self.configuration.loader.use_seedable_sampler
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches are copied to the device without waiting for the copy."""
+        """Whether batches are copied to the device asynchronously."""
         return self.configuration.loader.non_blocking
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether loaders are torchdata's, which know their own position."""
+        """Whether loaders are torchdata's `StatefulDataLoader`."""
         return self.configuration.loader.use_stateful_dataloader
 
     def gather(self, tensor: Any) -> Any:
-        """Return the tensors of all ranks, joined along dimension 0, on every rank.
+        """Gather tensors from all ranks, concatenated along dimension 0, on every rank. Every rank must call it.
+
+            losses = accelerator.gather(loss)  # (num_processes,)
 
         Args:
             tensor: A tensor ``(n, *)`` or nested data of such; a 0-dim tensor counts as ``(1,)``. Shapes and
@@ -978,16 +1043,20 @@ class Accelerator:
         return accel_ops.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather, and drop what the last batch repeated to be even: exactly the samples of the data set.
+        """Gather, and drop the padding of the last batch, so that each sample appears once. Every rank must call it.
+
+            for inputs, targets in eval_loader:
+                predictions, references = accelerator.gather_for_metrics((model(inputs).argmax(-1), targets))
+                metric.add_batch(predictions=predictions, references=references)
 
         Args:
             input_data: Tensors ``(batch, *)`` or nested data of such; any objects with `use_gather_object`.
-            use_gather_object: Gather pickled objects rather than tensors.
+            use_gather_object: Gather pickled objects instead of tensors.
         """
         return accel_data.gather_for_metrics(input_data, use_gather_object=use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum, mean, maximum or minimum over all ranks, times `scale`, on every rank.
+        """Reduce tensors over all ranks, and return the result times `scale` on every rank. Every rank must call it.
 
         Args:
             tensor: A tensor, or nested data of tensors, of the same shapes on every rank.
@@ -999,21 +1068,29 @@ class Accelerator:
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
     ) -> Any:
-        """Pad along `dim` to the largest size on any rank, so that the result can be gathered."""
+        """Pad tensors along `dim` to the largest size on any rank, as `gather` needs. Every rank must call it."""
         return accel_ops.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> Any:
-        """Return a loader that starts `num_batches` later, as for going on in the middle of an epoch."""
+        """Return a loader without the first `num_batches`, to resume in the middle of an epoch.
+
+            for inputs, targets in accelerator.skip_first_batches(loader, num_batches=resume_step):
+                ...
+
+        Args:
+            dataloader: A prepared loader.
+            num_batches: Number of this rank's batches to skip. Map-style data sets are not read for them.
+        """
         return accel_data.skip_first_batches(dataloader, num_batches=num_batches)
 
     # Preemption
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run has been asked to stop, as all ranks have agreed.
+        """Whether a signal has requested a stop and all ranks have agreed on it; see `handle_preemption`.
 
-        It changes in `backward` only, in one that synchronises gradients, and in the same one on every rank.
-        So it may be read anywhere, by any rank, as often as one likes. False without `handle_preemption`.
+        It changes only in a `backward` that completes an accumulation, in the same one on every rank, so any rank may
+        read it at any time.
         """
         return self._preemption.should_stop
 
@@ -1023,11 +1100,11 @@ class Accelerator:
         grace_period_s: float | None = None,
         exit_code: int = 75,
     ) -> Preemption:
-        """Turn signals on any rank into `should_stop` on all, for the loop to save and leave.
+        """Set `should_stop` on all ranks when any rank receives a signal, so that the loop can save and exit.
 
-        Call it on every rank, in the main thread. As a context manager it leaves the process when the block
-        is over, if all have agreed to stop: trackers are closed, and the exit code says that the job is to be
-        queued again. Otherwise it puts the earlier handlers back.
+        Call it on every rank, in the main thread. As a context manager it exits the process at the end of the block if
+        the ranks have agreed to stop: trackers are closed, and the exit code requests that the job is queued again.
+        Otherwise it restores the earlier handlers.
 
             with accelerator.handle_preemption():
                 for batch in loader:
@@ -1036,20 +1113,19 @@ class Accelerator:
                         accelerator.save_state("preempted")
                         break
 
-        A signal is noticed within a second; the ranks then agree on a step that none has passed yet. Steps
-        without a signal cost well under a microsecond. Loops without `backward` call `advance()` of the
-        result once in each turn instead. Signals that reach the forked workers of prepared loaders too, as those
-        of schedulers do, leave them be: call this before the loop that starts them.
+        Within a second after a signal, the ranks agree on a step that none has passed yet. Steps without a signal cost
+        less than a microsecond. Loops without `backward` must call `advance()` of the result once per iteration.
+        Schedulers also signal the workers of loaders; workers of prepared loaders ignore it if this is called before
+        they start.
 
         Args:
-            signals: Which signals; SIGTERM and SIGUSR1 where left out.
-            grace_period_s: Time from the signal until a rank that has not left is ended by force; None:
-                never.
-            exit_code: With which the process leaves; 75 is `EX_TEMPFAIL`, "try again".
+            signals: The signals to handle. Default: SIGTERM and SIGUSR1.
+            grace_period_s: Seconds from the signal until a rank that is still running is killed. Default: never.
+            exit_code: Exit code of the process. Default: 75, `EX_TEMPFAIL`.
 
         Raises:
-            ConfigError: If an argument makes no sense.
-            StateError: If signals are being handled already, or outside of the main thread.
+            ConfigError: If an argument is invalid.
+            StateError: If signals are being handled already, or outside the main thread.
         """
         return self._preemption.handle(signals, grace_period_s=grace_period_s, exit_code=exit_code)
 
@@ -1057,32 +1133,32 @@ class Accelerator:
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
-        return self._model_saver.is_writer
+        """Whether this rank writes model files: rank 0, or each machine's rank 0 with `save_on_each_node`."""
+        return self._checkpointer.is_model_writer
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """Return the model that was prepared, out of what the run put around it.
+        """Return the original model without the wrappers added by `prepare`.
 
         Args:
             model: A prepared model.
-            keep_fp32_wrapper: Leave the mixed-precision forward on it.
-            keep_torch_compile: Leave it compiled.
+            keep_fp32_wrapper: Keep the mixed-precision forward.
+            keep_torch_compile: Keep the compiled forward.
         """
         return self._strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
-        """Return the whole state of a prepared model under its own names.
+        """Return the full state dict of a prepared model, with the names of the original model.
 
-        Where parameters are sharded, every rank must call it; it is on the CPU of rank 0 then, and an empty dict on the
-        other ranks.
+        If parameters are sharded, every rank must call it: rank 0 gets full tensors on the CPU, the others an empty
+        dict.
 
         Args:
             model: A prepared model.
-            unwrap: Leave out the names that wrappers add.
+            unwrap: Remove the prefixes that wrappers add to names.
         """
         return self._strategy.model_state(model) if unwrap else model.state_dict()
 
@@ -1093,24 +1169,24 @@ class Accelerator:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of a prepared model for plain PyTorch to read.
+        """Save the weights of a prepared model in files that plain PyTorch and `from_pretrained` read.
 
-        If the model is sharded, every rank must call it, and returns when the files are there. Otherwise rank 0 waits
-        for no other, and may call it alone.
+        If the model is sharded, every rank must call it, and it returns when all files are written. Otherwise rank 0
+        does not wait for the others and may call it alone.
+
+            accelerator.save_model(model, "weights", max_shard_size="5GB")
 
         Args:
             model: A prepared model.
-            save_directory: Folder, made where it is missing.
-            max_shard_size: Largest size of one file, in bytes or such as `"5GB"`.
-            safe_serialization: Write `model.safetensors`; else `pytorch_model.bin`.
+            save_directory: Folder; created if missing.
+            max_shard_size: Largest size of one file, in bytes or such as `"5GB"`. Default: 10 GB.
+            safe_serialization: Write safetensors files; otherwise `pytorch_model.bin` by `torch.save`. Default: True.
 
         Raises:
-            CheckpointError: If a tensor has no data (it is on the meta device), naming it; on every rank if the model
-                is sharded and a rank does not come within 45 seconds.
+            CheckpointError: If a tensor is on the meta device; names it. On every rank, if the model is sharded and a
+                rank does not call it within 45 seconds.
         """
-        if self._strategy.capabilities.shards_parameters:
-            self._checkpointer.require_all("save_model", save_directory)
-        self._model_saver.save(
+        self._checkpointer.save_model(
             model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
         )
 
@@ -1118,23 +1194,25 @@ class Accelerator:
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
-        """Folders of the project, and how its checkpoints are named and kept."""
+        """Folders of the project, and how its checkpoints are named and retained."""
         return self._checkpointer.project
 
     @property
     def save_iteration(self) -> int:
-        """Number of the next checkpoint that is named by number."""
+        """Number of the next automatically named checkpoint."""
         return self._checkpointer.project.iteration
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load the states of `objects` with the rest, in the order in which they are registered.
+        """Include `objects` in `save_state` and `load_state`. Register the same objects in the same order when loading.
+
+            accelerator.register_for_checkpointing(ema, replay_buffer)
 
         Args:
-            *objects: Anything with `state_dict` and `load_state_dict`, whose state is tensors, numbers,
-                strings and containers of these.
+            *objects: Objects with `state_dict` and `load_state_dict`, whose states consist of tensors, numbers, strings
+                and containers of these.
 
         Raises:
-            ConfigError: Naming those that have not both methods.
+            ConfigError: If an object lacks one of the methods; names it.
             CheckpointError: If a state could not be loaded again safely; names the value and its class.
         """
         self._checkpointer.register(*objects)
@@ -1142,22 +1220,22 @@ class Accelerator:
     def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
-        Models are those that were prepared, without wrappers such as DDP's.
-        Weights that it takes out of the list `weights` are its own to save, into `output_dir`: the folder in
-        which the checkpoint grows, which gets its final name when all is there.
+        `models` are the prepared models without wrappers. A hook that removes an entry from `weights` must save it
+        itself into `output_dir`, a temporary folder that gets its final name when the checkpoint is complete.
 
         Returns:
-            A handle whose `remove()` ends this.
+            A handle; its `remove()` unregisters the hook.
         """
         return self._checkpointer.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
-        Models, without wrappers such as DDP's, that it takes out of the list `models` are its own to load.
+        `models` are the prepared models without wrappers. A hook that removes a model from the list must load it
+        itself.
 
         Returns:
-            A handle whose `remove()` ends this.
+            A handle; its `remove()` unregisters the hook.
         """
         return self._checkpointer.add_load_hook(hook)
 
@@ -1191,30 +1269,32 @@ class Accelerator:
     ) -> str | SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
 
+            accelerator.save_state("checkpoints/step_1000")
+
         Every rank must call it. If rank 0 alone does, it waits five seconds for the others and then saves without their
-        random states, with one warning; if the model is sharded, that is an error. The checkpoint is written beside
-        its place and appears there complete, in one step; a checkpoint of the same name, and older ones beyond
-        `total_limit`, go only after that. If the save fails, what was there before is as it was.
+        random states, with one warning; if the model is sharded, that is an error. The checkpoint is written to a
+        temporary folder and renamed when it is complete. Only then are an earlier checkpoint of the same name and those
+        beyond `total_limit` removed. If the save fails, the earlier checkpoints are unchanged.
 
         Args:
-            output_dir: Its folder. Not to be given if the project names checkpoints by itself: then it is
+            output_dir: Folder of the checkpoint. Leave it out with `automatic_checkpoint_naming`, which saves to
                 `checkpoints/checkpoint_<iteration>` in the project's folder.
-            safe_serialization: Weights as safetensors; else by `torch.save`.
-            blocking: Return when it is there. Otherwise return when its content has been copied, and write
-                while the training goes on, with what it leaves of the processors.
-            **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: split larger weights into several files.
-                `checkpoint_format`: the format of models and optimizers, where it is not to be the strategy's own;
-                `"full"` is read by every strategy and by plain PyTorch. In DeepSpeed's format also
-                `exclude_frozen_parameters`, `client_state` and `save_latest`, which DeepSpeed gets.
+            safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
+            blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
+                background. Default: True.
+            **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
+                `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
+                by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,
+                `client_state` and `save_latest`, which are passed to DeepSpeed.
 
         Returns:
-            The folder; or without `blocking` a handle with `done()`, `wait()` and `exception()`.
+            The folder; without `blocking` a handle with `done()`, `wait()` and `exception()`.
 
         Raises:
-            CheckpointError: On every rank, if it failed on any, with that rank's reason; without `blocking` the
-                handle raises it, or `end_training` does. On every rank, too, if the model is sharded and a rank does
-                not come within 45 seconds.
-            ConfigError: If there is no folder to save to, or it is taken.
+            CheckpointError: On every rank, if saving failed on any rank, with its reason; without `blocking` it is
+                raised by the handle or by `end_training`. On every rank, too, if the model is sharded and a rank does
+                not call it within 45 seconds.
+            ConfigError: If there is no folder to save to, or it exists and is no checkpoint.
         """
         return self._checkpointer.save(
             output_dir,
@@ -1232,33 +1312,45 @@ class Accelerator:
         strict: bool = True,
         restore_loaders: bool | None = None,
         missing_ok: bool = False,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+        key_map: Mapping[str, str] | None = None,
         **load_model_func_kwargs: Any,
     ) -> bool:
-        """Load a checkpoint into what was prepared and registered, the same objects in the same order.
+        """Load a checkpoint into the prepared and registered objects, in the order in which they were prepared.
 
-        Every rank must call it. Nothing in the files can run. Checkpoints written by Accelerate are loaded too.
+            accelerator.load_state("checkpoints/step_1000")
+            accelerator.load_state("pretrained", only="models", key_map={"backbone.": "encoder."})
+
+        Every rank must call it. Files are never unpickled freely. Checkpoints written by Accelerate are read too.
 
         Args:
-            input_dir: Its folder; the newest complete one of the project where left out.
-            load_kwargs: `map_location` and `weights_only`, for those who pass them: all is read to the CPU
-                first, and never unpickled freely.
-            verify: Read everything and compare digests first.
-            strict: What is missing or does not fit is an error, except that loaders may be more or fewer than were
-                saved. Otherwise it is a warning each, and the rest is loaded. Files left over are always one warning.
-            restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
-                anew, in the same order, for scripts that skip what they have read. Where left out: with
-                `use_stateful_dataloader`, and after `handle_preemption`.
-            missing_ok: Load nothing if the project has no complete checkpoint yet, for scripts that are started again
-                until they are done; only without `input_dir`.
-            **load_model_func_kwargs: As DeepSpeed names them, for every strategy: `load_module_strict=False` (weights
-                that are missing or left over are a warning), `load_optimizer_states=False`,
-                `load_lr_scheduler_states=False`, and `load_module_only=True` (neither of them).
+            input_dir: Folder of the checkpoint. Default: the newest complete checkpoint of the project.
+            load_kwargs: `map_location` and `weights_only`, accepted for compatibility: files are read to the CPU, and
+                `weights_only=False` is an error.
+            verify: Read all files and compare digests before anything is loaded. Default: False.
+            strict: Raise an error for missing files and states that do not fit; loaders may be more or fewer than were
+                saved. If False, warn about each and load the rest. Unused files are one warning either way. Default:
+                True.
+            restore_loaders: Resume loaders in the middle of their epoch. Otherwise the epoch starts over in the same
+                order, for scripts that skip the batches they have read. Default: True with `use_stateful_dataloader`
+                and after `handle_preemption`, else False.
+            missing_ok: Return False if the project has no complete checkpoint yet. Only without `input_dir`.
+            only: Load only these kinds, one or several of `models`, `optimizers`, `schedulers`, `loaders`, `scaler`,
+                `custom` and `random_states` (with the accumulation and the number of steps).
+            skip: Kinds not to load, such as `["loaders", "random_states"]`.
+            key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
+                The longest match counts; the empty prefix matches every name.
+            **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and
+                unexpected weights are a warning), `load_optimizer_states=False`, `load_lr_scheduler_states=False` and
+                `load_module_only=True` (neither optimizers nor schedulers).
 
         Returns:
-            Whether a checkpoint was loaded, the same on every rank: False only with `missing_ok`.
+            Whether a checkpoint was loaded, the same on every rank; False only with `missing_ok`.
 
         Raises:
-            CheckpointError: On every rank, if any cannot load it, naming the file and the object.
+            CheckpointError: On every rank, if any rank cannot load it; names the file and the object.
+            ConfigError: If an argument is unknown or has no effect.
         """
         return self._checkpointer.load(
             input_dir,
@@ -1267,16 +1359,19 @@ class Accelerator:
             strict=strict,
             restore_loaders=restore_loaders,
             missing_ok=missing_ok,
+            only=only,
+            skip=skip,
+            key_map=key_map,
             options=load_model_func_kwargs,
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
-        """Write `obj` to a file, on the main process only (on each machine's with `save_on_each_node`).
+        """Save `obj` to a file on the main process only (on each machine's with `save_on_each_node`).
 
         Args:
-            obj: What to write; tensors by name with `safe_serialization`.
-            f: The file.
-            safe_serialization: safetensors, else `torch.save`.
+            obj: The object; a dict of tensors with `safe_serialization`.
+            f: Path of the file.
+            safe_serialization: Write a safetensors file; otherwise use `torch.save`. Default: False.
         """
         self._checkpointer.save_object(obj, f, safe_serialization=safe_serialization)
 
@@ -1294,7 +1389,7 @@ class Accelerator:
 
     @property
     def log_with(self) -> list[str | GeneralTracker]:
-        """The trackers that were chosen."""
+        """The trackers to start, as selected by `log_with`."""
         return self._trackers.chosen
 
     @log_with.setter
@@ -1303,7 +1398,7 @@ class Accelerator:
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers that were started. `log` waits for them from then on, so that all their calls keep one order."""
+        """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
         return self._trackers.taken()
 
     def init_trackers(
@@ -1314,25 +1409,30 @@ class Accelerator:
         *,
         on_error: OnError = "warn",
     ) -> None:
-        """Start a run named `project_name` in every tracker of `log_with`. Every rank must call it.
+        """Start a run in every tracker of `log_with`. Every rank must call it.
+
+            accelerator = Accelerator(log_with="wandb")
+            accelerator.init_trackers("digits", config={"lr": 1e-3}, init_kwargs={"wandb": {"tags": ["baseline"]}})
 
         Args:
-            project_name: Name of the project (or run, where a tracker has no projects).
-            config: Settings of the run, stored once.
-            init_kwargs: By a tracker's name, keywords for its constructor.
-            on_error: When a tracker fails to log: `warn` once and go on, so that `end_training` raises; or `raise` at
-                the next `log`.
+            project_name: Name of the project, or of the run for trackers without projects.
+            config: Hyperparameters of the run, logged once.
+            init_kwargs: Keyword arguments for the constructor of each tracker, by its name.
+            on_error: What to do if a tracker fails to log: `warn` once, and raise in `end_training`; or `raise` in the
+                next `log`. Default: `warn`.
 
         Raises:
-            ConfigError: If trackers were already started, or `on_error` is something else.
+            ConfigError: If trackers were already started, or `on_error` is invalid.
         """
         self._trackers.start(project_name, config, init_kwargs, on_error)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker called `name`, or its own run object with `unwrap`.
+        """Return the tracker called `name`; with `unwrap`, the run object of its library.
 
-        `log` waits for this tracker from then on, so that all its calls keep one order. On ranks that do not log, its
-        methods do nothing; in place of its run object there is one that accepts every call.
+            accelerator.get_tracker("wandb", unwrap=True).watch(model)
+
+        After that, `log` calls this tracker directly, so that the order of calls is kept. On ranks that do not log, the
+        methods of the tracker do nothing, and the run object is one that accepts every call.
 
         Raises:
             ConfigError: If no such tracker was started.
@@ -1345,15 +1445,17 @@ class Accelerator:
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Hand `values` to every tracker: at once, or through a queue of its own where the tracker would have us wait.
+        """Log `values` to every started tracker. Slow trackers are called from a background queue.
+
+            accelerator.log({"loss": loss, "lr": scheduler.get_last_lr()[0]}, step=step)
 
         Args:
-            values: Numbers, strings, tensors of one element, or dicts of these, by name.
-            step: Step of training they belong to.
-            log_kwargs: By a tracker's name, keywords for its `log`.
+            values: Numbers, strings, one-element tensors, or dicts of these, by name.
+            step: Training step that they belong to.
+            log_kwargs: Keyword arguments for the `log` of each tracker, by its name.
 
         Raises:
-            TrackerError: If a tracker failed and `init_trackers` was told to raise.
+            TrackerError: If a tracker failed and `init_trackers` was called with `on_error="raise"`.
         """
         self._trackers.log(values, step, log_kwargs)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from accel.checkpoints.prepared import Prepared
-from accel_backends.stepping.open_gradients import restore_gradients
-from accel_checkpoint import file_names as names_of
+from accel.checkpoints.items import SavedRun, StateItem
+from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
+from accel_backends.stepping.open_gradients import open_gradients, restore_gradients
+from accel_checkpoint.file_names import (
+    gradients_file,
+    random_states_file,
+    ranks_of_random_states,
+)
 from accel_checkpoint.files import regular_file
-from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import CheckpointFile
-from accel_checkpoint.random_states import States, from_file, reseed_for
-from accel_checkpoint.reading.listing import Found
-from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.random_states import States, from_file, reseed_for, to_file
 from accel_checkpoint.reading.weights import open_weights
-from accel_ops.random import restore_rng_states
+from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
+from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -25,167 +28,186 @@ logger = get_logger(__name__)
 _STARTS_OVER = "the gradient accumulation starts over"
 
 
-@dataclass
+@dataclass(frozen=True)
 class RankState:
-    """This rank's state in a checkpoint, read but not restored yet.
+    """What a checkpoint has for one rank.
 
     Attributes:
-        found: The checkpoint.
         states: Random states of the saving rank that read the same share of the data, or else of another rank.
         accumulation: State of the gradient accumulation; None if it is missing.
         is_own: Whether these are the states of a rank with the same share, and not only of rank 0.
-        rank: This process.
-        saved: Layout of the ranks that saved.
-        layout: Layout of the ranks that load.
-        strict: Whether a mismatch is an error or a warning.
+        layout: Layout of the ranks that saved.
     """
 
-    found: Found
     states: States | None
     accumulation: Mapping[str, Any] | None
     is_own: bool
-    rank: int
-    saved: MeshLayout
     layout: MeshLayout
-    strict: Strictness
-
-    @classmethod
-    def read(
-        cls,
-        found: Found,
-        names: Sequence[str],
-        prepared: Prepared,
-        rank: int,
-        layout: MeshLayout,
-        strict: Strictness,
-    ) -> Self:
-        """Read the random states; reports a mismatch if there are none for this rank."""
-        ranks = names_of.ranks_of_random_states(names)
-        manifest = found.manifest
-        saved = MeshLayout.of_replicas(max(len(ranks), 1)) if manifest is None else manifest.layout
-        source = min(ranks, default=0)
-        if saved == layout:
-            source = rank
-        elif have_same_seeds(saved, layout):
-            source = saved.rank_of_seed(layout.seed_index(rank))
-        is_own = source == 0 or manifest is None or not manifest.is_of_rank_0_alone
-        source = source if is_own else 0
-        name = names_of.random_states_file(source)
-        states: States | None = None
-        accumulation: dict[str, Any] | None = None
-        if name not in names:
-            strict.report(
-                f"`{name}`, the random states of rank {rank}, is missing in `{found.path}`, so random numbers would "
-                "differ from here on."
-            )
-        with strict.loading(name, "the generators of this rank"):
-            if name in names:
-                content: Any = read_torch_file(regular_file(found.path, name))
-                states, accumulation = from_file(content, device_index=prepared.device_index, file_name=name)
-        if (
-            accumulation is not None and "is_accumulating" not in accumulation
-        ):  # written by Accelerate or an older release
-            accumulation["is_accumulating"] = names_of.gradients_file(rank) in names
-        return cls(found, states, accumulation, is_own, rank, saved, layout, strict)
-
-    def restore(self, prepared: Prepared) -> None:
-        """Restore the accumulation and the random states.
-
-        If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
-        from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
-        """
-        manifest = self.found.manifest
-        if manifest is not None:
-            prepared.stepper.set_num_windows(manifest.step)
-        is_alone = manifest is not None and manifest.is_of_rank_0_alone
-        if self.saved == self.layout and not is_alone:
-            self._restore_accumulation(prepared)
-            self._restore_generators()
-            return
-        changes = []
-        if have_same_seeds(self.saved, self.layout) and self.is_own:
-            self._restore_generators()
-        else:
-            if self.states is not None:
-                reseed_for(
-                    self.states, rank=self.layout.seed_index(self.rank), world_size=self.layout.num_seeds
-                )
-            changes.append("every rank derives new random states from it")
-        if is_alone:
-            changes = ["it has the random states of rank 0 only, from which the other ranks derive new ones"]
-        if self.was_accumulating:
-            changes.append(_STARTS_OVER)
-        self._reset_accumulation(prepared)
-        if changes:
-            logger.warning(
-                "The checkpoint was saved by %s and is loaded by %s: %s.",
-                "the main process alone" if is_alone else described(self.saved),
-                described(self.layout),
-                " and ".join(changes),
-            )
 
     @property
     def was_accumulating(self) -> bool:
         """Whether the checkpoint was saved within an accumulation, and so has a file of gradients."""
         return self.accumulation is not None and bool(self.accumulation["is_accumulating"])
 
-    def _restore_accumulation(self, prepared: Prepared) -> None:
-        state = self.accumulation
-        if state is None:
-            self._reset_accumulation(prepared)
+
+class RankItem(StateItem):
+    """This rank. It is the last item, so that loading the others does not draw random numbers."""
+
+    kind = "rank"
+
+    @staticmethod
+    def file_of(index: int) -> str:
+        return random_states_file(index)
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return ranks_of_random_states(saved.names)
+
+    @property
+    def label(self) -> str:
+        return "the generators of this rank"
+
+    def report_missing(self, saved: SavedRun) -> None:
+        """Report that a checkpoint has no random states for this rank."""
+        name = random_states_file(self._source(saved)[0])
+        note = ", so random numbers would differ from here on"
+        saved.report_missing(f"`{name}`, the random states of rank {self.index},", note=note)
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        """Return the file of the rank that saved the same share of the data, or of the first one."""
+        name = random_states_file(self._source(saved)[0])
+        return name if name in saved.names else None
+
+    def save(self, choices: SaveChoices) -> Files:
+        """Return this rank's gradients within an accumulation, and its random states as they are now."""
+        run, files = self.run, list[PendingFile]()
+        if run.stepper.is_accumulating:
+            gradients = open_gradients(run.bare_models())
+            files.append(SafetensorsFile(gradients_file(self.index), gradients, {}))
+        accumulation, device_index = run.stepper.state_dict(), run.device_index
+        states = to_file(capture_rng_states(), accumulation=accumulation, device_index=device_index)
+        return Files([*files, TorchFile(self.file, states)])
+
+    def read(self, saved: SavedRun, name: str) -> RankState:
+        """Return the random states and the accumulation."""
+        states, accumulation = from_file(
+            saved.content(name), device_index=self.run.device_index, file_name=name
+        )
+        if "is_accumulating" not in accumulation:  # written by Accelerate or an older release
+            accumulation["is_accumulating"] = gradients_file(self.index) in saved.names
+        return self._state(saved, states, accumulation)
+
+    def load(self, content: RankState | None, saved: SavedRun) -> None:
+        """Restore the accumulation and the random states.
+
+        If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
+        from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
+        """
+        state = self._state(saved, None, None) if content is None else content
+        manifest, stepper = saved.found.manifest, self.run.stepper
+        if manifest is not None:
+            stepper.set_num_windows(manifest.step)
+        is_alone = manifest is not None and manifest.is_of_rank_0_alone
+        restore_gradients(self.run.bare_models(), {})  # drops those that are left from before the load
+        if state.layout == saved.layout and not is_alone:
+            self._restore_accumulation(state, saved)
+            _restore_generators(state, saved)
             return
-        num_steps = prepared.stepper.num_steps
-        if state.get("num_steps", num_steps) != num_steps:
-            if self.was_accumulating:
+        stepper.reset()
+        changes = []
+        if _have_same_seeds(state.layout, saved.layout) and state.is_own:
+            _restore_generators(state, saved)
+        else:
+            if state.states is not None:
+                seed_index, num_seeds = saved.layout.seed_index(self.index), saved.layout.num_seeds
+                reseed_for(state.states, rank=seed_index, world_size=num_seeds)
+            changes.append("every rank derives new random states from it")
+        if is_alone:
+            changes = ["it has the random states of rank 0 only, from which the other ranks derive new ones"]
+        if state.was_accumulating:
+            changes.append(_STARTS_OVER)
+        if changes:
+            logger.warning(
+                "The checkpoint was saved by %s and is loaded by %s: %s.",
+                "the main process alone" if is_alone else _described(state.layout),
+                _described(saved.layout),
+                " and ".join(changes),
+            )
+
+    def is_open(self, content: RankState | None, saved: SavedRun) -> bool:
+        """Whether `load` reads no more files: those of gradients are read then."""
+        return content is None or not content.was_accumulating
+
+    def _source(self, saved: SavedRun) -> tuple[int, bool, MeshLayout]:
+        """Return the rank whose states to read, whether they are of the same share, and the layout that saved."""
+        ranks, manifest = ranks_of_random_states(saved.names), saved.found.manifest
+        layout = MeshLayout.of_replicas(max(len(ranks), 1)) if manifest is None else manifest.layout
+        source = min(ranks, default=0)
+        if layout == saved.layout:
+            source = self.index
+        elif _have_same_seeds(layout, saved.layout):
+            source = layout.rank_of_seed(saved.layout.seed_index(self.index))
+        is_own = source == 0 or manifest is None or not manifest.is_of_rank_0_alone
+        return source if is_own else 0, is_own, layout
+
+    def _state(
+        self, saved: SavedRun, states: States | None, accumulation: Mapping[str, Any] | None
+    ) -> RankState:
+        _, is_own, layout = self._source(saved)
+        return RankState(states, accumulation, is_own, layout)
+
+    def _restore_accumulation(self, state: RankState, saved: SavedRun) -> None:
+        stepper, accumulation = self.run.stepper, state.accumulation
+        if accumulation is None:
+            stepper.reset()
+            return
+        num_steps = stepper.num_steps
+        if accumulation.get("num_steps", num_steps) != num_steps:
+            if state.was_accumulating:
                 logger.warning(
                     "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
-                    state["num_steps"],
+                    accumulation["num_steps"],
                     num_steps,
                     _STARTS_OVER,
                 )
-            self._reset_accumulation(prepared)
+            stepper.reset()
             return
-        restore_gradients(prepared.bare_models(), {})
-        prepared.stepper.load_state_dict(state)
-        if self.was_accumulating:
-            self._restore_gradients(prepared)
-        elif prepared.stepper.is_accumulating:
+        stepper.load_state_dict(accumulation)
+        if state.was_accumulating:
+            self._restore_gradients(saved)
+        elif stepper.is_accumulating:
             logger.warning(
                 "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
                 _STARTS_OVER,
             )
-            prepared.stepper.reset()
+            stepper.reset()
 
-    def _reset_accumulation(self, prepared: Prepared) -> None:
-        """Reset the accumulation, and drop gradients that are left from before the load."""
-        restore_gradients(prepared.bare_models(), {})
-        prepared.stepper.reset()
-
-    def _restore_gradients(self, prepared: Prepared) -> None:
-        name = names_of.gradients_file(self.rank)
-        with self.strict.loading(name, "the gradients of this rank"):
-            file = CheckpointFile(regular_file(self.found.path, name))
+    def _restore_gradients(self, saved: SavedRun) -> None:
+        name = gradients_file(self.index)
+        with saved.strict.loading(name, "the gradients of this rank"):
+            file = CheckpointFile(regular_file(saved.found.path, name))
             with open_weights([file]) as gradients:
-                restore_gradients(prepared.bare_models(), gradients)
-
-    def _restore_generators(self) -> None:
-        if self.states is None:
-            return
-        try:
-            restore_rng_states(self.states)
-        except CheckpointError as error:
-            if self.strict.is_strict:
-                raise
-            self.strict.report(str(error))
-            restore_rng_states(self.states, strict=False)
+                restore_gradients(self.run.bare_models(), gradients)
 
 
-def have_same_seeds(saved: MeshLayout, layout: MeshLayout) -> bool:
+def _restore_generators(state: RankState, saved: SavedRun) -> None:
+    if state.states is None:
+        return
+    try:
+        restore_rng_states(state.states)
+    except CheckpointError as error:
+        if saved.strict.is_strict:
+            raise
+        saved.strict.report(str(error))
+        restore_rng_states(state.states, strict=False)
+
+
+def _have_same_seeds(saved: MeshLayout, layout: MeshLayout) -> bool:
     """Whether two layouts have the same number of seeds and of pipeline stages."""
     return (saved.pp, saved.num_seeds) == (layout.pp, layout.num_seeds)
 
 
-def described(layout: MeshLayout) -> str:
+def _described(layout: MeshLayout) -> str:
     """Describe a layout: the number of processes, and the mesh axes unless each process has the whole model."""
     used = [f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1]
     is_plain = layout == MeshLayout.of_replicas(layout.world_size)

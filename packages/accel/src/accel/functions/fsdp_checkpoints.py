@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch import nn
 
 import accel_ops
 from accel_backends.checkpoint_formats.full import FullFormat, WholeState
+from accel_backends.checkpoint_formats.model_state import check_model, load_model
 from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_backends.checkpoint_formats.per_rank import PerRankFormat
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
@@ -33,6 +35,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably, regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
@@ -103,24 +106,19 @@ def load_fsdp_model(
         CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
     """
     _check(use_dcp)
-    from accel.checkpoints.model_files import ModelFiles
-    from accel_checkpoint.reading.strictness import Strictness
-
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
-    folder = _home(Path(input_dir), form.model_file(model_index))
-    files = ModelFiles(
-        accelerator.strategy, model, form.model_file(model_index), model_index, Strictness(True)
-    )
-    if isinstance(form, FullFormat):
-        saved: SavedState = WholeState(
-            read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
-        )
-        files.check(saved)
-        files.load(saved)
-        return
-    with form.open_model(folder, index=model_index) as saved:
-        files.check(saved)
-        files.load(saved)
+    name = form.model_file(model_index)
+    folder = _home(Path(input_dir), name)
+    with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
+        if isinstance(form, FullFormat):
+            content = read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
+            saved: SavedState = WholeState(content)
+        else:
+            saved = opened.enter_context(form.open_model(folder, index=model_index))
+        misfits = check_model(accelerator.strategy, model, saved)
+        if misfits:
+            raise ValueError("; ".join(misfits))
+        load_model(accelerator.strategy, model, saved)
 
 
 def save_fsdp_optimizer(

@@ -1,17 +1,15 @@
-"""From what the user said to what will run: one function, called once, before anything is built."""
+"""Combine the arguments of `Accelerator` and the launcher's settings into one run configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from accel.run.handlers import Handlers
-from accel.run.project import ProjectConfiguration
-from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin
+from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
         TorchTensorParallelPlugin,
     )
 
+Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""
 
@@ -60,6 +59,81 @@ ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "use_megatron_lm": ("megatron_lm_plugin", make_megatron_lm_plugin),
 }
 """Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
+
+
+@dataclass
+class ProjectConfiguration:
+    """Folders of a project and how its checkpoints are named and kept.
+
+    Args:
+        project_dir: Folder for everything the project writes.
+        logging_dir: Folder for local trackers; `project_dir` where not given.
+        automatic_checkpoint_naming: Number checkpoints `checkpoints/checkpoint_0`, `checkpoint_1`, …
+        total_limit: Checkpoints to keep; older ones are deleted after a new one is complete.
+        iteration: Number of the next checkpoint.
+        save_on_each_node: Save on every machine's main process rather than on the one main process.
+
+    Raises:
+        ConfigError: If `total_limit` is below 1 or `iteration` is negative.
+    """
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        if self.total_limit is not None and not (_is_number(self.total_limit) and self.total_limit >= 1):
+            raise ConfigError(
+                "`total_limit` must be a whole number of at least 1, or None (keep all), "
+                f"got {self.total_limit!r}."
+            )
+        if not (_is_number(self.iteration) and self.iteration >= 0):
+            raise ConfigError(f"`iteration` must be a whole number and not negative, got {self.iteration!r}.")
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Set `project_dir`, and `logging_dir` where it has no folder of its own yet."""
+        self.project_dir = None if project_dir is None else os.fspath(project_dir)
+        if self.logging_dir is None:
+            self.logging_dir = self.project_dir
+
+
+class Handlers(Mapping[type[KwargsHandler], KwargsHandler]):
+    """Handlers by their class; what is replaced holds for everything that is prepared later.
+
+    Args:
+        given: The user's handlers.
+
+    Raises:
+        ConfigError: If one is of an unknown class, or two are of the same class.
+    """
+
+    def __init__(self, given: Iterable[KwargsHandler] | None) -> None:
+        self._handlers = dict(collect(given))
+
+    def __getitem__(self, kind: type[KwargsHandler]) -> KwargsHandler:
+        return self._handlers[kind]
+
+    def __iter__(self) -> Iterator[type[KwargsHandler]]:
+        return iter(self._handlers)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def of(self, kind: type[Handler]) -> Handler | None:
+        """Return the handler of a class, None if there is none."""
+        found = self._handlers.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def replace(self, kind: type[Handler], handler: Handler | None) -> None:
+        """Put `handler` in the place of the one of its class; None removes that."""
+        if handler is None:
+            self._handlers.pop(kind, None)
+        else:
+            self._handlers[kind] = handler
 
 
 @dataclass
@@ -374,3 +448,7 @@ def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
             f"`sp_backend` of `parallelism_config` is `{config.sp_backend}`, but the strategy `{strategy.name}` shares "
             f'sequences by `{backend}`. Pass `sp_backend="{backend}"`, or the plugin of the engine that is meant.'
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

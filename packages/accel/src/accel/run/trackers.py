@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import accel_trackers
-from accel.run.ending import attempt_all
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -126,3 +125,22 @@ class Trackers:
     def _call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
         if self._background is not None:
             self._background.call_directly(trackers)
+
+
+def attempt_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Call every step in order, also after one has failed.
+
+    Raises:
+        BaseException: The first error; later ones are its notes.
+    """
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            if first is None:
+                first = error
+            else:
+                first.add_note(f"Afterwards: {type(error).__name__}: {error}")
+    if first is not None:
+        raise first

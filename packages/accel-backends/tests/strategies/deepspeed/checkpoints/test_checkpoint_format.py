@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from accel_backends.checkpoint_formats.choosing import (
-    format_of,
-    format_of_optimizer,
-    saved_models,
-    saved_optimizers,
+    formats_of_models,
+    formats_of_optimizers,
 )
 from accel_backends.checkpoint_formats.protocol import SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.checkpoint_format import DeepSpeedFormat
@@ -24,10 +22,10 @@ STAGE_3 = [
 
 def test_engines_and_their_optimizers_are_known_by_their_files():
     names = [*STAGE_3, "model_2.safetensors"]
-    assert saved_models(names) == [0, 1, 2]
-    assert [format_of(names, index=index).name for index in range(3)] == ["deepspeed", "deepspeed", "full"]
-    assert saved_optimizers(names) == [0]  # that of the second engine: the first has none
-    assert format_of_optimizer(names, index=0).name == "deepspeed"
+    models = {index: form.name for index, form in formats_of_models(names).items()}
+    assert models == {0: "deepspeed", 1: "deepspeed", 2: "full"}
+    # That of the second engine: the first has none.
+    assert {n: form.name for n, form in formats_of_optimizers(names).items()} == {0: "deepspeed"}
 
 
 def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():

@@ -1,10 +1,12 @@
-"""Make models, optimizers, schedulers and loaders ready for a run; the strategy and accel-data do the work."""
+"""Prepare models, optimizers, schedulers and loaders for a run, and remember them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, overload
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -17,8 +19,7 @@ import accel_ops
 from accel.preemption.guard import PreemptionGuard
 from accel.run import rank_settings
 from accel.run.configuration import RunConfiguration
-from accel.run.prepared_objects import PreparedObjects
-from accel_backends import Strategy
+from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle_builder import BundleBuilder
 from accel_backends.strategies.own_mesh import check_own_mesh, has_own_mesh
@@ -26,6 +27,123 @@ from accel_backends.strategies.prepare_checks import check_parameters, check_pla
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime
+
+
+class PreparedLoaders(Sequence[DataLoader[Any]]):
+    """Loaders in the order in which they were prepared, each once, for as long as somebody else holds them.
+
+    A run that prepares a loader for each epoch has one at a time, not one more for each epoch that it has trained.
+    A loader keeps its number, whatever is garbage-collected before or after it.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[DataLoader[Any]]] = {}
+        self._num_added = 0
+
+    def add(self, loader: DataLoader[Any]) -> None:
+        """Note a loader unless it was noted before."""
+        if not any(loader is one for one in self):
+            self._references[self._num_added] = weakref.ref(loader)
+            self._num_added += 1
+            loader._is_accelerate_prepared = True  # where libraries look for it
+
+    def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Note several loaders."""
+        for loader in loaders:
+            self.add(loader)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._references.clear()
+        self._num_added = 0
+
+    def by_number(self) -> dict[int, DataLoader[Any]]:
+        """Return the loaders by number: how many were prepared before."""
+        alive = {n: loader for n, one in self._references.items() if (loader := one()) is not None}
+        self._references = {number: self._references[number] for number in alive}
+        return alive
+
+    def __len__(self) -> int:
+        return len(self.by_number())
+
+    @overload
+    def __getitem__(self, index: int) -> DataLoader[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DataLoader[Any]]: ...
+    def __getitem__(self, index: int | slice) -> DataLoader[Any] | list[DataLoader[Any]]:
+        return list(self.by_number().values())[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.by_number().values())
+
+
+class PreparedObjects:
+    """Models, optimizers, schedulers and loaders, each once, in the order in which they were prepared.
+
+    Args:
+        strategy: Unwraps prepared models.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.schedulers: list[AcceleratedScheduler] = []
+        self.loaders = PreparedLoaders()
+        self._evaluation_only: WeakSet[nn.Module] = WeakSet()
+        self._strategy = strategy
+
+    @property
+    def trained_models(self) -> list[nn.Module]:
+        """Models that were prepared for training, not for evaluation only."""
+        return [model for model in self.models if model not in self._evaluation_only]
+
+    def find(self, thing: object) -> Any | None:
+        """Return the prepared object for `thing`, or `thing` if it is one; None if it was not prepared."""
+        if isinstance(thing, nn.Module):
+            return self.find_model(thing)
+        for attribute, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
+            for ready in things:
+                if ready is thing or getattr(ready, attribute, None) is thing:
+                    return ready
+        return next((loader for loader in self.loaders if loader is thing), None)
+
+    def find_model(self, model: nn.Module) -> nn.Module | None:
+        """Return the model that was prepared from `model` for training, or `model` if it is one; else None."""
+        unwrap = self._strategy.unwrap
+        for ready in self.trained_models:
+            inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
+            if any(model is one for one in (ready, *inner)):
+                return ready
+        return None
+
+    def add_models(self, models: Iterable[nn.Module], *, evaluation_only: bool = False) -> None:
+        """Add models; the latest call decides whether they are for evaluation only."""
+        for model in models:
+            _add(self.models, model)
+            (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
+
+    def add_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Add optimizers."""
+        for optimizer in optimizers:
+            _add(self.optimizers, optimizer)
+
+    def add_schedulers(self, schedulers: Iterable[Any]) -> None:
+        """Add schedulers."""
+        for scheduler in schedulers:
+            _add(self.schedulers, scheduler)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.loaders.clear()
+
+
+def _add(things: list[Any], new: Any) -> None:
+    new._is_accelerate_prepared = True  # where libraries look for it
+    if not any(new is old for old in things):
+        things.append(new)
 
 
 class Preparer:

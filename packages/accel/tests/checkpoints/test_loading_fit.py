@@ -75,7 +75,7 @@ def change_of(folder, *, save=None, load=None):
         (
             {},
             {"scheduler": "OneCycleLR"},
-            "`scheduler.bin` does not fit scheduler 0: it was saved from a .*StepLR",
+            r"`scheduler.bin` does not fit scheduler 0 \(OneCycleLR\): it was saved from a .*StepLR",
         ),
         ({}, {"custom": 2}, "`custom_checkpoint_1.pkl`, the state of custom object 1, is missing"),
         ({}, {"precision": "fp16"}, "`scaler.pt` is missing"),

@@ -1,23 +1,23 @@
-"""Save and load the whole state of a run; `accel.checkpoints` does the work."""
+"""Save and load the whole state of a run."""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
 from accel.preemption.guard import PreemptionGuard
-from accel.run.configuration import RunConfiguration
-from accel.run.prepared_objects import PreparedObjects
-from accel.run.project import ProjectConfiguration
+from accel.run.configuration import ProjectConfiguration, RunConfiguration
+from accel.run.prepared import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
@@ -27,9 +27,10 @@ from accel_state.logging import get_logger
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
-    from accel.checkpoints.collection import SaveHook, SaveOptions
-    from accel.checkpoints.loader import LoadHook
-    from accel.checkpoints.prepared import Prepared
+    from accel.checkpoints.items import RunObjects
+    from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.saving import SaveHook
+    from accel_backends.checkpoint_formats.protocol import SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import PendingFile
     from accel_checkpoint.saving.saver import Saver
@@ -127,30 +128,31 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel.checkpoints.collection import SaveOptions
+        from accel_backends.checkpoint_formats.protocol import SaveChoices
         from accel_checkpoint.saving.handle import SaveHandle
 
         given = dict(options)
         content = self.content(given.pop("checkpoint_format", None) or "")
         shard_size = given.pop("max_shard_size", None)
-        unknown = sorted(set(given) - content.format.save_arguments)
+        unknown = sorted(set(given) - content.form.save_arguments)
         if unknown:
             known = [
                 "blocking",
                 "checkpoint_format",
                 "max_shard_size",
-                *sorted(content.format.save_arguments),
+                *sorted(content.form.save_arguments),
             ]
             raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
-        how = SaveOptions(
-            safe_serialization=safe_serialization,
+        choices = SaveChoices(
+            rank=self._processes.process_index,
+            is_writer=self._processes.is_main_process,
+            safe=safe_serialization,
             max_shard_size=shard_size,
-            hooks=tuple(self.save_hooks.values()),
             engine_options=given,
         )
         saver = self._get_saver()
         saver.log_failure()
-        is_sharded = self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk
+        is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
         is_numbered = self.project.automatic_checkpoint_naming
         token, number, absence = saver.call(
             "save_state",
@@ -176,13 +178,19 @@ class Checkpointer:
             return (
                 str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
             )
-        if is_sharded:
-            how = replace(how, value_of_rank_0=lambda own: saver.agree("value", own, first))
+        # Hooks on replicated models may run on rank 0 alone.
+        value_of_rank_0 = partial(saver.agree, "value", merge=first) if is_sharded else str
         stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
             with stage:
                 stage.gather(
-                    partial(self._files_of_this_rank, content=content, target=request.target, options=how),
+                    partial(
+                        self._files_of_this_rank,
+                        content=content,
+                        target=request.target,
+                        choices=choices,
+                        value_of_rank_0=value_of_rank_0,
+                    ),
                     is_collective=self._strategy.capabilities.shards_parameters,
                 )
         except BaseException:
@@ -202,20 +210,29 @@ class Checkpointer:
         strict: bool,
         restore_loaders: bool | None,
         missing_ok: bool,
+        only: Collection[str] | None,
+        skip: Collection[str],
+        key_map: Mapping[str, str] | None,
         options: Mapping[str, Any],
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
-        from accel.checkpoints.load_choices import LoadChoices
-        from accel.checkpoints.loader import load_checkpoint, newest_checkpoint
+        from accel.checkpoints.loading import LoadOptions, load_checkpoint
         from accel_checkpoint.ranks.deferred_error import ReplacedError
 
-        choices = LoadChoices.of(load_kwargs, options)
+        how = LoadOptions.of(
+            load_kwargs,
+            options,
+            only=only,
+            skip=skip,
+            key_map=key_map or {},
+            verify=verify,
+            is_strict=strict,
+            restore_loaders=self._resumes_loaders if restore_loaders is None else restore_loaders,
+        )
         current_runtime().await_arrival("load_state")
-        if restore_loaders is None:
-            restore_loaders = self._resumes_loaders
         saver = self._get_saver()
         if input_dir is None:
-            folder = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            folder = self._newest_checkpoint(saver, missing_ok=missing_ok)
             if folder is None:
                 return False
         elif missing_ok:
@@ -232,10 +249,7 @@ class Checkpointer:
                     saver=saver,
                     layout=current_runtime().layout,
                     hooks=tuple(self.load_hooks.values()),
-                    verify=verify,
-                    is_strict=strict,
-                    restore_loaders=restore_loaders,
-                    choices=choices,
+                    options=how,
                 )
                 break
             except ReplacedError:
@@ -246,10 +260,44 @@ class Checkpointer:
             self._newest_number = next_iteration - 1
         return True
 
-    def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
-        """Raise an error on every rank if one of them does not call `name` within a minute."""
-        step, folder = self._stepper.num_windows, Path(folder).resolve().name
-        self._get_saver().call(name, folder=folder, step=step, needs_all=True)
+    @property
+    def is_model_writer(self) -> bool:
+        """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
+        processes = self._processes
+        return (
+            processes.is_local_main_process if self.project.save_on_each_node else processes.is_main_process
+        )
+
+    def save_model(
+        self,
+        model: nn.Module,
+        folder: str | os.PathLike[str],
+        *,
+        max_shard_size: int | str,
+        safe_serialization: bool,
+    ) -> None:
+        """Write the weights of `model`; see `Accelerator.save_model`."""
+        import accel_bigmodel
+        from accel_backends.sharding.full_state import deferred_state
+        from accel_checkpoint.saving.model_weights import order_of_fetching
+
+        is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
+        if is_sharded:
+            self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_model_writer)
+        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
+        order = order_of_fetching(state, **options)
+        before = [tensor.num_fetched for tensor in order]
+        try:
+            if self.is_model_writer:
+                accel_bigmodel.save_model(state, folder, **options)
+        finally:
+            # All ranks gather each tensor together, also those that write nothing, or could not.
+            for tensor, count in zip(order, before, strict=True):
+                if tensor.num_fetched == count:
+                    tensor.fetch()
+        if is_sharded:
+            self._processes.wait_for_everyone()
 
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
@@ -277,22 +325,23 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.release_memory()
 
-    def content(self, format_name: str = "") -> Prepared:
+    def content(self, format_name: str = "") -> RunObjects:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
-        from accel.checkpoints.prepared import Prepared
+        from accel.checkpoints.items import RunObjects
+        from accel_backends.checkpoint_formats.choosing import format_called
 
-        return Prepared(
+        return RunObjects(
             strategy=self._strategy,
             precision=self._precision,
-            device=current_runtime().device,
+            stepper=self._stepper,
+            form=format_called(format_name or self._strategy.checkpoint_format),
+            device_index=current_runtime().device.index or 0,
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             schedulers=self._prepared.schedulers,
             loaders=self._prepared.loaders.by_number(),
             custom=self.custom_objects,
-            stepper=self._stepper,
             active_loaders=self._gradient_state.dataloader_references,
-            format_name=format_name,
         )
 
     @property
@@ -301,19 +350,26 @@ class Checkpointer:
         return self._uses_stateful_loaders or self._preemption.is_enabled
 
     def _files_of_this_rank(
-        self, stage: Stage, *, content: Prepared, target: Path, options: SaveOptions
+        self,
+        stage: Stage,
+        *,
+        content: RunObjects,
+        target: Path,
+        choices: SaveChoices,
+        value_of_rank_0: Callable[[str], str],
     ) -> list[PendingFile]:
-        from accel.checkpoints.collection import collect, loaders_left_early
+        from accel.checkpoints.items import loader_items
+        from accel.checkpoints.saving import collect, describe
 
-        left = loaders_left_early(content) if self._resumes_loaders else []
-        if left:
+        left = [item.label for item in loader_items(content) if item.was_left_early]
+        if left and self._resumes_loaders:
             logger.warning_once(
                 "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
                 "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
                 "the loop.",
-                ", ".join(f"loader {index}" for index in left),
+                ", ".join(left),
             )
-        stage.describe(content.description())
+        stage.describe(describe(content))
         if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
             with suppress(OSError):  # it is not needed for the save
                 self._notice_other_run(target.parent)
@@ -326,18 +382,18 @@ class Checkpointer:
                 "`ProjectConfiguration`.",
                 main_process_only=False,
             )
-        if has_own_disk and content.format.needs_shared_disk:
+        if has_own_disk and content.form.needs_shared_disk:
             raise CheckpointError(
                 f"`{target}` is on a disk that this machine does not share with the main process's, but all ranks "
-                f"write one checkpoint in the format `{content.format.name}`. Save to a disk that all machines share, "
+                f"write one checkpoint in the format `{content.form.name}`. Save to a disk that all machines share, "
                 "or set `state_dict_type` to `FULL_STATE_DICT`."
             )
         files = collect(
             content,
             stage.path,
-            rank=self._processes.process_index,
-            is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
-            options=options,
+            replace(choices, is_writer=choices.is_writer or (is_spread and stage.is_owner)),
+            hooks=tuple(self.save_hooks.values()),
+            value_of_rank_0=value_of_rank_0,
         )
         stage.add_collective(*files.collective)
         stage.add_merged(*files.merged)
@@ -356,6 +412,23 @@ class Checkpointer:
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
+
+    def _newest_checkpoint(self, saver: Saver, *, missing_ok: bool) -> Path | None:
+        """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""
+        from accel_checkpoint.reading.selection import agree_on_newest
+
+        folder = self._folder_of_checkpoints()
+        if folder is None:
+            raise ConfigError(
+                "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
+            )
+        newest = agree_on_newest(folder.resolve(), saver)
+        if newest is None and not missing_ok:
+            raise CheckpointError(
+                f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load, "
+                "or `missing_ok=True` to start anew."
+            )
+        return newest
 
     def _folder_of_checkpoints(self) -> Path | None:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS

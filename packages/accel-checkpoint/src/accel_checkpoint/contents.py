@@ -1,0 +1,158 @@
+"""List what the files of a checkpoint contain, and compare two checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from accel_checkpoint.file_names import (
+    METADATA_NAME,
+    SHARDED_MODEL_NAME,
+    numbers_of_models,
+    numbers_of_sharded,
+)
+from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_state.errors import CheckpointError
+
+_TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor or another value in a checkpoint.
+
+    Attributes:
+        group: What it belongs to: `model 0`, or the name of the file.
+        name: Its name there; of nested data the keys, joined by dots.
+        kind: Its type: dtype and shape of a tensor, the type of another value.
+        read: Returns it.
+    """
+
+    group: str
+    name: str
+    kind: str
+    read: Callable[[], Any]
+
+
+def contents_of(folder: Path) -> Iterator[Item]:
+    """Yield what the files of a checkpoint contain, file by file. Tensors are not read.
+
+    Raises:
+        CheckpointError: If a file is damaged, or holds more than plain data.
+    """
+    names = sorted(files_below(folder))
+    for name in names:
+        models = numbers_of_models([name]) or numbers_of_sharded(SHARDED_MODEL_NAME, [name])
+        group = f"model {models[0]}" if models else name
+        if name.endswith(".safetensors"):
+            yield from _of_safetensors(regular_file(folder, name), group)
+        elif name.endswith(_TORCH_SUFFIXES):
+            yield from _flattened(read_torch_file(regular_file(folder, name), mmap=True), group)
+        elif name.endswith(f"/{METADATA_NAME}"):
+            inner = name.removesuffix(f"/{METADATA_NAME}")
+            yield from _of_parts(DistributedState(folder, inner), group if models else inner)
+
+
+def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
+    """Yield one line per item that only one of two checkpoints has, or that differs.
+
+    Args:
+        old: A checkpoint.
+        new: Another one.
+        values: Also compare values, which reads all tensors that both have.
+    """
+    before, after = ({(one.group, one.name): one for one in contents_of(folder)} for folder in (old, new))
+    for key in before | after:
+        label = ": ".join(key)
+        if key not in after:
+            yield f"- {label} {before[key].kind}"
+        elif key not in before:
+            yield f"+ {label} {after[key].kind}"
+        elif before[key].kind != after[key].kind:
+            yield f"~ {label} {before[key].kind} -> {after[key].kind}"
+        elif values:
+            reason = _difference(before[key].read(), after[key].read())
+            if reason:
+                yield f"~ {label} {reason}"
+
+
+def _of_safetensors(path: Path, group: str) -> Iterator[Item]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                part = file.get_slice(name)
+                kind = f"{part.get_dtype()} {_shape(part.get_shape())}"
+                yield Item(group, name, kind, partial(_read_safetensors, path, name))
+    except SafetensorError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}. Copy the checkpoint again.") from error
+
+
+def _read_safetensors(path: Path, name: str) -> torch.Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _of_parts(state: DistributedState, group: str) -> Iterator[Item]:
+    for entry in state.entries.values():
+        path = entry.path[1:] if group.startswith("model ") else entry.path
+        kind = "value" if entry.dtype is None else f"{_dtype(entry.dtype)} {_shape(entry.shape)}"
+        yield Item(group, ".".join(map(str, path)), kind, partial(state.value, entry))
+
+
+def _flattened(content: Any, group: str, *path: str) -> Iterator[Item]:
+    if isinstance(content, Mapping) and content:
+        for key, value in content.items():
+            yield from _flattened(value, group, *path, str(key))
+    elif isinstance(content, (list, tuple)) and any(
+        isinstance(one, (Mapping, torch.Tensor)) for one in content
+    ):
+        for index, value in enumerate(content):
+            yield from _flattened(value, group, *path, str(index))
+    else:
+        is_tensor = isinstance(content, torch.Tensor)
+        kind = f"{_dtype(content.dtype)} {_shape(content.shape)}" if is_tensor else type(content).__name__
+        yield Item(group, ".".join(path), kind, lambda: content)
+
+
+_SAFETENSORS_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    """Return the name as in safetensors, so that the same weights in two formats compare equal."""
+    return _SAFETENSORS_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _difference(old: Any, new: Any) -> str:
+    """Say how two values of the same kind differ; an empty string if they do not."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return "" if old == new else f"{_shortened(old)} -> {_shortened(new)}"
+    if torch.equal(old, new):
+        return ""
+    if not old.is_floating_point():
+        return f"{int((old != new).sum())} of {old.numel()} values differ"
+    old, new = old.double(), new.double()
+    differs = (old != new) & ~(old.isnan() & new.isnan())
+    if not differs.any():
+        return ""
+    return f"{int(differs.sum())} of {old.numel()} values differ, by at most {(old - new).abs().max():.3g}"
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

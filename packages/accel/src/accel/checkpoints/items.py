@@ -1,0 +1,579 @@
+"""What a checkpoint is made of: one item for each object of the run that has a state.
+
+Saving writes the items, loading reads them, and the manifest describes them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from accel_backends import Precision, Strategy
+from accel_backends.checkpoint_formats.choosing import formats_of_models, formats_of_optimizers
+from accel_backends.checkpoint_formats.model_state import RenamedState, check_model, load_model
+from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
+from accel_backends.stepping.stepper import Stepper
+from accel_bigmodel.offload.placeholders import weight_of
+from accel_checkpoint.file_names import (
+    LOADER_NAME,
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    custom_file,
+    loader_of_rank_file,
+    numbered_file,
+    numbers_of,
+    numbers_of_custom,
+    weight_format,
+)
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.listing import Found
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saving.pending_files import TorchFile
+from accel_data import PreparedLoader
+from accel_data.loader_files import load_into, to_file
+from accel_state.errors import CheckpointError, ConfigError
+from accel_state.logging import get_logger
+from accel_state.mesh_layout import MeshLayout
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class RunObjects:
+    """The objects of a run that have a state, in the order in which they were prepared.
+
+    Attributes:
+        strategy: Saves and loads the states of models and optimizers.
+        precision: Saves and loads the state of the gradient scaler.
+        stepper: Holds the state of the gradient accumulation.
+        form: The format in which models and optimizers are saved.
+        device_index: Index of this rank's device on its machine.
+        models: Prepared models.
+        optimizers: Prepared optimizers.
+        schedulers: Prepared schedulers.
+        loaders: Prepared loaders, by number.
+        custom: Objects registered for checkpointing.
+        active_loaders: The loaders that are being iterated over.
+    """
+
+    strategy: Strategy
+    precision: Precision
+    stepper: Stepper
+    form: CheckpointFormat
+    device_index: int
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    schedulers: Sequence[Any]
+    loaders: Mapping[int, Any]
+    custom: Sequence[Any]
+    active_loaders: Sequence[Any]
+
+    def bare_models(self) -> list[nn.Module]:
+        """Return the users' models, without wrappers."""
+        return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
+
+    def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
+        """Return the model whose parameters ``optimizer`` updates; of several, the one that shares most with it."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
+        return self.models[shares.index(max(shares))] if any(shares) else None
+
+
+@dataclass
+class SavedRun:
+    """A checkpoint that is being loaded.
+
+    Attributes:
+        found: The checkpoint.
+        names: Its file names.
+        rank: This process.
+        layout: Layout of the processes that load it.
+        strict: Whether a mismatch is an error or a warning.
+        strict_models: The same for the weights of models.
+        restore_loaders: Whether loaders resume in the middle of an epoch.
+        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
+        opened: Closes the files that are still open.
+        restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
+    """
+
+    found: Found
+    names: Collection[str]
+    rank: int
+    layout: MeshLayout
+    strict: Strictness
+    strict_models: Strictness
+    restore_loaders: bool
+    key_map: Mapping[str, str]
+    opened: ExitStack
+    restarted_loaders: list[str] = field(default_factory=list)
+
+    @cached_property
+    def model_formats(self) -> dict[int, CheckpointFormat]:
+        """Format of each model, by index."""
+        return formats_of_models(self.names)
+
+    @cached_property
+    def optimizer_formats(self) -> dict[int, CheckpointFormat]:
+        """Format of each optimizer, by index."""
+        return formats_of_optimizers(self.names)
+
+    def content(self, name: str) -> Any:
+        """Return the content of a file written by `torch.save`."""
+        return read_torch_file(regular_file(self.found.path, name))
+
+    def report_missing(self, what: str, *, note: str = "") -> None:
+        """Report that something is missing in the checkpoint."""
+        elsewhere = ""
+        if (
+            self.found.manifest is not None and self.found.manifest.place != 0
+        ):  # one node's part of a checkpoint
+            elsewhere = (
+                " The main process's machine may have it, but shares no disk with this one: copy it from there, and "
+                "save with `ProjectConfiguration(save_on_each_node=True)`."
+            )
+        self.strict.report(f"{what} is missing in `{self.found.path}`{note}.{elsewhere}")
+
+    def check_class(self, key: str, index: int, now: type) -> None:
+        """Compare a class of the user with the one that the manifest records.
+
+        Raises:
+            ValueError: If they differ.
+        """
+        manifest = self.found.manifest
+        saved = manifest.objects.get(key, ()) if manifest is not None else ()
+        if index < len(saved) and saved[index].rpartition(".")[2] != now.__name__:
+            raise ValueError(f"it was saved from a `{saved[index]}`, which `{class_name(now)}` is not")
+
+
+@dataclass
+class StateItem(ABC):
+    """An object of the run, and its file in a checkpoint.
+
+    Attributes:
+        run: The run.
+        index: How many of its kind come before it.
+        value: The object.
+    """
+
+    run: RunObjects
+    index: int
+    value: Any
+
+    kind: ClassVar[str]
+    key: ClassVar[str] = ""
+    """Under which the manifest records the classes of this kind, if it does."""
+    is_collective: ClassVar[bool] = False
+    """Whether all ranks must call `save` together."""
+
+    @staticmethod
+    @abstractmethod
+    def file_of(index: int) -> str:
+        """Return the name of a file of this kind; for messages, if there are several."""
+
+    @staticmethod
+    @abstractmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        """Return the indexes of this kind in a checkpoint, sorted."""
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return self.file_of(self.index)
+
+    @property
+    def of_class(self) -> type:
+        """The user's class."""
+        return type(self.value)
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.kind} {self.index} ({self.of_class.__name__})"
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        """Return the name of its file in a checkpoint; None if it has none."""
+        return self.file if self.file in saved.names else None
+
+    @abstractmethod
+    def save(self, choices: SaveChoices) -> Files:
+        """Return the files that this rank writes."""
+
+    @abstractmethod
+    def read(self, saved: SavedRun, name: str) -> Any:
+        """Read and check the state without changing anything, and return what `load` takes.
+
+        Raises:
+            AccelError: If the state cannot be read.
+            ValueError: If it does not fit; says why.
+        """
+
+    @abstractmethod
+    def load(self, content: Any, saved: SavedRun) -> None:
+        """Copy the state into the object."""
+
+    def report_missing(self, saved: SavedRun) -> None:
+        """Report that a checkpoint has no file of it."""
+        saved.report_missing(f"`{self.file}`, the state of {self.kind} {self.index},")
+
+    def strictness(self, saved: SavedRun) -> Strictness:
+        """Whether a mismatch is an error."""
+        return saved.strict
+
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
+        """Whether all its files are open, so that another save may replace them before `load`."""
+        return True
+
+
+@dataclass
+class ModelItem(StateItem):
+    """A prepared model."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The weights to save, after hooks have seen them."""
+
+    kind = "model"
+    key = "models"
+    is_collective = True
+
+    @staticmethod
+    def file_of(index: int) -> str:
+        return weight_format(index, safe=True).whole
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return sorted(saved.model_formats)
+
+    @property
+    def of_class(self) -> type:
+        return type(self.run.strategy.unwrap(self.value, keep_torch_compile=False))
+
+    @property
+    def label(self) -> str:
+        return f"model {self.index} ({class_name(self.of_class).rpartition('.')[2]})"
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        form = saved.model_formats.get(self.index)
+        return None if form is None else form.model_file(self.index)
+
+    def save(self, choices: SaveChoices) -> Files:
+        return self.run.form.model_files(self.state, index=self.index, choices=choices)
+
+    def read(self, saved: SavedRun, name: str) -> tuple[SavedState, ExitStack]:
+        """Open and check its files."""
+        self._reject_meta_parameters()
+        closing = saved.opened.enter_context(ExitStack())
+        opening = saved.model_formats[self.index].open_model(saved.found.path, index=self.index)
+        state = closing.enter_context(opening)
+        if saved.key_map:
+            if state.is_per_rank:
+                raise ConfigError(
+                    f"`key_map` does not apply to `{name}`: each rank reads what it wrote, whatever its names. "
+                    'Save with `state_dict_type="SHARDED_STATE_DICT"`.'
+                )
+            state = RenamedState(state, saved.key_map)
+        self._report(check_model(self.run.strategy, self.value, state), saved)
+        return state, closing
+
+    def load(self, content: tuple[SavedState, ExitStack], saved: SavedRun) -> None:
+        """Copy the weights into the model, and close its files."""
+        state, closing = content
+        with closing, _without_placeholder_warnings():
+            self._report(load_model(self.run.strategy, self.value, state), saved)
+
+    def strictness(self, saved: SavedRun) -> Strictness:
+        return saved.strict_models
+
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
+        return saved.model_formats[self.index].opens_all
+
+    def _report(self, misfits: Sequence[str], saved: SavedRun) -> None:
+        if misfits:
+            name, reasons = self.file_in(saved), "; ".join(misfits)
+            saved.strict_models.report(f"`{name}` does not fit {self.label}: {reasons}.")
+
+    def _reject_meta_parameters(self) -> None:
+        """Reject parameters on the meta device, except offloaded weights and deferred ones, which can be loaded."""
+        bare = self.run.strategy.unwrap(self.value, keep_torch_compile=False)
+        on_meta = [name for name, one in bare.named_parameters() if one.is_meta and weight_of(one) is None]
+        own = self.run.strategy.state_to_fill(self.value) if on_meta else {}
+        for name in on_meta:
+            if not isinstance(own.get(name), DeferredTensor):
+                raise CheckpointError(
+                    f"`{name}` of {self.label} is on the meta device, so there is no memory to load it into. "
+                    "Allocate it first, for example with `to_empty`."
+                )
+
+
+class OptimizerItem(StateItem):
+    """A prepared optimizer."""
+
+    kind = "optimizer"
+    key = OPTIMIZER_NAME
+    is_collective = True
+    file_of = staticmethod(partial(numbered_file, OPTIMIZER_NAME))
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return sorted(saved.optimizer_formats)
+
+    @property
+    def of_class(self) -> type:
+        return self.run.strategy.optimizer_class(self.value)
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        form = saved.optimizer_formats.get(self.index)
+        return None if form is None else form.optimizer_file(self.index)
+
+    def save(self, choices: SaveChoices) -> Files:
+        run = self.run
+        if run.form.is_per_rank:
+            state: Mapping[str, Any] = run.strategy.own_optimizer_state(self.value)
+        else:
+            state = run.strategy.local_optimizer_state(self.value, run.model_of(self.value))
+        return run.form.optimizer_files(state, self._parameters, index=self.index, choices=choices)
+
+    def read(self, saved: SavedRun, name: str) -> Mapping[str, Any]:
+        """Read the state, which may be mapped from its file."""
+        saved.check_class(self.key, self.index, self.of_class)
+        strategy, inner, form = self.run.strategy, self._inner, saved.optimizer_formats[self.index]
+        parameters = partial(strategy.own_optimizer_state, inner) if form.is_per_rank else self._parameters
+        state = form.read_optimizer(saved.found.path, parameters, index=self.index)
+        # In a format that each rank reads alone, reading has compared them.
+        misfit = None if form.is_per_rank else misfit_of(inner, state, strategy.optimizer_shapes(inner))
+        if misfit is not None:
+            raise ValueError(misfit)
+        return state
+
+    def load(self, content: Mapping[str, Any], saved: SavedRun) -> None:
+        """Copy the state into the optimizer."""
+        strategy = self.run.strategy
+        own = content if strategy.capabilities.copies_loaded_states else without_file(self._inner, content)
+        if saved.optimizer_formats[self.index].is_per_rank:
+            self.value.load_state_dict(dict(own))
+        else:
+            strategy.load_optimizer_state(self.value, own, self.run.model_of(self.value))
+
+    def is_open(self, content: Any, saved: SavedRun) -> bool:
+        return saved.optimizer_formats[self.index].opens_all
+
+    @property
+    def _inner(self) -> torch.optim.Optimizer:
+        return self.run.strategy.bare_optimizer(self.value)
+
+    def _parameters(self) -> Mapping[str, torch.Tensor]:
+        return self.run.strategy.optimizer_parameters(self._inner, self.run.models)
+
+
+class CustomItem(StateItem):
+    """A registered object, whose state is one file that the main process writes."""
+
+    kind = "custom object"
+    key = "custom"
+    file_of = staticmethod(custom_file)
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of_custom(saved.names)
+
+    def save(self, choices: SaveChoices) -> Files:
+        return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
+
+    def read(self, saved: SavedRun, name: str) -> Any:
+        return saved.content(name)
+
+    def load(self, content: Any, saved: SavedRun) -> None:
+        self.value.load_state_dict(content)
+
+
+class SchedulerItem(CustomItem):
+    """A prepared scheduler."""
+
+    kind = "scheduler"
+    key = SCHEDULER_NAME
+    file_of = staticmethod(partial(numbered_file, SCHEDULER_NAME))
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of(SCHEDULER_NAME, saved.names)
+
+    @property
+    def of_class(self) -> type:
+        return type(getattr(self.value, "scheduler", self.value))
+
+    def read(self, saved: SavedRun, name: str) -> Any:
+        """Return the content of the file; torch's schedulers would load any dict."""
+        saved.check_class(self.key, self.index, self.of_class)
+        content = saved.content(name)
+        for key in self.value.state_dict():
+            if not key.startswith("_") and key not in content:
+                raise ValueError(f"it has no `{key}`, so it is the state of another kind of scheduler")
+        return content
+
+
+class ScalerItem(CustomItem):
+    """The gradient scaler, which the precision keeps."""
+
+    kind = "gradient scaler"
+    key = ""
+    label = "the gradient scaler"
+
+    @staticmethod
+    def file_of(index: int) -> str:
+        return SCALER_NAME
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return [0] if SCALER_NAME in saved.names else []
+
+    def report_missing(self, saved: SavedRun) -> None:
+        note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
+        saved.report_missing(f"`{self.file}`", note=note)
+
+
+@dataclass
+class LoaderItem(StateItem):
+    """A prepared loader. A checkpoint may have more or fewer of them."""
+
+    number: int = 0
+    """Number of its files: its own when saving; when loading, that of the loader saved in its place."""
+
+    kind = "loader"
+    file_of = staticmethod(partial(numbered_file, LOADER_NAME))
+
+    @staticmethod
+    def indexes_in(saved: SavedRun) -> Collection[int]:
+        return numbers_of(LOADER_NAME, saved.names)
+
+    @property
+    def file(self) -> str:
+        return self.file_of(self.number)
+
+    @property
+    def label(self) -> str:
+        return f"loader {self.index}"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it, or a loader that skips some of its batches, is being iterated over."""
+        if isinstance(self.value, PreparedLoader):
+            return any(self.value.shares_progress_with(one) for one in self.run.active_loaders)
+        return any(one is self.value for one in self.run.active_loaders)
+
+    @property
+    def was_left_early(self) -> bool:
+        """Whether it is in the middle of an epoch and no loop reads it any more."""
+        return isinstance(self.value, PreparedLoader) and self.value.is_mid_epoch and not self.is_under_way
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
+        of_rank = loader_of_rank_file(self.number, saved.rank)
+        return of_rank if self._has_state_per_rank and of_rank in saved.names else super().file_in(saved)
+
+    def save(self, choices: SaveChoices) -> Files:
+        """Return the main process's file, and a file of this rank if the ranks' states differ."""
+        names = [self.file] if choices.is_writer else []
+        if choices.rank > 0 and self._has_state_per_rank:
+            names.append(loader_of_rank_file(self.number, choices.rank))
+        content = to_file(self.value, is_under_way=self.is_under_way) if names else {}
+        return Files([TorchFile(name, content) for name in names])
+
+    def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
+        return name, saved.content(name)
+
+    def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
+        """Resume the loader, or let its epoch start over."""
+        manifest, (name, state) = saved.found.manifest, content
+        is_of_another = manifest is not None and manifest.is_of_rank_0_alone and self._has_state_per_rank
+        position = saved.restore_loaders and not is_of_another
+        was_mid_epoch = load_into(self.value, state, position=position, file_name=name)
+        if was_mid_epoch and not position:
+            saved.restarted_loaders.append(self.label)
+
+    def report_missing(self, saved: SavedRun) -> None:
+        """Warn that the loader begins at its start, unless the checkpoint is of a package that saves no loaders."""
+        if saved.found.manifest is not None:
+            logger.warning(
+                "The checkpoint has no state of %s. Skip what was read with `skip_first_batches`.", self.label
+            )
+
+    @property
+    def _has_state_per_rank(self) -> bool:
+        return isinstance(self.value, PreparedLoader) and self.value.has_state_per_rank
+
+
+KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
+    {
+        "models": ModelItem,
+        "optimizers": OptimizerItem,
+        "schedulers": SchedulerItem,
+        "custom": CustomItem,
+        "loaders": LoaderItem,
+        "scaler": ScalerItem,
+    }
+)
+"""By the names that users give them, in the order in which files that nothing was prepared for are listed."""
+
+
+def model_items(run: RunObjects, models: Sequence[nn.Module]) -> list[ModelItem]:
+    """Return an item for each of these models."""
+    return [ModelItem(run, index, model) for index, model in enumerate(models)]
+
+
+def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderItem]:
+    """Return an item for each loader with a state; numbered as in the checkpoint to load, if any.
+
+    The numbers differ if the run that saved had prepared other loaders before, such as one for each epoch.
+    """
+    loaders = {n: one for n, one in run.loaders.items() if callable(getattr(one, "state_dict", None))}
+    numbers = loaders if saved is None else LoaderItem.indexes_in(saved)
+    others = iter([number for number in numbers if number not in loaders])
+    return [
+        LoaderItem(run, index, loader, index if index in numbers else next(others, index))
+        for index, loader in loaders.items()
+    ]
+
+
+def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateItem]:
+    """Return an item for each object that is no model, in the order in which they are loaded.
+
+    Args:
+        run: The run.
+        saved: The checkpoint to load, if any.
+    """
+    return [
+        *(OptimizerItem(run, index, one) for index, one in enumerate(run.optimizers)),
+        *(SchedulerItem(run, index, one) for index, one in enumerate(run.schedulers)),
+        *loader_items(run, saved),
+        *([ScalerItem(run, 0, run.precision)] if run.precision.scaler is not None else []),
+        *(CustomItem(run, index, one) for index, one in enumerate(run.custom)),
+    ]
+
+
+def class_name(kind: type) -> str:
+    """Return the qualified name of the user's class, with its module."""
+    if issubclass(kind, FSDPModule):
+        # `fully_shard` gives each module a class of its own, with the user's class as its second base.
+        kind = kind.__bases__[1]
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@contextmanager
+def _without_placeholder_warnings() -> Iterator[None]:
+    """Suppress torch's warning that copying into a meta parameter has no effect; for offloaded weights it has."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint")
+        yield

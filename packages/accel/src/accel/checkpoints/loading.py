@@ -1,0 +1,257 @@
+"""Load a checkpoint on all ranks: agree on the folder, read and check everything, then load and agree again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from accel.checkpoints.items import KINDS, RunObjects, SavedRun, StateItem, model_items, other_items
+from accel.checkpoints.rank_state import RankItem
+from accel_checkpoint.file_names import SAMPLER_NAME
+from accel_checkpoint.files import files_below
+from accel_checkpoint.ranks.agreement import first
+from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.reading.listing import Found, checkpoints_in
+from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saving.saver import Saver
+from accel_state.errors import ConfigError
+from accel_state.logging import get_logger
+from accel_state.mesh_layout import MeshLayout
+from accel_state.user_warnings import warn_user
+
+_ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
+LoadHook = Callable[[list[nn.Module], str], None]
+logger = get_logger(__name__)
+_DEEPSPEED_NAMES = (
+    "load_module_strict", "load_optimizer_states", "load_lr_scheduler_states", "load_module_only",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What to load, and how strictly.
+
+    Attributes:
+        verify: Whether to read all files and compare their digests first.
+        is_strict: Whether a mismatch is an error or a warning.
+        strict_models: The same for weights that are missing or left over.
+        restore_loaders: Whether loaders resume in the middle of an epoch.
+        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
+        skipped: Kinds of items that are not loaded.
+    """
+
+    verify: bool = False
+    is_strict: bool = True
+    strict_models: bool = True
+    restore_loaders: bool = False
+    key_map: Mapping[str, str] = field(default_factory=dict)
+    skipped: Collection[type[StateItem]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        load_kwargs: Mapping[str, Any] | None,
+        others: Mapping[str, Any],
+        *,
+        only: Collection[str] | None,
+        skip: Collection[str],
+        **options: Any,
+    ) -> Self:
+        """Return the options in the arguments of `load_state`.
+
+        Raises:
+            ConfigError: If an argument is unknown, would have no effect, or would allow unpickling; names it.
+        """
+        given = dict(load_kwargs or {})
+        if given.pop("weights_only", True) is not True:
+            raise ConfigError(
+                "`weights_only=False` is not supported: a checkpoint could run code. Leave it out."
+            )
+        unknown = sorted({*given, *others} - {"map_location", *_DEEPSPEED_NAMES})
+        if unknown:
+            raise ConfigError(
+                f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
+                f"missing_ok, only, skip, key_map, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
+            )
+        wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip)
+        if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
+            wanted.discard("optimizers")
+        if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
+            wanted.discard("schedulers")
+        skipped = [kind for name, kind in _ALL_KINDS.items() if name not in wanted]
+        strict_models = bool(others.get("load_module_strict", True))
+        return cls(skipped=skipped, strict_models=strict_models, **options)
+
+
+def _kinds(argument: str, names: Collection[str]) -> set[str]:
+    """Return the kinds that a user names, one or several."""
+    given = {names} if isinstance(names, str) else set(names)
+    unknown = sorted(given - set(_ALL_KINDS))
+    if unknown:
+        raise ConfigError(f"`{argument}` knows no kind `{unknown[0]}`. Known: {', '.join(_ALL_KINDS)}.")
+    return given
+
+
+def load_checkpoint(
+    run: RunObjects,
+    input_dir: Path,
+    *,
+    saver: Saver,
+    layout: MeshLayout,
+    hooks: Sequence[LoadHook],
+    options: LoadOptions,
+) -> int | None:
+    """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
+
+    Returns:
+        Number of the next checkpoint; None if the checkpoints have no numbers.
+
+    Raises:
+        CheckpointError: On every rank, if any rank failed.
+        ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
+    """
+    folder = input_dir.resolve()
+    saver.log_failure()
+    topology = saver.topology
+    token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+    found: Found | None = None
+    next_number = ""
+    with _not_loaded(saver, "checked", folder) as deferred:
+        if topology.num_nodes > 1 and token:
+            # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
+            folder = part_of_save(folder, token)
+        # One process per node reads all files; the others only check that they exist.
+        found = check_loadable(folder, verify=options.verify and topology.local_rank == 0)
+        if topology.local_rank == 0:
+            next_number = _next_number(found)
+    next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
+    assert found is not None
+    with ExitStack() as opened:
+        with _not_loaded(saver, "opened", folder) as deferred:
+            bare = run.bare_models()
+            left = list(bare)
+            for hook in hooks:
+                hook(left, str(found.path))
+            saved = SavedRun(
+                found,
+                list(files_below(found.path)),
+                topology.rank,
+                layout,
+                strict=Strictness(options.is_strict),
+                strict_models=Strictness(options.is_strict and options.strict_models),
+                restore_loaders=options.restore_loaders,
+                key_map=options.key_map,
+                opened=opened,
+            )
+            models = [run.models[bare.index(model)] for model in left]
+            reading = Reading(run, models, saved, skipped=options.skipped)
+        deferred.agree(is_replaced=_is_replaced(folder, token))
+        is_open = reading.is_open
+        with _not_loaded(saver, "loaded", folder) as deferred:
+            reading.load()
+        deferred.agree(is_replaced=not is_open and _is_replaced(folder, token))
+    return int(next_number) if next_number else None
+
+
+class Reading:
+    """The items of a checkpoint, read and checked but not loaded yet.
+
+    Args:
+        run: The objects to load it into.
+        models: Those of its models that no hook has loaded.
+        saved: The checkpoint.
+        skipped: Kinds of items that are not loaded.
+
+    Raises:
+        CheckpointError: If something does not fit; names the file and the object.
+    """
+
+    def __init__(
+        self,
+        run: RunObjects,
+        models: Sequence[nn.Module],
+        saved: SavedRun,
+        *,
+        skipped: Collection[type[StateItem]] = (),
+    ) -> None:
+        self._saved = saved
+        if f"{SAMPLER_NAME}.bin" in saved.names:
+            logger.warning(
+                "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
+            )
+        rank = RankItem(run, saved.rank, None)
+        items = [*model_items(run, models), *other_items(run, saved), rank]
+        items = [item for item in items if type(item) not in skipped]
+        _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
+        names = [(item, item.file_in(saved)) for item in items]
+        for item, name in names:
+            if name is None:
+                item.report_missing(saved)
+        self._contents: list[tuple[StateItem, str, Any]] = []
+        for item, name in names:
+            if name is not None:
+                with item.strictness(saved).loading(name, item.label):
+                    self._contents.append((item, name, item.read(saved, name)))
+        if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
+            self._contents.append((rank, rank.file, None))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all files are open, so that another save may replace them before they are loaded."""
+        return all(item.is_open(content, self._saved) for item, _, content in self._contents)
+
+    def load(self) -> None:
+        """Load all items."""
+        while self._contents:
+            item, name, content = self._contents.pop(0)
+            with item.strictness(self._saved).loading(name, item.label):
+                item.load(content, self._saved)
+            del content  # closes the file that it is mapped from
+        if self._saved.restarted_loaders:
+            logger.warning(
+                "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
+                "Skip the batches already read with `skip_first_batches`, or call `load_state` with "
+                "`restore_loaders=True`.",
+                ", ".join(self._saved.restarted_loaders),
+            )
+
+
+def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
+    files = {item.file for item in items}
+    saved_files = [kind.file_of(index) for kind in kinds for index in kind.indexes_in(saved)]
+    unused = [f"`{file}`" for file in saved_files if file not in files]
+    if unused:
+        warn_user(
+            f"Nothing is prepared or registered for these files in `{saved.found.path}`, which are not loaded: "
+            f"{', '.join(unused)}. To continue the training, prepare and register the same objects."
+        )
+
+
+def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
+    agree = partial(saver.agree, is_begun=stage != "checked")  # all ranks came to that
+    return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
+
+
+def _is_replaced(folder: Path, token: str) -> bool:
+    """Whether a folder that held the save ``token`` holds another one; not if it has been removed."""
+    return bool(token) and os.path.isdir(folder) and token_of(folder) != token  # noqa: PTH112 (raises nothing)
+
+
+def _next_number(found: Found) -> str:
+    """Return the number after the highest one beside ``found``, so that the next save replaces no checkpoint."""
+    if found.number is None:
+        return ""
+    numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
+    return str(max([found.number, *numbers]) + 1)
+
+
+def _highest(numbers: Sequence[str]) -> str:
+    return str(max(int(number) for number in numbers if number)) if numbers[0] else ""
