@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -90,6 +91,16 @@ class OddSampler(Sampler[int]):
         return SIZE
 
 
+class DefaultSampler(Sampler[int]):
+    """An order of its own, from torch's default generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(torch.randperm(SIZE).tolist()))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
 class OddBatches:
     batch_size = 3
     drop_last = False
@@ -107,6 +118,11 @@ class OddBatches:
 def shuffled(**kwargs: Any) -> DataLoader[Any]:
     torch.manual_seed(1)
     return DataLoader(range(SIZE), batch_size=3, shuffle=True, **kwargs)  # type: ignore[arg-type]
+
+
+def from_default_generator() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(range(SIZE), batch_size=3, sampler=DefaultSampler())  # type: ignore[arg-type]
 
 
 def weighted() -> DataLoader[Any]:
@@ -130,6 +146,7 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
     "own generator": (lambda: shuffled(generator=torch.Generator().manual_seed(2)), {}),
     "seedable": (shuffled, {"use_seedable_sampler": True, "data_seed": 3}),
     "own sampler": (lambda: DataLoader(range(SIZE), batch_size=3, sampler=OddSampler()), {}),  # type: ignore[arg-type]
+    "own sampler without a generator": (from_default_generator, {}),
     "own batch sampler": (lambda: DataLoader(range(SIZE), batch_sampler=OddBatches()), {}),  # type: ignore[arg-type]
     "no batches": (lambda: DataLoader(range(SIZE), batch_size=None), {}),  # type: ignore[arg-type]
     "dispatched": (shuffled, {"dispatch_batches": True}),
@@ -680,6 +697,26 @@ def test_a_state_of_another_version_is_refused() -> None:
     loader = start("in order", 1)[0]
     with pytest.raises(CheckpointError, match="has version 99, this release reads version 2 and older ones"):
         loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+def test_a_state_of_version_1_goes_on_in_its_order() -> None:
+    """There the state was that of a generator which the sampler was given."""
+    drawn_from = torch.Generator().manual_seed(8)
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(8)).tolist()
+    state = {
+        "version": 1, "epoch": 2, "samples": 12, "batches": 4, "num_processes": 2, "rank": None, "num_samples": SIZE,
+        "seed": None, "generator": base64.b64encode(drawn_from.get_state().numpy().tobytes()).decode(),
+        "is_order_drawn": True, "dataset": None, "workers": None, "stream_workers": None, "num_workers": None,
+        "loader": None, "is_complete": False,
+    }  # fmt: skip
+    loader = start("shuffled", 1)[0].loader
+    loader.load_state_dict(state)
+    assert loader.iteration == 2
+    batches = iter(loader)
+    assert [row for _ in range(3) for row in rows(next(batches))] == order[12:21]
+    again = start("shuffled", 1)[0].loader
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [row for batch in again for row in rows(batch)] == order[21:]
 
 
 def test_another_epoch_forgets_the_position() -> None:
