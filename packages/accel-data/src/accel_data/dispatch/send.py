@@ -72,12 +72,16 @@ def read_steps(
 
 
 def send_steps(
-    steps: Iterator[tuple[GlobalStep, ReadStates]],
+    steps: Iterator[tuple[GlobalStep, ReadStates]], *, is_alone: bool = False
 ) -> Iterator[tuple[GlobalStep, ReadStates | None]]:
     """Send all ranks their steps and yield them, with the states after them; on the main process.
 
     The step after the next is read right after a step was sent, while the other ranks work. An error while
     reading is raised when its step is due; until then all ranks continue.
+
+    Args:
+        steps: The epoch.
+        is_alone: Whether no other rank receives them.
 
     Raises:
         Exception: What was raised while reading; the other ranks raise `StateError`. Pickle's error, if a piece
@@ -85,19 +89,21 @@ def send_steps(
     """
     read = _with_error(steps)
     current, following = next(read, None), next(read, None)
-    if current is None:
+    if current is None and not is_alone:
         dispatch_batch(None)
     while isinstance(current, tuple):
         step, states = current
         ahead = following[0] if isinstance(following, tuple) else step
         step = replace(step, num_following=0 if following is None else ahead.num_with_batch)
-        _send(step)
+        if not is_alone:
+            _send(step)
         upcoming = next(read, None)
         # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
         yield step, states if step.num_following else None
         current, following = following, upcoming
     if current is not None:
-        dispatch_batch(f"{type(current).__name__}: {current}")
+        if not is_alone:
+            dispatch_batch(f"{type(current).__name__}: {current}")
         raise current
 
 

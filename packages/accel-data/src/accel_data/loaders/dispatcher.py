@@ -146,12 +146,15 @@ class DataLoaderDispatcher(PreparedLoader):
         start, shard = resumption.position, index_shard(self.base_dataloader)
         sampler_pass = None if shard is None else shard.new_pass(start, order_state=resumption.order)
         order = self._stream_order(resumption) if sampler_pass is None else None
-        if current_transport().rank != 0:
+        # A script may have set one process in the state, to read everything on each rank.
+        is_alone = len(ranks.of_world) == 1
+        if not is_alone and current_transport().rank != 0:
             if not is_resumed:
                 self._draw_as_main_process(sampler_pass)
             steps: Iterator[tuple[GlobalStep, ReadStates | None]] = receive_steps(ranks.rank, self.device)
         else:
-            steps = send_steps(self._read_steps(resumption, sampler_pass, is_resumed=is_resumed))
+            read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
+            steps = send_steps(read, is_alone=is_alone)
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)

@@ -144,6 +144,11 @@ class Pass:
         if num_missed:
             warn_of_fewer_batches(self._ranks.rank, num_read, num_read + num_missed)
 
+    @property
+    def position(self) -> Position:
+        """Where the last batch that was yielded ended."""
+        return self._start if self._step is None else self._step.end
+
     def reached(self) -> Resumption:
         """Return what a pass needs to continue after the last batch that was yielded."""
         step, order, num_ranks = self._step, self.order_state(), self._ranks.num_ranks
@@ -188,6 +193,13 @@ class Progress:
     def detached(self) -> Progress:
         """Return the same without the pass, for another process."""
         return Progress(self.epoch, self.resumption)
+
+    @property
+    def position(self) -> Position:
+        """How much of the epoch has been read."""
+        if self.resumption is not None:
+            return self.resumption.position
+        return START if self.current is None else self.current.position
 
     @property
     def is_within_epoch(self) -> bool:

@@ -211,7 +211,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @property
     def is_mid_epoch(self) -> bool:
         """Whether batches of its epoch have been read and others have not, by a loop that is running or was left."""
-        return self._progress.reached().position != START
+        return self._progress.position != START
 
     @property
     def total_batch_size(self) -> int:
@@ -245,8 +245,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
         """Begin to read map-style data."""
         reader = self._readers.reader_for(self.base_dataloader)
-        if resumption.states.loader is not None and self.use_stateful_dataloader:
-            reader.restore(resumption.states.loader)
+        loader_state = None if resumption.is_complete else resumption.states.loader
+        if loader_state is not None and self.use_stateful_dataloader:
+            reader.restore(loader_state)
         return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
 
     def _stream_order(self, resumption: Resumption) -> OrderState | None:
