@@ -11,7 +11,7 @@ from accel import DeepSpeedPlugin
 from accel_launch.cli import main
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.writing import new_document, write_config
-from accel_state.environment import door
+from accel_state.environment import read
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
 from tools.harness.scripts import run_command
@@ -136,7 +136,7 @@ def plugin_of_ranks(capsys, monkeypatch):
         with monkeypatch.context() as patch:
             for name, text in first.items():
                 patch.setenv(name, text)
-            assert door.read("use_deepspeed") is True
+            assert read("use_deepspeed") is True
             return DeepSpeedPlugin()
 
     return make

@@ -19,7 +19,7 @@ from accel import FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_launch.cli import main
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.writing import new_document, write_config
-from accel_state.environment import door
+from accel_state.environment import read
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
 from tools.harness.scripts import run_command
@@ -139,7 +139,7 @@ def field_of(monkeypatch, kind, environ, field):
     with monkeypatch.context() as patch:
         for name, value in environ.items():
             patch.setenv(name, value)
-        assert door.read(KINDS[kind][0]) is True
+        assert read(KINDS[kind][0]) is True
         found = KINDS[kind][1]()
     for name in field.split("."):
         found = getattr(found, name)
@@ -240,7 +240,7 @@ ANSWERED = [
     (
         {
             "Which version": "2",
-            "Give the gathered": "no",
+            "Reshard the parameters": "no",
             "cut into units": "SIZE_BASED_WRAP",
             "written": "FULL_STATE_DICT",
         },

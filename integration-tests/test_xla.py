@@ -18,12 +18,12 @@ from accel_state.topology import Topology
 
 backend = device_backend("xla")
 place = backend.place(Topology())
-told = {"why_not": backend.why_not(check_device=True), "count": backend.count(), "device": place.type}
+told = {"why_not": backend.unavailable_reason(check_device=True), "count": backend.count(), "device": place.type}
 told["alone"] = backend.refine_topology(Topology()) == Topology()
-backend.rng.seed(12)
-state = backend.rng.get_state()
+backend.seed_all(12)
+state = backend.get_rng_state()
 first = torch.rand(3, device=place).tolist()
-backend.rng.set_state(state)
+backend.set_rng_state(state)
 told["repeats"] = torch.rand(3, device=place).tolist() == first
 told["sum"] = (torch.ones(2, 2, device=place) @ torch.ones(2, 2, device=place)).sum().item()
 backend.empty_cache()

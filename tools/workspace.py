@@ -101,7 +101,14 @@ class Package:
 
     def modules(self) -> Iterator[tuple[str, Path]]:
         """Yield ``(dotted name, file)`` of every module, sorted."""
-        for file in sorted(self.source.rglob("*.py")):
+        return self._files("*.py")
+
+    def stubs(self) -> Iterator[tuple[str, Path]]:
+        """Yield ``(dotted name, file)`` of every stub, sorted."""
+        return self._files("*.pyi")
+
+    def _files(self, pattern: str) -> Iterator[tuple[str, Path]]:
+        for file in sorted(self.source.rglob(pattern)):
             parts = [self.import_name, *file.relative_to(self.source).with_suffix("").parts]
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 

@@ -11,6 +11,7 @@ CHECKS = (
     "links",
     "origin",
     "surface",
+    "settings_page",
     "settings_table",
     "tracker_table",
     "device_table",

@@ -46,8 +46,8 @@ def _lines() -> Iterator[str]:
     for vendor in known_vendors():
         seeds, memory = _WITHOUT_STAND_IN.get(vendor.name) or _asked(vendor)
         cells = (
-            f"{vendor.title}, `{vendor.name}`",
-            "torch" if vendor.plugin is None else f"`{vendor.plugin}`",
+            f"{vendor.label}, `{vendor.name}`",
+            "torch" if vendor.plugin is None else f"`{vendor.plugin.module}`",
             _precisions(vendor),
             ", ".join(f"`{name}`" for name in strategies_on(vendor)),
             f"`{vendor.collective_backend}`, `{vendor.distributed_type}`"
@@ -79,7 +79,7 @@ def _asked(vendor: Vendor) -> tuple[str, str]:
     with vendor_module(vendor.name) as module:
         backend = device_backend(vendor.name)
         return (
-            _calls(module, lambda: backend.rng.seed(0)),
+            _calls(module, lambda: backend.seed_all(0)),
             _calls(module, backend.free_and_total_bytes),
         )
 
@@ -89,7 +89,7 @@ def _calls(module: VendorModule, function: Callable[[], object]) -> str:
     try:
         function()
     except NotAvailableError:
-        return "not told"
+        return "not reported"
     return ", ".join(f"`{name}`" for name in module.calls)
 
 

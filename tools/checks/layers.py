@@ -1,8 +1,8 @@
 """Imports run downwards only, and the torch-free parts stay torch-free.
 
 Three looks at the same rule: import-linter reads every import statement, in functions too (contracts in the
-root ``pyproject.toml``); strings that name modules, such as lazy tables, are held to the same layers; and a
-fresh Python imports the torch-free modules and tells whether torch came along.
+root ``pyproject.toml``); strings that name modules and the imports of stubs are held to the same layers; and a
+fresh Python imports the torch-free modules and reports whether torch came along.
 """
 
 from __future__ import annotations
@@ -73,6 +73,19 @@ def text_problems(root: Path) -> Iterator[str]:
                     yield f"{place}: the string names `{found.module}`, not below `{package.import_name}`"
 
 
+def stub_problems(root: Path) -> Iterator[str]:
+    """Yield the imports of stubs that do not lead to a layer below."""
+    heights = ranks(root)
+    for package in read_packages(root).values():
+        for _, file in package.stubs():
+            for found in imports_of(file):
+                owner = found.module.partition(".")[0]
+                height = heights.get(owner, -1)
+                if owner != package.import_name and height >= heights[package.import_name]:
+                    place = f"{file.relative_to(root)}:{found.line}"
+                    yield f"{place}: the stub imports `{found.module}`, not below `{package.import_name}`"
+
+
 def torch_free_modules(root: Path) -> list[str]:
     """Return the modules that are imported without torch: package roots, launcher, the lower half of accel_state."""
     packages = read_packages(root)
@@ -114,7 +127,7 @@ def runtime_problems(root: Path) -> Iterator[str]:
 
 def problems(root: Path) -> list[str]:
     """Return every broken rule in the packages of ``root``."""
-    return [*statement_problems(root), *text_problems(root), *runtime_problems(root)]
+    return [*statement_problems(root), *text_problems(root), *stub_problems(root), *runtime_problems(root)]
 
 
 if __name__ == "__main__":

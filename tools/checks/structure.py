@@ -16,9 +16,6 @@ VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 USER_PATHS = {"accel/src/accel/utils"}
 """Vague names that users know and import from; these files only hand names on."""
 
-REAL_AT_ROOT = {"__init__", "accelerator", "local_sgd"}
-"""Beside alias modules: the modules whose own classes users import from these paths."""
-
 WHOLE_PACKAGE = {
     "accel-bigmodel/tests/test_never_silently_wrong.py",
     "accel-data/tests/test_resume.py",
@@ -117,14 +114,14 @@ def names_are_clear(package: Package) -> Iterator[str]:
             yield f"{file}: `{next(iter(VAGUE & set(parts)))}` does not say what is in it"
 
 
-def alias_modules_are_apart(package: Package) -> Iterator[str]:
-    """In a package with a folder ``aliases``, modules in the root folder only hand names on."""
-    if not (package.source / "aliases").is_dir():
-        return
-    for file in sorted(package.source.glob("*.py")):
-        is_alias = re.search(r"= aliases\(\s*__name__", file.read_text(encoding="utf-8"))
-        if not is_alias and file.stem not in REAL_AT_ROOT:
-            yield f"{file}: this folder holds alias modules only; put the module into a folder for its subject"
+def stubs_hide_no_code(package: Package) -> Iterator[str]:
+    """A module with a stub next to it defines nothing itself: type checkers read the stub alone."""
+    modules = dict(package.modules())
+    for name, stub in package.stubs():
+        tree = ast.parse(modules[name].read_text(encoding="utf-8") if name in modules else "")
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "__getattr__":
+                yield f"{modules[name]}:{node.lineno}: {stub.name} hides `{node.name}` from type checkers"
 
 
 def environment_uses(tree: ast.AST) -> Iterator[int]:
@@ -155,7 +152,7 @@ RULES: tuple[Callable[[Package], Iterator[str]], ...] = (
     version_has_one_place,
     tests_mirror_source,
     names_are_clear,
-    alias_modules_are_apart,
+    stubs_hide_no_code,
     environment_has_one_door,
 )
 

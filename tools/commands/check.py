@@ -18,6 +18,7 @@ REPAIRING = (
     "lint",
     "formatting",
     "surface",
+    "settings_page",
     "settings_table",
     "tracker_table",
     "device_table",

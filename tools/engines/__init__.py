@@ -7,8 +7,8 @@ from importlib import import_module
 from tools.engines.protocol import Engine
 
 NAMES = (
-    "aim", "alone", "clearml", "deepspeed", "kubernetes", "libraries", "megatron", "mpich", "openmpi", "ray",
-    "sagemaker", "site", "slurm", "ssh", "xla",
+    "aim", "alone", "clearml", "deepspeed", "kubernetes", "libraries", "megatron", "mpich", "openmpi",
+    "pyright", "ray", "sagemaker", "site", "slurm", "ssh", "xla",
 )  # fmt: skip
 
 

@@ -216,7 +216,7 @@ def vendor_module(name: str) -> Iterator[VendorModule]:
 
 def _packages(name: str) -> dict[str, types.ModuleType]:
     plugin = find_vendor(name).plugin
-    names = [] if plugin is None else [plugin]
+    names = [] if plugin is None else [plugin.module]
     if name == "hpu":
         names += ["habana_frameworks.torch.distributed.hccl", "habana_frameworks.torch.utils.experimental"]
     modules: dict[str, types.ModuleType] = {}

@@ -35,8 +35,7 @@ def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iter
     overview = [
         "# Examples\n",
         "Whole scripts to start from. A test runs every one of them, those that train on one process and on two.",
-        "`accel init NAME` copies one into a folder of yours. Outputs and pictures are those of real runs, recorded by",
-        "`python -m tools.site.record`.\n",
+        "Outputs and pictures are those of real runs, recorded by `python -m tools.site.record`.\n",
     ]
     for subject, titles in subjects.items():
         overview += [f"## {subject}\n", '<div class="grid cards" markdown>\n']

@@ -22,26 +22,39 @@ TESTING = ".testing"
 
 def names_pages(packages: Mapping[str, Package], sources: Trees) -> Iterator[tuple[str, str]]:
     """Yield page and Markdown of the list of names."""
-    from accel.aliases import expected_names, owners
-
-    described = {
-        f"{package.import_name}.{name}" for package in packages.values() for name in own_names(package)
-    }
     definitions = _definitions(sources)
+    public = {
+        definitions.get((package.import_name, name)): f"{package.import_name}.{name}"
+        for package in packages.values()
+        for name in own_names(package)
+    }
     places: dict[str, list[str]] = defaultdict(list)
-    for module, names in expected_names().items():
-        for name in names:
-            if name in owners() and not owners()[name].endswith(TESTING):
-                places[name].append(f"`{module}`")
+    homes: dict[str, str] = {}
+    for module, owner, name in _handed_on(sources):
+        home = definitions.get((owner, name)) or _below(owner, name, definitions)
+        homes[name] = public.get(home, home)
+        places[name].append(f"`{module}`")
     rows, further = [], []
-    for name in sorted(places):
-        home = f"{owners()[name]}.{name}"
-        if home not in described:
-            home = definitions.get((owners()[name], name)) or _below(owners()[name], name, definitions)
-            further += [f"::: {home}\n"] if home else []
-        rows.append(f"| `{name}` | {', '.join(places[name])} | {f'[`{home}`][{home}]' if home else ''} |")
+    for name, home in sorted(homes.items()):
+        if home and home not in public.values():
+            further.append(f"::: {home}\n")
+        rows.append(
+            f"| `{name}` | {', '.join(sorted(places[name]))} | {f'[`{home}`][{home}]' if home else ''} |"
+        )
     parts = ["# Names in `accel.utils` and others\n", INTRODUCTION, *rows, "\n## Described here\n", *further]
     yield "reference/names.md", "\n".join(parts)
+
+
+def _handed_on(sources: Trees) -> Iterator[tuple[str, str, str]]:
+    """Yield ``(module of accel, module that has the name, name)`` for every name in a stub of `accel`."""
+    for stub, tree in sources.items():
+        module = stub.removesuffix("_names")
+        for node in tree.body if stub.startswith("accel.") else ():
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            for alias in node.names:
+                if alias.asname == alias.name and node.module != module and not node.module.endswith(TESTING):
+                    yield module, node.module, alias.asname
 
 
 def _definitions(sources: Trees) -> dict[tuple[str, str], str]:

@@ -13,16 +13,15 @@ Trees = Mapping[str, ast.Module]
 
 
 def read_sources(packages: Mapping[str, Package]) -> Trees:
-    """Parse every module of the packages; of one whose public names are in a stub, the stub."""
+    """Parse every module of the packages, and every stub, which stands for the module of its name."""
     # Looking for garbage among so many new objects would take more time than making them.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         return {
-            name: ast.parse((stub if stub.exists() else file).read_text(encoding="utf-8"))
+            name: ast.parse(file.read_text(encoding="utf-8"))
             for package in packages.values()
-            for name, file in package.modules()
-            for stub in [file.with_suffix(".pyi")]
+            for name, file in (*package.modules(), *package.stubs())
         }
     finally:
         if was_enabled:

@@ -19,14 +19,12 @@ NAMES = (
 )
 TORCH_FREE = (
     "affinity",
-    "availability/__init__",
-    "availability/packages",
     "enums",
-    "environment/door",
+    "environment/environ",
     "environment/__init__",
     "errors",
     "lazy",
-    "process_environments/__init__",
+    "launched_by/__init__",
     "registry",
     "topology",
     "versions",

@@ -96,12 +96,12 @@ def test_show_lists_everything_with_dtype_and_shape(two, capsys):
     assert main("show", two[0]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "model 0",
-        "  half  F32 (2, 3)",
-        "  old  F32 (2, 3)",
-        "  same  F32 (2)",
-        "  weight  F32 (2, 3)",
+        "  half  float32 (2, 3)",
+        "  old  float32 (2, 3)",
+        "  same  float32 (2)",
+        "  weight  float32 (2, 3)",
         "optimizer.bin",
-        "  state.0.step  I64 ()",
+        "  state.0.step  int64 ()",
         "  lr  float",
         "  betas  tuple",
     ]
@@ -110,9 +110,9 @@ def test_show_lists_everything_with_dtype_and_shape(two, capsys):
 def test_diff_names_what_differs_and_how(two, capsys):
     assert main("diff", *two) == 1
     assert sorted(capsys.readouterr().out.splitlines()) == [
-        "+ model 0: new F32 (2, 3)",
-        "- model 0: old F32 (2, 3)",
-        "~ model 0: half F32 (2, 3) -> BF16 (2, 3)",
+        "+ model 0: new float32 (2, 3)",
+        "- model 0: old float32 (2, 3)",
+        "~ model 0: half float32 (2, 3) -> bfloat16 (2, 3)",
         "~ model 0: weight 1 of 6 values differ, by at most 0.5",
         "~ optimizer.bin: lr 0.1 -> 0.2",
         "~ optimizer.bin: state.0.step 1 of 1 values differ",
@@ -137,3 +137,19 @@ def test_a_damaged_file_is_named(two, name):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CheckpointError, match=name):
         main("show", two[0])
+
+
+def test_a_pinned_checkpoint_is_listed_as_such_and_stays(project, capsys):
+    folder = project / "checkpoints"
+    assert main("pin", folder / "checkpoint_2") == 0
+    main("list", project)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "pinned" in line] == [
+        "checkpoint_2"
+    ]
+    with CheckpointFolder(folder, keep=1).save(11) as stage:
+        stage.write("model.safetensors", {"weight": torch.zeros(1)})
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_11", "checkpoint_2"]
+    assert main("unpin", folder / "checkpoint_2") == 0
+    assert not (folder / "checkpoint_2" / "pinned").exists()
+    with pytest.raises(CheckpointError, match="Name the folder of one checkpoint"):
+        main("pin", project)

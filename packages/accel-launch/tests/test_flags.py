@@ -219,7 +219,7 @@ def test_the_drop_in_comes_before_the_command(request_for, monkeypatch, kind):
     monkeypatch.setattr("accel_launch.request.entry_points", lambda group: (point,))
     module = ["-m"] if kind == "module" else []
     request = request_for(flags={"drop_in": "true"}, kind=kind)
-    assert request.program("-u") == (*request.interpreter, "-u", "-m", "stands.in", *module, *request.command)
+    assert request.program() == (*request.interpreter, "-u", "-m", "stands.in", *module, *request.command)
 
 
 def test_the_drop_in_needs_its_package_and_a_python(request_for, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_flag_reaches_the_request_in_both_spellings(request_for, texts_for, se
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         assert main(["config", "show", "--json", *given(setting, text, flag)]) == 0
         shown = json.loads(capsys.readouterr().out)[setting.name]
-        expected = "(secret)" if setting.is_secret else setting.text_of(setting.parse(text))
+        expected = "(secret)" if setting.launch.is_secret else setting.text_of(setting.parse(text))
         assert (shown["value"], shown["source"]) == (expected, "flag")
 
 

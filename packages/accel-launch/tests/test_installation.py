@@ -16,7 +16,7 @@ print(json.dumps(interpreter_command()))
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-u",), ("-O", "-X", "dev"), ("-W", "ignore", "-B"), ("-P", "-s")])
+@pytest.mark.parametrize("options", [(), ("-O", "-X", "dev"), ("-W", "ignore", "-B"), ("-P", "-s")])
 @pytest.mark.parametrize("how", ["file", "module", "code"])
 def test_the_script_runs_under_our_python_with_its_options(tmp_path, options, how):
     (tmp_path / "tool.py").write_text(PROGRAM)

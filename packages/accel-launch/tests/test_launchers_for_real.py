@@ -108,6 +108,22 @@ def start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("is_program", [False, True])
+def test_a_line_of_a_rank_arrives_when_it_is_printed(
+    script, monkeypatch, no_user_config, num_processes, is_program
+):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    path = script("import time\nprint('a line')\ntime.sleep(60)\n")
+    command = ["--no_python", sys.executable, path] if is_program else [path]
+    with start(f"--num_processes={num_processes}", *command, env=no_user_config) as run:
+        try:
+            assert [run.stdout.readline() for _ in range(num_processes)] == ["a line\n"] * num_processes
+            assert run.poll() is None
+        finally:
+            run.terminate()
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
         stdout, stderr = process.communicate(timeout=180)

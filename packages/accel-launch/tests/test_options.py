@@ -177,6 +177,6 @@ def test_every_config_key_of_every_setting_is_known_to_the_config_file():
 
 def test_help_names_the_defaults_that_a_launch_adds():
     text = " ".join(parser().format_help().split())
-    assert "Number of processes in all. Default: one for each GPU, or 1." in text
+    assert "Total number of processes. Default: one for each GPU, or 1." in text
     assert "--mixed_precision {no,fp16,bf16,fp8}" in text
     assert "--main_process_port PORT" in text

@@ -70,7 +70,7 @@ def test_engine_is_read_from_the_config_file(request_for, config, engine):
 )
 def test_program_is_the_command_line_of_one_rank(request_for, kind, expected):
     request = request_for("train.py", "--lr", "1", kind=kind, interpreter=("python", "-X", "dev"))
-    assert request.program("-u") == expected
+    assert request.program() == expected
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,14 @@ def test_program_is_the_command_line_of_one_rank(request_for, kind, expected):
 )
 def test_each_flag_reaches_the_ranks_as_its_variable_and_defaults_stay_unsaid(request_for, flags, variables):
     assert request_for(flags=flags, gpus=GPUS).environ() == variables
+
+
+@pytest.mark.parametrize(
+    ("environ", "variables"),
+    [({}, {"PYTHONUNBUFFERED": "1"}), ({"PYTHONUNBUFFERED": ""}, {}), ({"PYTHONUNBUFFERED": "x"}, {})],
+)
+def test_a_program_is_not_buffered_unless_the_variable_decides(request_for, environ, variables):
+    assert request_for(kind="executable", environ=environ).environ() == variables
 
 
 FSDP_ALWAYS = {

@@ -110,8 +110,8 @@ def test_the_environment_is_not_judged(request_for):
 
 
 def test_the_table_names_conditions_and_places_that_exist():
-    needed = {name for setting in OPTIONS for name in setting.needs}
-    places = {name for setting in OPTIONS for name in setting.not_on}
+    needed = {name for setting in OPTIONS for name in setting.launch.needs}
+    places = {name for setting in OPTIONS for name in setting.launch.not_on}
     assert (needed, places) == (set(CONDITIONS), set(PLACES))
 
 

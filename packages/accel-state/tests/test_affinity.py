@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from accel_state import affinity, numa
+from accel_state import affinity
 from accel_state.affinity import (
     CPUInformation,
     get_cpu_distributed_information,
@@ -63,8 +63,8 @@ def nvml(tmp_path, monkeypatch):
         cores=[str(number) for number in range(num_cores)],
         nodes_of_gpus=dict(enumerate(range(num_cores))),
     )
-    monkeypatch.setattr(numa, "SYS", made_up)
-    module.sys_of = lambda **tree: monkeypatch.setattr(numa, "SYS", sys_tree(tmp_path / "other", **tree))
+    monkeypatch.setattr(affinity, "SYS", made_up)
+    module.sys_of = lambda **tree: monkeypatch.setattr(affinity, "SYS", sys_tree(tmp_path / "other", **tree))
     monkeypatch.setitem(sys.modules, "pynvml", module)
     cores = os.sched_getaffinity(0)
     set_numa_affinity.cache_clear()

@@ -6,8 +6,13 @@ import weakref
 
 import pytest
 
-from accel_state.accumulation import GradientAccumulationPlugin
-from accel_state.gradient_state import GradientState, current_gradient
+from accel_state.errors import ConfigError
+from accel_state.gradient_state import (
+    GradientAccumulationPlugin,
+    GradientState,
+    SharedState,
+    current_gradient,
+)
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
 
@@ -152,3 +157,34 @@ def test_the_loaders_being_read_can_be_set():
     assert (state.dataloader_references, state.remainder) == ([loader], 3)
     state.dataloader_references = []
     assert not state.in_dataloader
+
+
+def test_defaults_and_differences():
+    assert GradientAccumulationPlugin().to_dict() == {
+        "num_steps": None,
+        "adjust_scheduler": True,
+        "sync_with_dataloader": True,
+        "sync_each_batch": False,
+    }
+    assert GradientAccumulationPlugin(2, sync_each_batch=True).to_kwargs() == {
+        "num_steps": 2,
+        "sync_each_batch": True,
+    }
+
+
+def test_less_than_one_step_is_refused():
+    with pytest.raises(ConfigError, match="`num_steps` must be at least 1, got 0"):
+        GradientAccumulationPlugin(num_steps=0)
+
+
+def test_dict_is_collected_anew_at_every_look():
+    values = {}
+
+    class Sample:
+        _shared_state = SharedState(lambda: dict(values))
+
+    assert Sample._shared_state == {}
+    values["a"] = 1
+    assert Sample._shared_state == Sample()._shared_state == {"a": 1}
+    Sample._shared_state["b"] = 2
+    assert Sample._shared_state == {"a": 1}

@@ -71,35 +71,64 @@ def test_a_submodule_is_imported_when_it_is_first_used_and_is_no_public_name(tmp
 
 
 STUB = """
-from fractions import Fraction as Part
+import math
+from fractions import Fraction as Fraction
 from math import (
     sqrt as sqrt,
 )
 from stub_package_of_a_test import below as below
 
 __version__: str
-from_float = Part.from_float
+from_float = Fraction.from_float
+_root = math.isqrt
+ceiling = (
+    math.ceil
+)
 """
 
 
-def test_a_stub_says_where_names_are(tmp_path, monkeypatch):
+@pytest.fixture
+def stubbed(tmp_path, monkeypatch):
+    """A package and a module in it, each with a stub."""
     package = tmp_path / "stub_package_of_a_test"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "from accel_state.lazy import attach_stub\n__getattr__, __dir__, __all__ = attach_stub(__name__)\n"
+    attach = (
+        "from accel_state.lazy import attach_stub\n__getattr__, __dir__, __all__ = attach_stub(__name__{})\n"
     )
+    (package / "__init__.py").write_text(attach.format(""))
     (package / "__init__.pyi").write_text(STUB)
-    (package / "below.py").touch()
+    (package / "below.py").write_text(attach.format(""))
+    (package / "below.pyi").write_text("from math import cos as cos\n")
+    (package / "with_code.py").write_text(attach.format(', suffix="_names"') + "sin = 0\n")
+    (package / "with_code_names.pyi").write_text("from math import sin as sin\nfrom math import tan as tan\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = importlib.import_module(package.name)
-    try:
-        import fractions
+    yield importlib.import_module(package.name)
+    for name in [name for name in sys.modules if name.startswith(package.name)]:
+        del sys.modules[name]
 
-        assert found.__all__ == ["Part", "from_float", "sqrt"]
-        assert found.Part is fractions.Fraction
-        assert found.from_float(0.5) == fractions.Fraction(1, 2)
-        assert found.sqrt(4) == 2
-        assert found.below is sys.modules[f"{package.name}.below"]
-    finally:
-        for name in [name for name in sys.modules if name.startswith(package.name)]:
-            del sys.modules[name]
+
+def test_a_stub_says_where_names_are(stubbed):
+    import fractions
+
+    assert stubbed.__all__ == ["Fraction", "ceiling", "from_float", "sqrt"]
+    assert stubbed.Fraction is fractions.Fraction
+    assert stubbed.from_float(0.5) == fractions.Fraction(1, 2)
+    assert stubbed.sqrt(4) == 2
+    assert stubbed.ceiling(1.5) == 2
+    assert stubbed.below is sys.modules[f"{stubbed.__name__}.below"]
+
+
+def test_a_name_with_an_underscore_can_be_imported_and_is_not_public(stubbed):
+    assert stubbed._root(9) == 3
+    assert "_root" not in stubbed.__all__
+
+
+def test_a_module_has_a_stub_too(stubbed):
+    assert stubbed.below.__all__ == ["cos"]
+    assert stubbed.below.cos(0) == 1
+
+
+def test_a_stub_of_another_name_leaves_the_code_of_the_module_to_type_checkers(stubbed):
+    module = importlib.import_module(f"{stubbed.__name__}.with_code")
+    assert module.sin == 0
+    assert module.tan(0) == 0

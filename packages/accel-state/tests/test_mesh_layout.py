@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from accel_state.errors import ConfigError, UnknownNameError
-from accel_state.mesh_layout import AXES, MeshLayout
+from accel_state.mesh_layout import AXES, DATA_AXES, EXPERT_AXES, LOSS_AXES, SHARD_AXES, MeshLayout
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_numbers_of_ranks(sizes, world_size, num_data_ranks, num_loss_ranks, num
 def test_who_is_who(sizes, data, loss, shards, seeds):
     layout = MeshLayout(**sizes)
     ranks = range(layout.world_size)
-    assert "".join(str(layout.data_rank(rank)) for rank in ranks) == data
-    assert "".join(str(layout.loss_rank(rank)) for rank in ranks) == loss
-    assert "".join(str(layout.param_shard(rank)) for rank in ranks) == shards
+    assert "".join(str(layout.index(rank, *DATA_AXES)) for rank in ranks) == data
+    assert "".join(str(layout.index(rank, *LOSS_AXES)) for rank in ranks) == loss
+    assert "".join(str(layout.index(rank, *SHARD_AXES)) for rank in ranks) == shards
     assert "".join(str(layout.seed_index(rank)) for rank in ranks) == seeds
 
 
@@ -97,7 +97,12 @@ def test_experts_are_spread_over_the_ranks_of_one_stage_of_one_copy():
     assert layout.groups("ep") == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert layout.groups("edp_shard") == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert MeshLayout(dp_shard=2, tp=2, ep=4).groups("ep") == ((0, 1, 2, 3),)
-    assert layout.expert_coordinate(6) == {"pp": 1, "dp_replicate": 0, "edp_shard": 1, "ep": 0}
+    assert {axis: layout.index(6, axis) for axis in EXPERT_AXES} == {
+        "pp": 1,
+        "dp_replicate": 0,
+        "edp_shard": 1,
+        "ep": 0,
+    }
     assert layout.size("pp", "ep") == 4
 
 
@@ -130,8 +135,8 @@ def test_coordinates_of_large_runs_are_all_different():
     layout = MeshLayout(pp=4, dp_replicate=2, dp_shard=8, cp=4, tp=16, ep=32)
     places = [layout.coordinate(rank) for rank in range(layout.world_size)]
     assert len({tuple(place.values()) for place in places}) == 4096 == math.prod(layout.sizes.values())
-    assert len({tuple(layout.expert_coordinate(rank).values()) for rank in range(4096)}) == 4096
-    assert sorted({layout.data_rank(rank) for rank in range(4096)}) == list(range(16))
+    assert len({tuple(layout.index(rank, axis) for axis in EXPERT_AXES) for rank in range(4096)}) == 4096
+    assert sorted({layout.index(rank, *DATA_AXES) for rank in range(4096)}) == list(range(16))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +170,8 @@ def test_axes_of_two_views_do_not_mix():
 
 def test_nothing_but_a_mesh_needs_torch():
     code = (
-        "import sys; from accel_state.mesh_layout import MeshLayout; "
-        "layout = MeshLayout(pp=4, dp_shard=64, tp=16); layout.groups('tp'); layout.data_rank(4095); "
+        "import sys; from accel_state.mesh_layout import DATA_AXES, MeshLayout; "
+        "layout = MeshLayout(pp=4, dp_shard=64, tp=16); layout.groups('tp'); layout.index(4095, *DATA_AXES); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from accel_state import PartialState
 from accel_state.environment import clear_environment, patch_environment
+from accel_state.launched_by import detect_topology
 from accel_state.nodes import agree_on_nodes, on_hosts
-from accel_state.process_environments import detect_topology
 from accel_state.runtime import current_runtime, reset_runtime
 from accel_state.topology import Topology
 

@@ -32,9 +32,9 @@ def cuda_devices(monkeypatch):
 
     def of_count(num):
         for name in ("mlu", "sdaa", "musa", "npu", "hpu", "neuron", "xla"):
-            monkeypatch.setattr(device_backend(name), "why_not", lambda: "It is switched off.")
+            monkeypatch.setattr(device_backend(name), "unavailable_reason", lambda: "It is switched off.")
         cuda = device_backend("cuda")
-        monkeypatch.setattr(cuda, "why_not", lambda: None if num > 0 else "There is none.")
+        monkeypatch.setattr(cuda, "unavailable_reason", lambda: None if num > 0 else "There is none.")
         monkeypatch.setattr(cuda, "count", lambda: num)
         monkeypatch.setattr(cuda, "set_device", current.append)
         return current
@@ -64,7 +64,7 @@ def test_backend_that_is_not_built_is_refused(two_ranks):
 
 
 def test_several_processes_on_a_device_without_collectives_are_refused(two_ranks, monkeypatch):
-    monkeypatch.setattr(device_backend("mps"), "why_not", lambda: None)
+    monkeypatch.setattr(device_backend("mps"), "unavailable_reason", lambda: None)
     monkeypatch.setattr(device_backend("mps"), "count", lambda: 1)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "mps")
     with pytest.raises(ConfigError, match="processes on `mps` cannot talk to each other"):
@@ -88,12 +88,12 @@ def test_device_type_named_by_the_environment_gives_each_process_its_own(cuda_de
     ("value", "error", "message"),
     [
         ("cudo", ConfigError, "is `cudo`, which torch does not know"),
-        ("mps", NotAvailableError, "The device `mps` was asked for, but none is available here"),
+        ("mps", NotAvailableError, "The device `mps` was requested, but none is available"),
     ],
 )
 def test_device_that_is_not_there_is_refused(cuda_devices, monkeypatch, value, error, message):
     cuda_devices(4)
-    monkeypatch.setattr(device_backend("mps"), "why_not", lambda: "It is switched off.")
+    monkeypatch.setattr(device_backend("mps"), "unavailable_reason", lambda: "It is switched off.")
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", value)
     with pytest.raises(error, match=message):
         PartialState()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.topology import Topology
+from accel_state.topology import Topology, is_set, optional_int, required_int
 
 
 def test_without_arguments_it_is_a_single_plain_process():
@@ -34,3 +34,19 @@ def test_it_cannot_be_changed():
 def test_contradicting_values_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         Topology(**values)
+
+
+def test_blank_counts_as_unset():
+    assert not is_set({"A": "  "}, "A")
+    assert not is_set({}, "A")
+    assert optional_int({"A": ""}, "A") is None
+    assert optional_int({"A": " 3 "}, "A") == 3
+
+
+def test_a_missing_number_says_who_asked_for_it_and_what_to_do():
+    with pytest.raises(ConfigError) as caught:
+        required_int({"RANK": "0"}, "WORLD_SIZE", launcher="torchrun", because="RANK")
+    assert str(caught.value) == (
+        "`WORLD_SIZE` is not set, although `RANK` is. torchrun sets both; set the missing one, or unset "
+        "`RANK` to run a single process."
+    )

@@ -50,11 +50,11 @@ with vendor_module(name) as module:
     optimizer.step()
     found["skipped"] = optimizer.step_was_skipped
 
-    before = backend.rng.get_state()
+    before = backend.get_rng_state()
     accelerator.save_state(folder)
     set_seed(4)
     accelerator.load_state(folder)
-    found["restored"] = torch.equal(backend.rng.get_state(), before)
+    found["restored"] = torch.equal(backend.get_rng_state(), before)
     try:
         found["memory"] = [size for key, size in get_max_memory().items() if key != "cpu"]
     except NotAvailableError as error:
@@ -87,7 +87,7 @@ def test_one_process_runs_on_the_vendors_device_from_its_choice_to_its_end(outco
     name, (found,) = outcome
     free = {"neuron": None, "mps": [12 * 2**30]}.get(name, [12 * 2**30] * 2)
     memory = found.pop("memory")
-    assert memory == free or (free is None and "`torch.neuron` does not tell" in memory)
+    assert memory == free or (free is None and "`torch.neuron` does not report" in memory)
     assert found == {
         "device": "hpu" if name == "hpu" else f"{name}:0",
         "type": "NO",

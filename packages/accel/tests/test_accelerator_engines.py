@@ -4,7 +4,7 @@ import torch
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import TorchTensorParallelPlugin
 from accel_state.enums import DistributedType, FP8BackendType
-from accel_state.environment import door, patch_environment
+from accel_state.environment import environ, patch_environment
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -127,9 +127,9 @@ def test_a_plugin_after_a_run_without_one_is_refused():
 def variables_for_loading():
     with patch_environment(accelerate_use_fsdp=None, fsdp_cpu_ram_efficient_loading=None):
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=True)
-        before = door.read("fsdp_cpu_ram_efficient_loading")
+        before = environ.read("fsdp_cpu_ram_efficient_loading")
         Accelerator(cpu=True, fsdp_plugin=plugin)
-        return before, door.read("use_fsdp"), door.read("fsdp_cpu_ram_efficient_loading")
+        return before, environ.read("use_fsdp"), environ.read("fsdp_cpu_ram_efficient_loading")
 
 
 def test_libraries_are_told_that_rank_0_alone_needs_weights(world):

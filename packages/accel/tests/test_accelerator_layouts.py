@@ -17,7 +17,7 @@ from accel_backends import Capabilities
 from accel_backends.strategies.selection import STRATEGIES
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state import MeshLayout
-from accel_state.mesh_layout import AXES, LOSS_AXES
+from accel_state.mesh_layout import AXES, DATA_AXES, LOSS_AXES
 from accel_state.runtime import reset_runtime
 
 LAYOUTS = [
@@ -87,7 +87,7 @@ def by_data_rank(sizes, answers):
     layout = MeshLayout(**sizes)
     found = {}
     for rank, answer in enumerate(answers):
-        assert found.setdefault(layout.data_rank(rank), answer) == answer
+        assert found.setdefault(layout.index(rank, *DATA_AXES), answer) == answer
     return [found[rank] for rank in range(layout.num_data_ranks)]
 
 
@@ -285,7 +285,7 @@ def weighted_step(sizes, num_steps):
     accelerator = accelerator_on(sizes, gradient_accumulation_steps=num_steps)
     model = line()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    own = MeshLayout(**sizes).loss_rank(accelerator.process_index)
+    own = MeshLayout(**sizes).index(accelerator.process_index, *LOSS_AXES)
     for micro_batch in range(num_steps):
         with accelerator.accumulate(model):
             items = items_of(own, micro_batch)
@@ -311,7 +311,7 @@ def test_weighted_losses_count_every_item_once(world, sizes, num_steps):
 def step_with_many_items(sizes):
     accelerator = accelerator_on(sizes)
     model = accelerator.prepare(line())
-    own = MeshLayout(**sizes).loss_rank(accelerator.process_index)
+    own = MeshLayout(**sizes).index(accelerator.process_index, *LOSS_AXES)
     loss = model(items_of(own, 0)).square().mean()
     accelerator.backward(loss, num_items=2**24 + 1 + own)
     return [getattr(one.grad, "full_tensor", lambda one=one: one.grad)() for one in model.parameters()]

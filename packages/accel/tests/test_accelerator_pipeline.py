@@ -15,6 +15,7 @@ from accel_backends.testing.collectives import counted_collectives
 from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
+from accel_state.mesh_layout import DATA_AXES
 
 NUM_ROWS = (8, 8, 5, 1)  # the last batches are short, and a batch of one has one micro-batch
 
@@ -148,7 +149,7 @@ def train_in_sharded_stages(kind, sizes, schedule, is_checkpointed, stages_per_r
         gradient_accumulation_steps=2,
     )
     layout = accelerator.parallelism_config.layout
-    own = layout.data_rank(accelerator.process_index)
+    own = layout.index(accelerator.process_index, *DATA_AXES)
     model = make_model(kind)
     model, optimizer = accelerator.prepare(model, sgd(model))
     losses, norms, gradients = [], [], []
@@ -488,7 +489,7 @@ def mean_of_valid(model, rows):
 def weighted_steps(num_stages, sizes=None):
     accelerator = make_accelerator(num_stages=num_stages, sizes=sizes, gradient_accumulation_steps=2)
     layout = accelerator.parallelism_config.layout
-    own = layout.data_rank(accelerator.process_index)
+    own = layout.index(accelerator.process_index, *DATA_AXES)
     model = make_model("odd", dtype=torch.float64)
     model, optimizer = accelerator.prepare(model, sgd(model))
     for rows in EVEN[:4]:

@@ -10,6 +10,7 @@ from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin
 from accel_backends.testing.models import Tokens, make_batches, make_model
 from accel_state import PipelineParallelConfig, TorchContextParallelConfig
+from accel_state.mesh_layout import DATA_AXES
 from accel_state.runtime import reset_runtime
 
 LENGTH, RATE, CLIP = 12, 0.5, 0.5
@@ -164,7 +165,7 @@ def train_experts(kind, layout, schedule="1f1b"):
     model = make_model(kind)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=RATE))
     config = accelerator.parallelism_config.layout
-    own = config.data_rank(accelerator.process_index)
+    own = config.index(accelerator.process_index, *DATA_AXES)
     losses, norms, gradients = [], [], {}
     for rows in make_batches(2, rows=8):
         rows = rows[own :: config.num_data_ranks]

@@ -10,6 +10,7 @@ from accel_backends import resolve_plan
 from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.models import Shared, make_batches, make_model
 from accel_state import current_runtime
+from accel_state.mesh_layout import DATA_AXES
 
 NUM_STEPS = 4
 OPTIMIZERS = {
@@ -61,7 +62,7 @@ def train_in_ranks(
         mixed_precision=precision,
     )
     ranks = current_runtime().layout
-    rank, size = ranks.data_rank(accelerator.process_index), ranks.num_data_ranks
+    rank, size = ranks.index(accelerator.process_index, *DATA_AXES), ranks.num_data_ranks
     model = make_model(kind, seed=7 + (accelerator.process_index if seed_of_rank else 0))
     stepping = OPTIMIZERS[optimizer](trainable(model))
     model, stepping = accelerator.prepare(model, stepping)
@@ -225,7 +226,9 @@ def gradients_in_ranks(kind, layout):
     rows = torch.stack(make_batches(2))  # for two data ranks, or both for one
     ranks = current_runtime().layout
     own = (
-        rows[ranks.data_rank(accelerator.process_index)] if ranks.num_data_ranks == 2 else rows.flatten(0, 1)
+        rows[ranks.index(accelerator.process_index, *DATA_AXES)]
+        if ranks.num_data_ranks == 2
+        else rows.flatten(0, 1)
     )
     loss = model(own).square().mean()
     accelerator.backward(loss)

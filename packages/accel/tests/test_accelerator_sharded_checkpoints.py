@@ -11,7 +11,7 @@ from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+from accel.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from accel_backends.sharding.receiving import HeldTensor, Receivers
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model

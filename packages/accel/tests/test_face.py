@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-from accel.aliases import expected_names
-
-SUBMODULES = sorted({path.split(".")[1] for path in expected_names()})
+INTERFACE = Path(__file__).with_name("interface_names.txt").read_text().split()
+SUBMODULES = sorted({entry.split(":")[0].split(".")[1] for entry in INTERFACE if "." in entry.split(":")[0]})
 
 
 def in_a_fresh_python(script: str) -> object:

@@ -1,6 +1,6 @@
 import pytest
 
-from tools.checks.layers import problems, runtime_problems, statement_problems, text_problems
+from tools.checks.layers import problems, runtime_problems, statement_problems, stub_problems, text_problems
 
 
 def src(package):
@@ -58,6 +58,14 @@ def test_a_lazy_table_may_not_point_upwards(checkout):
     checkout.write(f"{src('accel-ops')}/table.py", "X = {'load': 'accel_data.reading:load'}\n")
     (problem,) = text_problems(checkout.root)
     assert problem.endswith("table.py:1: the string names `accel_data.reading`, not below `accel_ops`")
+
+
+def test_a_stub_may_not_point_upwards(checkout):
+    checkout.write(f"{src('accel-data')}/face.pyi", "from accel_ops import gather as gather\n")
+    assert not list(stub_problems(checkout.root))
+    checkout.write(f"{src('accel-ops')}/face.pyi", "from accel_data import load as load\n")
+    (problem,) = stub_problems(checkout.root)
+    assert problem.endswith("face.pyi:1: the stub imports `accel_data`, not below `accel_ops`")
 
 
 def test_a_torch_that_comes_along_at_run_time_is_told(checkout):

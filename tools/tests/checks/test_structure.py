@@ -39,17 +39,13 @@ def test_what_is_out_of_place_is_told(checkout, path, text, message):
     assert message in problem
 
 
-def test_alias_modules_may_lie_in_the_root_folder_and_real_ones_below_it(checkout):
-    for name in ("aliases/__init__", "run/stepping", "accelerator"):
-        checkout.write(f"{OPS}/src/accel_ops/{name}.py", "X = 1\n")
-    for name in ("state", "reading"):
-        checkout.write(
-            f"{OPS}/src/accel_ops/{name}.py", "__getattr__, __dir__, __all__ = aliases(__name__)\n"
-        )
+def test_a_module_with_a_stub_has_no_code_of_its_own(checkout):
+    checkout.write(f"{OPS}/src/accel_ops/state.pyi", "from accel_state import PartialState as PartialState\n")
+    checkout.write(f"{OPS}/src/accel_ops/state.py", "__getattr__, __dir__, __all__ = attach_stub(__name__)\n")
     assert problems(checkout.root) == []
-    checkout.write(f"{OPS}/src/accel_ops/stepping.py", "X = 1\n")
+    checkout.write(f"{OPS}/src/accel_ops/state.py", "class State: ...\n")
     (problem,) = problems(checkout.root)
-    assert "accel_ops/stepping.py: this folder holds alias modules only" in problem
+    assert "accel_ops/state.py:1: state.pyi hides `State` from type checkers" in problem
 
 
 def test_a_test_may_name_an_aspect_of_the_module_or_folder_it_mirrors(checkout):
@@ -60,7 +56,9 @@ def test_a_test_may_name_an_aspect_of_the_module_or_folder_it_mirrors(checkout):
 
 
 def test_the_environment_may_be_touched_behind_its_door(checkout):
-    checkout.write("packages/accel-state/src/accel_state/environment/door.py", "import os\nX = os.environ\n")
+    checkout.write(
+        "packages/accel-state/src/accel_state/environment/environ.py", "import os\nX = os.environ\n"
+    )
     assert problems(checkout.root) == []
 
 

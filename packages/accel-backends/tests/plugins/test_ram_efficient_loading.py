@@ -7,7 +7,7 @@ from accel_backends import (
     disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading,
 )
-from accel_state.environment import door
+from accel_state.environment import environ
 
 VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
 
@@ -21,7 +21,7 @@ def no_variables(monkeypatch):
 @pytest.mark.leaks_environment(*VARIABLES)
 def test_it_is_switched_on_for_libraries_and_for_plugins():
     enable_fsdp_ram_efficient_loading()
-    assert [door.variable(name) for name in VARIABLES] == ["true", "true"]
+    assert [environ.variable(name) for name in VARIABLES] == ["true", "true"]
     assert FullyShardedDataParallelPlugin(2).cpu_ram_efficient_loading is True
 
 
@@ -29,12 +29,12 @@ def test_it_is_switched_on_for_libraries_and_for_plugins():
 def test_a_refusal_of_fsdp_is_not_overruled(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     enable_fsdp_ram_efficient_loading()
-    assert door.variable("ACCELERATE_USE_FSDP") == "false"
+    assert environ.variable("ACCELERATE_USE_FSDP") == "false"
 
 
 @pytest.mark.leaks_environment(*VARIABLES)
 def test_it_is_switched_off():
     enable_fsdp_ram_efficient_loading()
     disable_fsdp_ram_efficient_loading()
-    assert door.read("fsdp_cpu_ram_efficient_loading") is False
-    assert door.read("use_fsdp") is True
+    assert environ.read("fsdp_cpu_ram_efficient_loading") is False
+    assert environ.read("use_fsdp") is True

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from accel_state.environment.door import read
+from accel_state.environment.environ import read
 
 # Functions whose result is made of a size alone. `arange`, `linspace` and `tensor` are not among them:
 # modules read such values while they are built, and on the meta device there would be nothing to read.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from accel_bigmodel import check_device_map, compute_module_sizes, infer_auto_device_map
+from accel_bigmodel.planning.allocation import generate_device_map
 from accel_bigmodel.planning.device_maps import device_of
 from accel_state.errors import ConfigError
 
@@ -168,3 +169,8 @@ def test_buffers_of_offloaded_layers_need_room_beside_the_largest_of_them():
     model = nn.Sequential(nn.Linear(5, 9), *layers)  # the first one has 216 bytes
     with pytest.warns(UserWarning, match="Buffers of offloaded modules .* the largest offloaded layer"):
         infer_auto_device_map(model, {0: 690, "cpu": 10**6})
+
+
+def test_a_generated_map_has_a_part_for_each_process():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    assert set(generate_device_map(model, 3).values()) == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""List, verify, show and compare checkpoints.
+"""List, verify, show, compare and pin checkpoints.
 
 Imports torch only to show and compare their contents.
 """
@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from accel_checkpoint.file_names import PINNED_NAME
 from accel_checkpoint.manifest import problems_of
 from accel_checkpoint.reading.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
 from accel_ops.byte_sizes import convert_bytes
@@ -21,7 +22,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 class CheckpointCommand:
     """``accel checkpoint``."""
 
-    help = "List, verify, show and compare checkpoints"
+    help = "List, verify, show, compare and pin checkpoints"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions and their arguments."""
@@ -34,6 +35,9 @@ class CheckpointCommand:
             "show", help="list names, dtypes and shapes of everything in a checkpoint"
         )
         showing.add_argument("dir", metavar="DIR", help="a checkpoint")
+        for name, text in (("pin", "keep a checkpoint whatever the limits are"), ("unpin", "undo `pin`")):
+            pinning = actions.add_parser(name, help=text)
+            pinning.add_argument("dir", metavar="DIR", help="a checkpoint")
         comparing = actions.add_parser(
             "diff", help="compare two checkpoints; the exit code is 1 if they differ"
         )
@@ -60,6 +64,8 @@ class CheckpointCommand:
         if arguments.action == "list":
             print(as_table(found))
             return 0
+        if arguments.action in ("pin", "unpin"):
+            return pin(found, is_pinned=arguments.action == "pin")
         return max([verify(one) for one in found])
 
 
@@ -85,6 +91,20 @@ def verify(found: Found) -> int:
         return 1
     size = convert_bytes(found.manifest.num_bytes)
     print(f"{found.path}: {len(found.manifest.files_here)} files, {size}, as they were saved")
+    return 0
+
+
+def pin(found: list[Found], *, is_pinned: bool) -> int:
+    """Mark one checkpoint to be kept, or remove the mark."""
+    if len(found) > 1:
+        raise CheckpointError(
+            "There are several checkpoints in this folder. Name the folder of one checkpoint."
+        )
+    mark = found[0].path / PINNED_NAME
+    if is_pinned:
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
     return 0
 
 
@@ -137,7 +157,10 @@ def _row(found: Found) -> tuple[str, ...]:
         num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
     else:
         step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
-    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, found.state.value)
+    state = found.state.value
+    state += "" if found.is_finite else ", not finite"
+    state += ", pinned" if (found.path / PINNED_NAME).exists() else ""
+    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, state)
 
 
 def _age(found: Found) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from accel_checkpoint.file_names import (
     METADATA_NAME,
@@ -18,9 +17,9 @@ from accel_checkpoint.file_names import (
     numbers_of_sharded,
 )
 from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.distributed import DistributedState
-from accel_state.errors import CheckpointError
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
@@ -85,26 +84,17 @@ def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
 
 
 def _of_safetensors(path: Path, group: str) -> Iterator[Item]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in sorted(file.keys()):
-                part = file.get_slice(name)
-                kind = f"{part.get_dtype()} {_shape(part.get_shape())}"
-                yield Item(group, name, kind, partial(_read_safetensors, path, name))
-    except SafetensorError as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}. Copy the checkpoint again.") from error
-
-
-def _read_safetensors(path: Path, name: str) -> torch.Tensor:
-    with safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-    return tensor
+    layout, file = read_layout(path), MappedFile(path)
+    for name in sorted([*layout.ranges, *layout.second_names]):
+        place = layout[name]
+        kind = f"{_name_of(place.dtype)} {_shape(place.shape)}"
+        yield Item(group, name, kind, partial(file.tensor, place))
 
 
 def _of_parts(state: DistributedState, group: str) -> Iterator[Item]:
     for entry in state.entries.values():
         path = entry.path[1:] if group.startswith("model ") else entry.path
-        kind = "value" if entry.dtype is None else f"{_dtype(entry.dtype)} {_shape(entry.shape)}"
+        kind = "value" if entry.dtype is None else f"{_name_of(entry.dtype)} {_shape(entry.shape)}"
         yield Item(group, ".".join(map(str, path)), kind, partial(state.value, entry))
 
 
@@ -119,19 +109,12 @@ def _flattened(content: Any, group: str, *path: str) -> Iterator[Item]:
             yield from _flattened(value, group, *path, str(index))
     else:
         is_tensor = isinstance(content, torch.Tensor)
-        kind = f"{_dtype(content.dtype)} {_shape(content.shape)}" if is_tensor else type(content).__name__
+        kind = f"{_name_of(content.dtype)} {_shape(content.shape)}" if is_tensor else type(content).__name__
         yield Item(group, ".".join(path), kind, lambda: content)
 
 
-_SAFETENSORS_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    """Return the name as in safetensors, so that the same weights in two formats compare equal."""
-    return _SAFETENSORS_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shape(shape: Sequence[int]) -> str:

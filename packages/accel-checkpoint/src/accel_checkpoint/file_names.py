@@ -14,6 +14,8 @@ SCALER_NAME = "scaler.pt"
 SCHEDULER_NAME = "scheduler"
 MANIFEST_NAME = "accel_checkpoint.json"
 FOLDER_OF_CHECKPOINTS = "checkpoints"
+PINNED_NAME = "pinned"
+"""An empty file of this name in a checkpoint keeps retention from removing it."""
 TEMPORARY_PREFIX = ".tmp-"
 LOADER_NAME = "dl_state_dict"
 CUSTOM_NAME = "custom_checkpoint"
@@ -155,6 +157,14 @@ def is_checkpoint_file(name: str) -> bool:
             *_OF_RANK.values(),
         )
     )
+
+
+def is_trained_file(name: str) -> bool:
+    """Whether a file of this name holds weights or the state of an optimizer, whose values must be finite."""
+    if name.endswith(".safetensors"):
+        return _GRADIENTS.fullmatch(name) is None  # those of a scaled loss may overflow
+    patterns = (_WEIGHTS, _NUMBERED[OPTIMIZER_NAME], *_OF_RANK.values())
+    return any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:

@@ -9,14 +9,16 @@ from typing import Any
 
 import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
-from accel_checkpoint.files import read_json, regular_file
-from accel_checkpoint.formats.safetensor_files import open_safetensors
+from accel_checkpoint.files import read_json
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
 from accel_checkpoint.ranks.agreement import agreement_of
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
+from accel_checkpoint.saving.retention import Retention, checked_metrics
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request
@@ -31,14 +33,15 @@ class CheckpointFolder:
 
     Args:
         folder: The folder of the checkpoints; the first save creates it.
-        keep: How many checkpoints to keep; older ones are removed once a newer one is complete. None keeps all.
+        keep: How many checkpoints to keep, or a `Retention` that also keeps the best ones, every n-th or all pinned
+            ones. Others are removed once a newer one is complete. None keeps all.
 
     Raises:
         ConfigError: If `keep` is less than 1.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = None) -> None:
-        if keep is not None and keep < 1:
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int | Retention | None = None) -> None:
+        if isinstance(keep, int) and keep < 1:
             raise ConfigError(f"`keep` must be at least 1, or None to keep all, got {keep}.")
         PartialState()
         topology = current_runtime().topology
@@ -48,10 +51,10 @@ class CheckpointFolder:
             gather=accel_ops.gather_object,
         )
         self.path = Path(folder).resolve()
-        self.keep = keep
+        self.retention = Retention(newest=keep) if isinstance(keep, int) else keep
         self._saver = Saver(topology=topology, agreement=agreement)
 
-    def save(self, step: int, *, blocking: bool = True) -> Stage:
+    def save(self, step: int, *, blocking: bool = True, metrics: Mapping[str, float] | None = None) -> Stage:
         """Return the stage of a new checkpoint; add files to it in a `with` block.
 
         An existing checkpoint of the same step is replaced once the new one is complete.
@@ -61,13 +64,21 @@ class CheckpointFolder:
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
                 stage's `handle` gives the outcome. An error that is never read there is raised by `wait`, or logged by
                 the next other call here.
+            metrics: Values by which `Retention` finds the best checkpoints, such as a validation loss; those of rank 0
+                count.
 
         Raises:
             CheckpointError: At the end of the block, if this save failed on any rank.
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(self.path / checkpoint_name(step), keep=self.keep, step=step, iteration=step)
+        request = Request(
+            self.path / checkpoint_name(step),
+            retention=self.retention,
+            step=step,
+            iteration=step,
+            metrics=checked_metrics(metrics or {}, self.retention),
+        )
         return self._saver.stage(request, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
@@ -126,13 +137,14 @@ class SavedCheckpoint:
     def read(self, name: str) -> Any:
         """Return the content of a file that `Stage.write` wrote, with tensors on the CPU. Runs no code from the file.
 
+        The file is compared with its digest first.
+
         Raises:
             CheckpointError: If the file is missing or damaged, or holds more than plain data.
         """
-        path = regular_file(self.path, name)
+        path = checked_file(self.path, name)
         if path.suffix == ".safetensors":
-            with open_safetensors(path) as reader:
-                return {key: reader.read(key).clone() for key in reader.keys()}  # noqa: SIM118 (no mapping)
+            return {name: tensor.clone() for name, tensor in read_weights(path).items()}
         if path.suffix == ".json":
             return read_json(path)
         return read_torch_file(path)

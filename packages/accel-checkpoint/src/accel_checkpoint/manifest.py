@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.digests import digest_of
+from accel_checkpoint.digests import Digest, digest_of
 from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
 from accel_checkpoint.files import force_to_disk, is_plain_name, naming_read_errors, regular_file
 from accel_state.errors import CheckpointError, ConfigError
@@ -45,6 +45,8 @@ class FileEntry:
         digest: Digest of the content; see `digests`.
         rank: The rank that wrote it.
         place: The file system that holds it: 0 for rank 0's, otherwise the rank of the node.
+        nonfinite: Name of the first tensor in it with values that are not finite; empty if there is none, or if the
+            file is not one of weights or of an optimizer.
     """
 
     name: str
@@ -52,6 +54,7 @@ class FileEntry:
     digest: str
     rank: int = 0
     place: int = 0
+    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Manifest:
         iteration: Number of the checkpoint, if its name has one.
         place: The file system that this manifest describes.
         objects: Class names of the saved objects, by kind.
+        metrics: Values by name, such as a loss, by which the best checkpoints are found.
         token: Identifies the save; shared by its parts on several nodes.
         created: Time of the save, in UTC.
         packages: Versions of the packages that wrote it.
@@ -82,6 +86,7 @@ class Manifest:
     iteration: int | None = None
     place: int = 0
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     token: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     packages: Mapping[str, str] = field(default_factory=versions)
@@ -102,14 +107,25 @@ class Manifest:
         return [entry for entry in self.files if entry.place == self.place]
 
     @property
+    def nonfinite(self) -> str:
+        """The first tensor with values that are not finite, and its file; empty if there is none."""
+        return first_nonfinite(self.files)
+
+    @property
     def num_bytes(self) -> int:
         """Total size of the files on all nodes."""
         return sum(entry.num_bytes for entry in self.files)
 
 
+def first_nonfinite(files: Sequence[FileEntry]) -> str:
+    """Return the first tensor with values that are not finite, and its file; empty if there is none."""
+    return next((f"`{entry.nonfinite}` of `{entry.name}`" for entry in files if entry.nonfinite), "")
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest to ``folder`` and force both to disk."""
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    content["seal"] = _seal_of(content)
     path = folder / MANIFEST_NAME
     with path.open("x", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
@@ -117,6 +133,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     force_to_disk(folder)
+
+
+def _seal_of(content: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest without its seal."""
+    digest = Digest()
+    digest.update(json.dumps(content).encode())
+    return str(digest)
 
 
 def has_manifest(folder: Path) -> bool:
@@ -142,15 +165,20 @@ def read_manifest(folder: Path) -> Manifest:
             content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
             f"`{path}` is not the manifest of a checkpoint. Load another checkpoint, or copy this one again."
         )
-    written_in = content.pop("version", None)
+    written_in = content.get("version")
     if written_in != VERSION:
         raise CheckpointError(
             f"The checkpoint `{folder}` has format version {written_in!r}; this release reads {VERSION}. "
             "Load it with the release that wrote it."
+        )
+    seal = content.pop("seal", None)  # earlier releases wrote none
+    if seal is not None and seal != _seal_of(content):
+        raise CheckpointError(
+            f"The manifest `{path}` is damaged: its digest differs. Load another checkpoint, or copy this one again."
         )
     try:
         files = [FileEntry(**_known(FileEntry, entry)) for entry in content["files"]]
@@ -185,7 +213,7 @@ def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]
         size = path.stat().st_size
         if size != entry.num_bytes:
             found.append(f"`{entry.name}` has {size} bytes instead of {entry.num_bytes}.")
-        elif digests and digest_of(path) != entry.digest:
+        elif digests and digest_of(path, like=entry.digest) != entry.digest:
             found.append(f"`{entry.name}` is not what was saved: its digest differs.")
     return found
 
@@ -201,6 +229,8 @@ def _check(manifest: Manifest, path: Path) -> None:
     texts = [manifest.token, manifest.strategy, manifest.model_format]
     try:
         texts += [name for names in manifest.objects.values() for name in names]
+        if any(type(value) not in (int, float) for value in manifest.metrics.values()):
+            raise TypeError("a metric is not a number")
         if any(type(one) is not int or one < 0 for one in numbers) or any(
             type(one) is not str for one in texts
         ):

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.formats.torch_archive import deferred_in
-from accel_checkpoint.saving.model_weights import save_model
-from accel_checkpoint.saving.progress import QUIET_S, showing_progress
+from accel_checkpoint.formats.deferred import deferred_in
+from accel_checkpoint.saving.model_weights import save_weights
+from accel_checkpoint.saving.progress import QUIET_S, Progress
 from accel_state.errors import CheckpointError, ConfigError
-
-_UNLIMITED = 2**62
 
 
 def merge_fsdp_weights(
@@ -26,7 +24,8 @@ def merge_fsdp_weights(
 ) -> None:
     """Merge the parts of a model that a sharded run has saved into weight files that plain PyTorch reads.
 
-    Memory is needed for the two largest tensors, however large the model is. Tied weights are written once. Call
+    Memory is needed for the two largest tensors, however large the model is; with ``safe_serialization=False``, for the
+    tensors of one file. Tied weights are written once. Call
     it in one process, or in all ranks: the main process does the work. If it takes more than a few seconds and the
     package `tqdm` is installed, a bar shows the progress.
 
@@ -49,7 +48,7 @@ def merge_fsdp_weights(
                 Path(checkpoint_dir),
                 Path(output_path),
                 is_safe=safe_serialization,
-                max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
+                max_shard_size=max_shard_size,
             )
             if remove_checkpoint_dir:
                 shutil.rmtree(checkpoint_dir)
@@ -58,7 +57,7 @@ def merge_fsdp_weights(
 
 
 def merge_parts(
-    folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str, quiet_s: float = QUIET_S
+    folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str | None, quiet_s: float = QUIET_S
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
     # They import torch's distributed checkpoints, which take a second.
@@ -66,7 +65,8 @@ def merge_parts(
     from accel_checkpoint.reading.merging import merged_state
 
     _check(folder, output)
-    saved = DistributedState(folder, "")
+    folder = folder.resolve()
+    saved = DistributedState(folder.parent, folder.name)  # whose manifest, if any, lies in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(
@@ -74,16 +74,10 @@ def merge_parts(
             "processes. Name the folder of the model beside it."
         )
     state: dict[str, Any] = merged_state(saved, *(tops if tops == ["model"] else []))
-    tensors = deferred_in(state)
-
-    def num_bytes() -> int:
-        return sum(tensor.nbytes for tensor in tensors if tensor.num_fetched)
-
-    total = sum(tensor.nbytes for tensor in tensors)
-    with showing_progress(
-        num_bytes, label=f"Merging {folder.name}", is_shown=True, total=total, quiet_s=quiet_s
-    ):
-        save_model(state, output, max_shard_size=max_shard_size, safe_serialization=is_safe)
+    total = sum(tensor.nbytes for tensor in deferred_in(state))
+    with Progress(f"Merging {folder.name}", total=total, quiet_s=quiet_s) as progress:
+        progress.begin_waiting()
+        save_weights(state, output, max_shard_size, is_safe, progress=progress)
 
 
 def _check(folder: Path, output: Path) -> None:

@@ -1,5 +1,7 @@
 """Parts are read from whatever parts were saved, and damage is an error."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -57,19 +59,31 @@ def test_what_torch_wrote_is_read(tmp_path):
     assert all(torch.equal(read[name], state[name]) for name in ("w", "scalar", "empty"))
 
 
-def test_tensors_are_copied_out_of_the_files_without_loading_them_before(tmp_path, monkeypatch):
+def test_values_are_converted_to_the_type_of_the_part(tmp_path):
     saved = save_parts(tmp_path)
-
-    def load(*arguments, **options):
-        raise AssertionError("a part was loaded as a whole")
-
-    monkeypatch.setattr(torch, "load", load)
     part = torch.zeros(4, 5, dtype=torch.float64)
     saved.read_into(part, saved.entries["model.w"], (2, 0))
     assert torch.equal(part.float(), WHOLE[2:6])
 
 
-def test_a_part_that_cannot_be_mapped_is_loaded(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(print, "holds more than tensors"), ([WHOLE], "does not hold the part"), (WHOLE[:2], "does not hold")],
+)
+def test_a_part_that_is_not_what_the_table_promises_is_refused(tmp_path, content, reason):
+    saved = save_parts(tmp_path)
+    (tmp_path / "other").mkdir()
+    torch.save(content, tmp_path / "other" / "file")
+    part = (tmp_path / "other" / "file").read_bytes()
+    entry = saved.entries["model.w"]
+    [first, *_] = [chunk for chunk in entry.chunks if chunk.offset == (0, 0)]
+    (tmp_path / "state" / first.file).write_bytes(part)
+    chunk = replace(first, start=0, num_bytes=len(part))
+    with pytest.raises(CheckpointError, match=reason):
+        saved.read_into(torch.zeros(3, 5), replace(entry, chunks=(chunk,)), (0, 0))
+
+
+def test_conjugate_views_are_read(tmp_path):
     conjugate = torch.complex(WHOLE, WHOLE + 1).conj()
     dcp.save({"model": {"w": conjugate}}, checkpoint_id=tmp_path / "state", no_dist=True)
     saved = DistributedState(tmp_path, "state")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_state.errors import CheckpointError
 
 
@@ -49,7 +48,6 @@ def test_a_normal_exit_waits_for_the_save_and_logs_its_error(tmp_path):
 import time
 from pathlib import Path
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.low_priority import LowPriorityThread
 def finish():
     time.sleep(0.3)
     Path({str(tmp_path / "done")!r}).write_text("yes")
@@ -66,29 +64,15 @@ SaveHandle(finish, target=Path("a"))
 @pytest.mark.parametrize(
     "wait", [SaveHandle.wait, SaveHandle.exception, SaveHandle.settle], ids=["wait", "exception", "settle"]
 )
-def test_waiting_makes_the_writer_hurry(wait):
-    writer, begun, waited, hurried = (
-        LowPriorityThread(clock=lambda: 0.0),
-        threading.Event(),
-        threading.Event(),
-        [],
-    )
-
-    def hurry():
-        writer.hurry()
-        waited.set()
+def test_the_save_is_informed_that_a_caller_waits(wait):
+    awaited = threading.Event()
 
     def finish():
-        with writer:
-            for _ in range(2):
-                saver = threading.current_thread()
-                writer.run(lambda saver=saver: hurried.append(threading.current_thread() is saver))
-                begun.set()
-                assert waited.wait(20)
+        assert awaited.wait(20)
         return Path("a")
 
-    handle = SaveHandle(finish, target=Path("a"), hurry=hurry)
-    assert begun.wait(20)
-    assert not handle.done()  # which asks, and is no hurry
+    handle = SaveHandle(finish, target=Path("a"), on_wait=awaited.set)
+    assert not handle.done()  # which does not wait
+    assert not awaited.is_set()
     wait(handle)
-    assert hurried == [False, True]
+    assert handle.done()

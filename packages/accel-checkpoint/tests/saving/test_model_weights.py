@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.saving import model_weights
 from accel_checkpoint.saving.model_weights import save_model
+from accel_checkpoint.saving.pending_files import SafetensorsFile
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -113,6 +114,18 @@ def test_tied_weights_are_saved_once_under_their_first_name(tmp_path):
     assert torch.equal(fresh.head.weight, model.head.weight)
 
 
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_bin_files_hold_each_tensor_once(tmp_path, is_deferred):
+    values = torch.arange(15.0).reshape(5, 3)
+    first = DeferredTensor(values.dtype, values.shape, lambda: values) if is_deferred else values
+    state = {"first": first, "again": first, "small": torch.tensor([1, 2]).to(torch.uint16)}
+    (path,) = save_model(state, tmp_path, safe_serialization=False)
+    plain = torch.load(path, weights_only=True)
+    assert torch.equal(plain["first"], values)
+    assert plain["again"].data_ptr() == plain["first"].data_ptr()
+    assert plain["small"].dtype == torch.uint16
+
+
 def test_names_that_share_a_storage_stay_in_one_bin_shard(tmp_path):
     weight = torch.randn(100)
     state = {"first": weight, "between": torch.randn(100), "second": weight}
@@ -203,15 +216,17 @@ def test_a_save_that_fails_leaves_the_earlier_one_whole_and_nothing_else(tmp_pat
     old = {"a": torch.ones(100), "b": torch.ones(100)}
     save_model(old, tmp_path, max_shard_size=400)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real = model_weights.SafetensorsWriter.write
+    real = SafetensorsFile.write
 
-    def fail_on_second(self, path, members):
-        if "00002" in path.name:
+    def fail_on_second(self, sink):
+        if "-00002-of-" in self.name:
             raise OSError("no space left on device")
-        real(self, path, members)
+        real(self, sink)
 
-    monkeypatch.setattr(model_weights.SafetensorsWriter, "write", fail_on_second)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr(SafetensorsFile, "write", fail_on_second)
+    with pytest.raises(
+        CheckpointError, match="-00002-of-00002.safetensors` could not be written: no space left"
+    ):
         save_model({"a": torch.zeros(100), "b": torch.zeros(100)}, tmp_path, max_shard_size=400)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -236,7 +251,11 @@ def test_an_interruption_between_the_renames_never_leaves_an_index_over_mixed_sh
 def test_the_new_files_are_on_disk_before_the_first_rename_and_the_old_go_last(tmp_path, monkeypatch):
     save_model({"a": torch.ones(100)}, tmp_path)
     events = []
-    monkeypatch.setattr(model_weights, "force_to_disk", lambda path: events.append(f"sync {path.name}"))
+
+    def sync(descriptor):
+        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+
+    monkeypatch.setattr(os, "fsync", sync)
     real_replace, real_unlink = Path.replace, Path.unlink
 
     def replace(self, target):
@@ -329,14 +348,14 @@ def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(t
 
 KILLED = """
 import os, signal, sys, torch
-from accel_checkpoint.saving import model_weights as saving
 from accel_checkpoint.saving.model_weights import save_model
-real = saving.SafetensorsWriter.write
-def write(self, path, members):
-    if "00002" in path.name:
+from accel_checkpoint.saving.pending_files import SafetensorsFile
+real = SafetensorsFile.write
+def write(self, sink):
+    if "-00002-of-" in self.name:
         os.kill(os.getpid(), signal.SIGKILL)
-    real(self, path, members)
-saving.SafetensorsWriter.write = write
+    real(self, sink)
+SafetensorsFile.write = write
 save_model({"a": torch.zeros(100), "b": torch.zeros(100)}, sys.argv[1], 400)
 """
 

@@ -12,7 +12,16 @@ from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
 from accel_checkpoint.saving.pending_files import TorchFile
-from accel_checkpoint.saving.transaction import Request, Transaction
+from accel_checkpoint.saving.staging import Staging
+from accel_checkpoint.saving.transaction import (
+    Content,
+    Request,
+    Rounds,
+    begin,
+    commit,
+    undone_after_error,
+    write,
+)
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 
@@ -73,38 +82,42 @@ class Seat:
         return self.table.verdicts[topic]
 
 
-def save(folder, name, *, value, killed=None, before_writing=lambda transaction: None, after_looking=None):
+def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder: None, after_looking=None):
     """Save ``value`` from all ranks; return what each raised."""
     staging._active.clear()  # a new process has no entry of the last one
     table, raised = Table(4, killed), [None] * 4
 
-    def collect(transaction):
-        before_writing(transaction)
-        rank = transaction.topology.rank
+    def collect(rank, path):
+        before_writing(rank, path)
         return [TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})]
 
     def run(rank):
         node, local = divmod(rank, 2)
         topology = Topology(rank, 4, local, 2, node, 2)
         request = Request(folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", keep=1)
-        transaction = Transaction(request, topology, Seat(table, rank), num_threads=1)
+        rounds, temporary = (
+            Rounds(request, topology, Seat(table, rank)),
+            Staging(request.target, token=request.token),
+        )
         try:
+            part = begin(temporary, rounds)
             if killed is not None and killed[0] == rank:
-                go(transaction)
-            with transaction:
-                go(transaction)
+                go(part, rounds)
+            else:
+                with undone_after_error(part, rounds):
+                    go(part, rounds)
         except CheckpointError as error:
             raised[rank] = error
         except Killed as error:
             raised[rank] = error
-            transaction.staging.release()  # as the system does for a process
+            temporary.release()  # as the system does for a process
 
-    def go(transaction):
-        transaction.begin()
+    def go(part, rounds):
         if after_looking is not None:
-            after_looking(transaction)
-        transaction.gather(lambda: collect(transaction))
-        transaction.finish()
+            after_looking(rounds.topology.rank)
+        with rounds.recording_failure():
+            content = Content(files=collect(rounds.topology.rank, part.staging.path))
+        commit(write(content, part, rounds, num_threads=1), content, part, rounds)
 
     ranks = [threading.Thread(target=run, args=[rank]) for rank in range(4)]
     for rank in ranks:
@@ -131,8 +144,8 @@ def all_of(value):
 
 
 def test_each_machine_has_its_part_and_the_main_process_lists_all(tmp_path):
-    def write_by_hand(transaction):
-        (transaction.staging.path / f"by-hand-{transaction.topology.rank}").write_text("")
+    def write_by_hand(rank, path):
+        (path / f"by-hand-{rank}").write_text("")
 
     assert save(tmp_path, "checkpoint_1", value=1, before_writing=write_by_hand) == [None] * 4
     listed = {(entry.name, entry.place) for entry in read_manifest(tmp_path / "node0" / "checkpoint_1").files}
@@ -159,7 +172,7 @@ def test_a_folder_that_another_rank_of_the_machine_has_made_is_not_taken_for_a_s
             tmp_path,
             "checkpoint_1",
             value=1,
-            after_looking=lambda transaction: transaction.topology.rank == 3 and has_begun.set(),
+            after_looking=lambda rank: rank == 3 and has_begun.set(),
         )
     assert raised == [None] * 4
     assert values_loaded(tmp_path) == all_of(1)
@@ -184,9 +197,9 @@ def test_whichever_rank_is_killed_one_save_is_complete_on_all_machines(tmp_path,
 def test_if_the_main_process_cannot_commit_the_parts_are_rolled_back(tmp_path, name):
     assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
 
-    def stand_in_the_way(transaction):
-        if transaction.topology.rank == 0:
-            (transaction.staging.path / "accel_checkpoint.json").write_text("")
+    def stand_in_the_way(rank, path):
+        if rank == 0:
+            (path / "accel_checkpoint.json").write_text("")
 
     raised = save(tmp_path, name, value=2, before_writing=stand_in_the_way)
     assert ["was not saved (rank 0: FileExistsError" in str(error) for error in raised] == [True] * 4

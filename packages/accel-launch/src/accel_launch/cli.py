@@ -13,9 +13,8 @@ from accel_launch import __version__
 from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
 from accel_launch.messages import ReaderGone, complain, flush, show
-from accel_state.entry_points import entry_points
 from accel_state.errors import AccelError, UnknownNameError, did_you_mean
-from accel_state.registry import Registry
+from accel_state.registry import Registry, entry_points
 
 USAGE_ERROR = 2
 FAILURE = 1

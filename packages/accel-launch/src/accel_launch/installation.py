@@ -17,10 +17,9 @@ INSTALL_FROM = "the wheels that `python tools/dev.py wheels --only-build` makes 
 
 def interpreter_command() -> tuple[str, ...]:
     """Return the command line of this Python: after ``python -O -m accel_launch`` it ends with ``-O``."""
-    # What `multiprocessing` starts its processes with; only `-u` changes no flag.
+    # What `multiprocessing` starts its processes with: all but `-u`, which every rank has.
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    is_unbuffered = getattr(sys.__stdout__, "write_through", False)
-    return (sys.executable, *options, *(["-u"] if is_unbuffered else []))
+    return (sys.executable, *options)
 
 
 def wheels_in(folder: Path) -> list[Path]:

@@ -167,7 +167,7 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, str]:
 def _kind(setting: Setting) -> dict[str, Any]:
     if setting.is_switch:
         return {"action": "store_const", "const": True}
-    action = "store" if setting.separator is None else "append"
+    action = "store" if setting.launch.separator is None else "append"
     return {"action": action, "metavar": _metavar(setting), "type": _number_or_text(setting)}
 
 
@@ -196,7 +196,7 @@ def _metavar(setting: Setting) -> str:
 
 
 def _help(setting: Setting) -> str:
-    default = setting.default if setting.launch_default is None else setting.launch_default
+    default = setting.default if setting.launch.default_text is None else setting.launch.default_text
     has_none = default is None or default is False or default == ()
     text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
     words = setting.choices or ()

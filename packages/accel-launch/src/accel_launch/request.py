@@ -16,9 +16,9 @@ from accel_launch.installation import INSTALL_FROM
 from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
-from accel_state.entry_points import entry_points
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.registry import entry_points
 
 CommandKind = Literal["script", "module", "executable"]
 
@@ -83,13 +83,13 @@ class LaunchRequest:
         """Tell whether somebody set it: a flag, the environment or the config file."""
         return self.settings[name].source != "default"
 
-    def program(self, *python_options: str) -> tuple[str, ...]:
-        """Return the command line of one rank."""
+    def program(self) -> tuple[str, ...]:
+        """Return the command line of one rank, which does not buffer what it prints (``-u``)."""
         if self.kind == "executable":
             return self.command
         drop_in = ("-m", *_drop_in()) if self.value("drop_in") else ()
         module = ("-m",) if self.kind == "module" else ()
-        return (*self.interpreter, *python_options, *drop_in, *module, *self.command)
+        return (*self.interpreter, "-u", *drop_in, *module, *self.command)
 
     def environ(self) -> dict[str, str]:
         """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""
@@ -112,6 +112,8 @@ class LaunchRequest:
             found[self.machine.gpu_variable] = found.pop("CUDA_VISIBLE_DEVICES")
         elif self.value("gpu_ids") == "all":
             del found["CUDA_VISIBLE_DEVICES"]
+        if self.kind == "executable" and "PYTHONUNBUFFERED" not in self.machine.environ:
+            found["PYTHONUNBUFFERED"] = "1"  # as `-u` for a script
         return found
 
     def named_variables(self) -> dict[str, str]:

@@ -20,8 +20,7 @@ from accel_launch.parsers import (
     three_booleans,
 )
 from accel_state.environment.parsers import boolean, choice, count, duration, index, names, text
-from accel_state.environment.setting import Setting, rule
-from accel_state.environment.settings import IN_PLACE_OF_IPEX
+from accel_state.environment.settings import IN_PLACE_OF_IPEX, Setting, rule
 
 AUTO = "auto"
 """The value of ``launcher`` that takes the first launcher which accepts the launch."""

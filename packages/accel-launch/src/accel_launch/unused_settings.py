@@ -119,7 +119,7 @@ def shared_needs(settings: Iterable[Setting]) -> str | None:
 def _first_need(setting: Setting) -> str | None:
     if setting.name in _LAUNCHER_OF:
         return f"without `--launcher {_LAUNCHER_OF[setting.name]}`"
-    return CONDITIONS[setting.needs[0]].otherwise if setting.needs else None
+    return CONDITIONS[setting.launch.needs[0]].otherwise if setting.launch.needs else None
 
 
 def _flags_and_keys(request: LaunchRequest) -> Iterator[str]:
@@ -137,8 +137,8 @@ def _lacking(setting: Setting, request: LaunchRequest, launcher: str) -> str | N
     if owner is not None:
         return None if launcher == owner else f"without `--launcher {owner}`"
     conditions = [
-        *(CONDITIONS[name] for name in setting.needs),
-        *(PLACES[name] for name in setting.not_on),
+        *(CONDITIONS[name] for name in setting.launch.needs),
+        *(PLACES[name] for name in setting.launch.not_on),
     ]
     return next(
         (condition.otherwise for condition in conditions if not condition.holds(request, launcher)), None

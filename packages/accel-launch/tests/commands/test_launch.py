@@ -164,7 +164,9 @@ def flags_in(text: str) -> set[str]:
 def test_the_help_shows_what_most_people_need_and_the_topics(helped):
     text = helped()
     assert text.startswith("usage: accel launch [options] SCRIPT [arguments of the script]\n")
-    assert flags_in(text) >= {setting.flag for setting in OPTIONS if setting.is_common} | {"--config_file"}
+    assert flags_in(text) >= {setting.flag for setting in OPTIONS if setting.launch.is_common} | {
+        "--config_file"
+    }
     assert len(text.splitlines()) <= 48
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "accel launch --num_processes 2 --cpu train.py" in text

@@ -49,7 +49,7 @@ def test_both_are_subcommands_of_another_program_too(capsys):
     get_config_parser(subparsers)
     given = parser.parse_args(["launch", "--cpu", "--dry-run", "train.py", "-x"])
     given.func(given)
-    assert f"{' '.join(interpreter_command())} train.py -x" in capsys.readouterr().out
+    assert f"{' '.join(interpreter_command())} -u train.py -x" in capsys.readouterr().out
     assert parser.parse_args(["config", "default"]).action == "default"
     assert get_config_parser().prog == "accel config"
 

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from accel_launch.commands.protocol import COMMAND_GROUP, summary_of
-from accel_state.entry_points import entry_points
-from accel_state.registry import Registry
+from accel_state.registry import Registry, entry_points
 
 OURS = {point.name: point.value for point in entry_points(COMMAND_GROUP) if point.value.startswith("accel")}
 

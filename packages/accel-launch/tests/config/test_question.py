@@ -65,7 +65,7 @@ def test_a_setting_brings_its_words_choices_and_default():
         ("no", "fp16", "bf16", "fp8"),
         "no",
     )
-    assert question.text == "Number format of the forward pass"
+    assert question.text == "Precision of the forward pass"
 
 
 def test_conditions():

@@ -4,9 +4,8 @@ import pytest
 
 from accel_launch.launchers.selection import BUILT_IN, accepting_launchers, route, select_launcher
 from accel_launch.launchers.single import SingleProcessLauncher
-from accel_state.entry_points import entry_points
 from accel_state.errors import ConfigError, LaunchError, UnknownNameError
-from accel_state.registry import Registry
+from accel_state.registry import Registry, entry_points
 
 
 class Greedy(SingleProcessLauncher):

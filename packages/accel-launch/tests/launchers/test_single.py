@@ -25,14 +25,14 @@ def test_takes_one_plain_process_on_one_machine(request_for, given, accepts):
     assert SingleProcessLauncher().accepts(request_for(**given)) is accepts
 
 
-def test_plans_the_command_as_a_person_would_type_it(request_for):
+def test_plans_the_command_with_output_that_is_not_buffered(request_for):
     request = request_for("train.py", "--num_processes", "3", "--", "-h", flags={"mixed_precision": "bf16"})
     plan = SingleProcessLauncher().plan(request)
     assert plan == LaunchPlan(
         launcher="single",
         processes=(
             ProcessPlan(
-                argv=("python", "train.py", "--num_processes", "3", "--", "-h"),
+                argv=("python", "-u", "train.py", "--num_processes", "3", "--", "-h"),
                 cwd=Path("/srv"),
                 environ={"ACCELERATE_MIXED_PRECISION": "bf16"},
             ),

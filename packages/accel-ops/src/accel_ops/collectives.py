@@ -12,7 +12,7 @@ from accel_ops.agreement import SAME_DIMENSIONS, SAME_SHAPES, Call, agree, excha
 from accel_ops.nested.structures import flatten, rebuild
 from accel_ops.packing import Packed
 from accel_ops.transport import Reduction, Transport, current_transport
-from accel_state.devices.selection import device_backend_of
+from accel_state.devices import device_backend_of
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 

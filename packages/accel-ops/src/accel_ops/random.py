@@ -49,7 +49,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     torch.manual_seed(seed)
     if has_runtime():
         # Devices that torch does not know of itself, such as XLA's.
-        current_runtime().device_backend.rng.seed(seed)
+        current_runtime().device_backend.seed_all(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
@@ -79,7 +79,7 @@ def capture_rng_states() -> dict[str, dict[str, Any]]:
     }
     device = _device()
     if device is not None:
-        states[device.type] = {"state": device_backend_of(device).rng.get_state().cpu()}
+        states[device.type] = {"state": device_backend_of(device).get_rng_state().cpu()}
     return states
 
 
@@ -134,7 +134,7 @@ def _restore_one(name: str, state: Mapping[str, Any], device: torch.device | Non
         torch.set_rng_state(state["state"])
     else:
         assert device is not None
-        device_backend_of(device).rng.set_state(state["state"])
+        device_backend_of(device).set_rng_state(state["state"])
 
 
 def _device() -> torch.device | None:
@@ -221,5 +221,5 @@ def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:
                 "`generator` is needed to synchronize the random state of a generator, got None."
             )
         return generator.get_state, generator.set_state
-    rng = require_device_backend(rng_type.value).rng
-    return rng.get_state, rng.set_state
+    backend = require_device_backend(rng_type.value)
+    return backend.get_rng_state, backend.set_rng_state

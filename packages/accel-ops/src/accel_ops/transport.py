@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from accel_state.environment import snapshot
 from accel_state.errors import StateError
-from accel_state.process_environments import detect_topology
+from accel_state.launched_by import detect_topology
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.topology import Topology
 

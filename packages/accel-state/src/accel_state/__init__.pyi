@@ -1,5 +1,4 @@
 from accel_state.accelerator_state import AcceleratorState as AcceleratorState
-from accel_state.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state.affinity import CPUInformation as CPUInformation
 from accel_state.affinity import get_cpu_distributed_information as get_cpu_distributed_information
 from accel_state.affinity import override_numa_affinity as override_numa_affinity
@@ -24,9 +23,11 @@ from accel_state.errors import LaunchError as LaunchError
 from accel_state.errors import NotAvailableError as NotAvailableError
 from accel_state.errors import StateError as StateError
 from accel_state.errors import UnknownNameError as UnknownNameError
+from accel_state.gradient_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state.gradient_state import GradientState as GradientState
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
+from accel_state.launched_by import detect_topology as detect_topology
 from accel_state.logging import MultiProcessAdapter as MultiProcessAdapter
 from accel_state.logging import get_logger as get_logger
 from accel_state.mesh_layout import MeshLayout as MeshLayout
@@ -36,7 +37,6 @@ from accel_state.parallelism_config import PipelineParallelConfig as PipelinePar
 from accel_state.parallelism_config import TorchContextParallelConfig as TorchContextParallelConfig
 from accel_state.parallelism_config import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_state.partial_state import PartialState as PartialState
-from accel_state.process_environments import detect_topology as detect_topology
 from accel_state.registry import Registry as Registry
 from accel_state.runtime import current_runtime as current_runtime
 from accel_state.runtime import has_runtime as has_runtime

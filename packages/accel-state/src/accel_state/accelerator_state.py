@@ -1,4 +1,4 @@
-"""`AcceleratorState`: the process's state, and what was decided about training."""
+"""`AcceleratorState`: the state of the process, and the settings of training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
+from accel_state.gradient_state import SharedState
 from accel_state.partial_state import PartialState, ProcessView
 from accel_state.registry import Registry
 from accel_state.runtime import (
@@ -18,7 +19,6 @@ from accel_state.runtime import (
     runtime_lock,
     training_attributes,
 )
-from accel_state.shared_state import SharedState
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,15 +33,15 @@ def _collect() -> dict[str, Any]:
 
 
 class AcceleratorState(ProcessView):
-    """The process's state, and what was decided about training: precision, engine, compilation, mesh.
+    """The state of the process, and the settings of training: precision, engine, compilation, mesh.
 
     All instances show the same state; the first one builds it. Plugins are kept as they are; one with an
-    attribute ``distributed_type`` says what kind of run this is.
+    attribute ``distributed_type`` sets the type of the run.
 
     Args:
         mixed_precision: ``no``, ``fp16``, ``bf16``, ``fp8`` or a precision that a package adds; None reads
             ``ACCELERATE_MIXED_PRECISION``.
-        cpu: Use the CPU even where there is an accelerator.
+        cpu: Use the CPU even if there is an accelerator.
         kwargs: Arguments of `torch.distributed.init_process_group`.
 
     Raises:
@@ -58,11 +58,11 @@ class AcceleratorState(ProcessView):
     megatron_lm_plugin: Any
     """How Megatron-LM is set up, None without it."""
     strategy_plugin: Any
-    """What chooses a strategy of another package, None without it."""
+    """The plugin that selects a strategy of another package, None without it."""
     deepspeed_plugins: dict[str, Any] | None
     """All DeepSpeed plugins by name, None without DeepSpeed."""
     parallelism_config: ParallelismConfig | None
-    """The sizes of the mesh's axes, None where none were given."""
+    """The sizes of the mesh's axes, None if none were given."""
     device_mesh: DeviceMesh | None
     """The mesh over all processes, None without `parallelism_config`."""
     layout: MeshLayout
@@ -171,7 +171,7 @@ class AcceleratorState(ProcessView):
 
     @staticmethod
     def is_initialized() -> bool:
-        """Tell whether an `Accelerator` or `AcceleratorState` has been built."""
+        """Return whether an `Accelerator` or `AcceleratorState` has been built."""
         return has_runtime() and bool(AcceleratorState._attributes)
 
     @property
@@ -181,19 +181,19 @@ class AcceleratorState(ProcessView):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget what was decided about training, and with ``reset_partial_state`` all of the state."""
+        """Reset the settings of training, and with ``reset_partial_state`` all of the state."""
         AcceleratorState._attributes.clear()
         if reset_partial_state:
             reset_runtime(keep_process_group=True)
 
     @property
     def mixed_precision(self) -> str:
-        """The number format of the forward pass."""
+        """The precision of the forward pass."""
         return self._mixed_precision
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of distributed run this is: the engine's, else the device's."""
+        """The type of the distributed run: the engine's, else the device's."""
         return self._distributed_type
 
     @distributed_type.setter
@@ -259,7 +259,7 @@ def check_precision(name: str) -> str:
 
 
 def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
-    """Return what the engine's plugin calls the run, None without one."""
+    """Return the distributed type of the engine's plugin, None without one."""
     deepspeed = next(iter((given["deepspeed_plugins"] or {}).values()), None)
     plugins = {
         "deepspeed_plugin": deepspeed,
@@ -281,7 +281,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
-    """Return the precision that the config of the first DeepSpeed plugin says, each filled with the one asked for."""
+    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, ``asked`` without any."""
     settled = [
         plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
     ]
@@ -289,7 +289,7 @@ def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
 
 
 def _engine_layout(plugins: Iterable[Any], runtime: Runtime) -> MeshLayout:
-    """Return how the first engine that arranges the ranks does it, where no size of `ParallelismConfig` says it."""
+    """Return the default layout of the first engine that has one, else that of the runtime."""
     arranging = (plugin.default_layout for plugin in plugins if hasattr(plugin, "default_layout"))
     arrange = next(arranging, None)
     layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)

@@ -1,4 +1,4 @@
-"""Binding a process to the CPU cores that are near its GPU (NUMA affinity)."""
+"""CPU affinity: bind a process to the cores near its GPU, by the NUMA nodes that Linux lists under ``/sys``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import functools
 import os
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from accel_state.environment import read, snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
-from accel_state.numa import cores_near
-from accel_state.process_environments import detect_topology
+from accel_state.launched_by import detect_topology
+
+SYS = Path("/sys")
 
 
 @dataclass
@@ -38,7 +40,7 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
     Args:
         local_process_index: The rank on this machine, which is also the index of the visible GPU.
-        verbose: Say which cores; by default where ``ACCELERATE_DEBUG_MODE`` is on.
+        verbose: Print the cores; by default if ``ACCELERATE_DEBUG_MODE`` is on.
 
     Raises:
         NotAvailableError: If `pynvml`, the driver or the operating system cannot do it, or no near core is open.
@@ -54,14 +56,14 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     in most virtual machines, leaves the process as it is. Args and errors as for `set_numa_affinity`.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise NotAvailableError("Binding processes to cores needs Linux. Switch `enable_cpu_affinity` off.")
+        raise NotAvailableError("Binding processes to cores needs Linux. Set `enable_cpu_affinity` to false.")
     allowed = os.sched_getaffinity(0)
     near = cores_near(_bus_id(local_process_index))
     cores = allowed if near is None else near & allowed
     if not cores:
         raise NotAvailableError(
             f"None of the cores near GPU {local_process_index} is open to this process. "
-            "Widen its CPU set, or switch `enable_cpu_affinity` off."
+            "Widen its CPU set, or set `enable_cpu_affinity` to false."
         )
     os.sched_setaffinity(0, cores)
     if read("debug_mode") if verbose is None else verbose:
@@ -73,11 +75,11 @@ def _bus_id(local_process_index: int) -> str:
     nvml = _nvml()
     nvml.nvmlInit()
     try:
-        found = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
+        bus_id = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
     finally:
         nvml.nvmlShutdown()
     # NVML writes the domain with eight digits, older releases of its package as bytes.
-    domain, _, rest = (found.decode() if isinstance(found, bytes) else found).lower().partition(":")
+    domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
@@ -105,3 +107,51 @@ def _nvml() -> Any:
     if reason is not None:
         raise NotAvailableError(f"Binding processes to cores near their GPU needs `pynvml`. {reason}")
     return import_module("pynvml")
+
+
+def cores_near(bus_id: str, *, root: Path | None = None) -> set[int] | None:
+    """Return the cores of the NUMA node of a device; None if it has none, or is equally near to all.
+
+    For a node that has memory but no cores, they are those of the nearest one that has some.
+
+    Args:
+        bus_id: Address of the device on the PCI bus, such as ``0000:3b:00.0``.
+        root: The folder to read instead of ``/sys``.
+
+    Raises:
+        NotAvailableError: If the system does not report it.
+    """
+    root = SYS if root is None else root
+    node = int(_read(root / "bus" / "pci" / "devices" / bus_id / "numa_node"))
+    if node < 0:
+        return None
+    nodes = root / "devices" / "system" / "node"
+    distances = [int(distance) for distance in _read(nodes / f"node{node}" / "distance").split()]
+    # The numbers of nodes may have gaps; distances are listed without.
+    numbers = sorted(_numbers(_read(nodes / "online")))
+    for _, number in sorted(
+        zip(distances, numbers, strict=True), key=lambda pair: (pair[0], pair[1] != node)
+    ):
+        cores = _numbers(_read(nodes / f"node{number}" / "cpulist"))
+        if cores:
+            return cores
+    return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise NotAvailableError(
+            f"The system does not report which cores are near a device: {error}. Set `enable_cpu_affinity` to false, "
+            "or let the container see `/sys`."
+        ) from error
+
+
+def _numbers(numbers: str) -> set[int]:
+    """Return the numbers in a list such as ``0-3,8``."""
+    parsed: set[int] = set()
+    for part in filter(None, numbers.split(",")):
+        first, _, last = part.partition("-")
+        parsed.update(range(int(first), int(last or first) + 1))
+    return parsed

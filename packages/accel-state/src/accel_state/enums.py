@@ -8,7 +8,7 @@ from accel_state.errors import ConfigError
 
 
 class EnumWithContains(enum.EnumMeta):
-    """Lets ``value in SomeEnum`` take plain values, on every Python version."""
+    """Allows plain values in ``value in SomeEnum``, on every Python version."""
 
     def __contains__(cls, member: object) -> bool:
         return member in cls._value2member_map_ if isinstance(member, str) else False
@@ -27,20 +27,8 @@ class BaseEnum(enum.StrEnum, metaclass=EnumWithContains):
         raise ConfigError(f"`{value}` is not a valid {cls.__name__}. Choose one of: {', '.join(cls.list())}.")
 
 
-def add_member(kind: type[BaseEnum], value: str) -> None:
-    """Give an enum one more member for the rest of the process, called like its value; nothing if it has it."""
-    if value in kind:
-        return
-    member = str.__new__(kind, value)
-    member._name_, member._value_ = value.upper(), value
-    setattr(kind, member._name_, member)
-    kind._member_names_.append(member._name_)
-    kind._member_map_[member._name_] = member
-    kind._value2member_map_[value] = member
-
-
 class DistributedType(BaseEnum):
-    """What kind of distributed run this is; for users' code to read, accel itself never branches on it."""
+    """The type of a distributed run, for user code; accel itself never branches on it."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -67,14 +55,14 @@ class SageMakerDistributedType(BaseEnum):
 
 
 class ComputeEnvironment(BaseEnum):
-    """Where a run takes place: machines of one's own, or a cloud service that starts them."""
+    """Where a run takes place: local machines, or a cloud service."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
 class PrecisionType(BaseEnum):
-    """The number format of the forward pass; ``no`` is full precision."""
+    """The precision of the forward pass; ``no`` is full precision."""
 
     NO = "no"
     FP8 = "fp8"
@@ -83,7 +71,7 @@ class PrecisionType(BaseEnum):
 
 
 class FP8BackendType(BaseEnum):
-    """Which library does the 8-bit arithmetic: Transformer Engine or torchao; MS-AMP is refused."""
+    """The FP8 library: Transformer Engine or torchao; MS-AMP is not supported."""
 
     NO = "NO"
     TE = "TE"
@@ -92,7 +80,7 @@ class FP8BackendType(BaseEnum):
 
 
 class CustomDtype(BaseEnum):
-    """Number formats that have sizes but no `torch.dtype` of their own."""
+    """Dtypes without a `torch.dtype`."""
 
     FP8 = "fp8"
     INT4 = "int4"
@@ -100,7 +88,7 @@ class CustomDtype(BaseEnum):
 
 
 class RNGType(BaseEnum):
-    """The random number generators whose state can be kept the same on all ranks."""
+    """The random number generators whose state can be synchronized over all ranks."""
 
     TORCH = "torch"
     CUDA = "cuda"
@@ -116,7 +104,7 @@ class RNGType(BaseEnum):
 
 
 class LoggerType(BaseEnum):
-    """The experiment trackers that come with accel; ``all`` stands for every one that is installed."""
+    """The experiment trackers of accel; ``all`` means every installed one."""
 
     ALL = "all"
     AIM = "aim"
@@ -131,7 +119,7 @@ class LoggerType(BaseEnum):
 
 
 class DynamoBackend(BaseEnum):
-    """The compilers that `torch.compile` can hand a captured graph to."""
+    """The backends of `torch.compile`."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -152,7 +140,7 @@ class DynamoBackend(BaseEnum):
 
 
 class DDPCommunicationHookType(BaseEnum):
-    """How gradients are packed on their way between the ranks of a DDP model."""
+    """How DDP compresses gradients before the all-reduce."""
 
     NO = "no"
     FP16 = "fp16"

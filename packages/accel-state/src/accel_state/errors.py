@@ -10,19 +10,19 @@ class AccelError(Exception):
 
 
 class ConfigError(AccelError, ValueError):
-    """A value that a person gave (argument, variable, flag, config key) is wrong or contradicts another."""
+    """A value of the user (argument, variable, flag, config key) is wrong or contradicts another."""
 
 
 class MissingFileError(ConfigError, FileNotFoundError):
-    """A file or a model that a person named does not exist."""
+    """A file or a model of the user does not exist."""
 
 
 class NoAccessError(ConfigError, PermissionError):
-    """A file or a model that a person named may not be read."""
+    """A file or a model of the user may not be read."""
 
 
 class NotAvailableError(AccelError, ImportError):
-    """A package or a device is missing; the message says how to get it."""
+    """A package or a device is missing; the message describes how to get it."""
 
 
 class UnreachableError(AccelError, ConnectionError):

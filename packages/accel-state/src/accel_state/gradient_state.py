@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from accel_state.shared_state import SharedState
+from accel_state.errors import ConfigError
+from accel_state.kwargs_handler import KwargsHandler
 
-if TYPE_CHECKING:
-    from accel_state.accumulation import GradientAccumulationPlugin
+
+class SharedState:
+    """The `_shared_state` of a state class: a new dict of its values at each access, empty if there is no state."""
+
+    def __init__(self, collect: Callable[[], dict[str, Any]]) -> None:
+        self._collect = collect
+
+    def __get__(self, instance: object, owner: type | None = None) -> dict[str, Any]:
+        return self._collect()
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """Settings of gradient accumulation.
+
+    Args:
+        num_steps: Micro-batches per optimizer step; None leaves it to the `Accelerator`.
+        adjust_scheduler: Include in torch's count of scheduler steps the micro-batches that did not
+            step, so that it does not warn of a scheduler stepped before its optimizer. The learning rate
+            moves with optimizer steps either way: write schedules in optimizer steps.
+        sync_with_dataloader: Always step on the last batch of a loader, even within a window.
+        sync_each_batch: Reduce gradients on every micro-batch: slower, but sharded engines need less memory.
+    """
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and self.num_steps < 1:
+            raise ConfigError(f"`num_steps` must be at least 1, got {self.num_steps}.")
 
 
 class GradientState:
@@ -24,7 +56,7 @@ class GradientState:
         is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
             of autograd.
         joins_uneven_inputs: Whether the loop at hand is within `join_uneven_inputs`.
-        initialized: Whether a `GradientState` has been asked for since the last reset.
+        initialized: Whether a `GradientState` has been constructed since the last reset.
     """
 
     __slots__ = (
@@ -56,7 +88,7 @@ class GradientState:
 
     @staticmethod
     def is_initialized() -> bool:
-        """Tell whether a `GradientState` has been asked for since the last reset."""
+        """Return whether a `GradientState` has been constructed since the last reset."""
         return _of_this_process.initialized
 
     @staticmethod
@@ -117,7 +149,7 @@ class GradientState:
 
     @property
     def ends_some_rank(self) -> bool | None:
-        """Whether the batch at hand is the last of any rank of the active loader; None where that is not known.
+        """Whether the batch at hand is the last of any rank of the active loader; None if that is unknown.
 
         False outside of all loops. Of a loader that knows nothing of other ranks, whether it is the last of this one.
         """
@@ -160,7 +192,7 @@ class GradientState:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever unpickles a loader or an optimizer gets the state of its own process.
+        # An unpickled loader or optimizer gets the state of its process.
         return current_gradient, ()
 
 

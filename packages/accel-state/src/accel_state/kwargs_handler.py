@@ -1,4 +1,4 @@
-"""Base of the small objects through which a user sets one part of a run."""
+"""`KwargsHandler`, the base of the objects with the settings of one part of a run, and that of the process group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from accel_state.environment.door import ignored
+from accel_state.environment.environ import ignored
 from accel_state.errors import ConfigError
 
 
 @dataclass
 class KwargsHandler:
-    """A set of keyword arguments for one thing that accel builds on the user's behalf."""
+    """A set of keyword arguments for one object that accel builds."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with copies of their values."""
@@ -32,9 +32,9 @@ class InitProcessGroupKwargs(KwargsHandler):
     """How the process group is set up: see `torch.distributed.init_process_group`.
 
     Args:
-        backend: The group's backend; ``nccl``, the default, stands for what the device uses: on CUDA devices
+        backend: The group's backend; ``nccl``, the default, means that of the device: on CUDA devices
             ``cpu:gloo,cuda:nccl``. ``cuda:nccl`` is NCCL without gloo for tensors on the CPU.
-        init_method: Where the ranks meet (``env://``, ``tcp://host:port``, ``file:///path``).
+        init_method: The rendezvous of the ranks (``env://``, ``tcp://host:port``, ``file:///path``).
         timeout: How long a collective may take; None leaves it to the backend (10 minutes for NCCL, 30 for
             others).
     """

@@ -1,4 +1,4 @@
-"""Which layouts there can be: the rules of the axes, and what would work where one is broken."""
+"""The rules of layouts, with what would work if one is broken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_state.mesh_layout import MeshLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What of a model, and of its batches, limits the layouts; None: unknown."""
+    """Sizes of a model, and of its batches, that limit the layouts; None: unknown."""
 
     num_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -23,10 +23,10 @@ class ModelSizes:
 def check_layout(
     layout: MeshLayout, *, num_processes: int | None = None, model: ModelSizes | None = None
 ) -> None:
-    """Refuse a layout that breaks a rule.
+    """Check a layout against the rules.
 
     Raises:
-        ConfigError: With a sentence for each of the `broken_rules`.
+        ConfigError: If it breaks any; the message has a sentence for each of the `broken_rules`.
     """
     broken = broken_rules(layout, num_processes=num_processes, model=model)
     if broken:
@@ -36,12 +36,12 @@ def check_layout(
 def broken_rules(
     layout: MeshLayout, *, num_processes: int | None = None, model: ModelSizes | None = None
 ) -> list[str]:
-    """Return what is wrong with a layout, and what would work; nothing if nothing is.
+    """Return a sentence for each rule that a layout breaks, with what would work.
 
     Args:
         layout: The sizes of the axes.
         num_processes: Processes of the run.
-        model: What it trains.
+        model: The sizes of the model.
     """
     broken = [*_of_axes(layout)]
     if num_processes is not None and layout.world_size != num_processes:

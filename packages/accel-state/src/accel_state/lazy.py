@@ -1,4 +1,4 @@
-"""Lazy package faces (PEP 562): a public name is imported when it is first used."""
+"""Lazy public names of packages and modules (PEP 562): each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -8,44 +8,53 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
-_METHOD = re.compile(r"^(\w+) = (\w+)\.(\w+)$", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^(\w+) = \(?\s*([\w.]+)\.(\w+)$", re.MULTILINE)
 
 
-def attach_stub(module_name: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``(__getattr__, __dir__, __all__)`` for a package by what its ``__init__.pyi`` imports.
+def attach_stub(
+    module_name: str, *, suffix: str = ""
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``(__getattr__, __dir__, __all__)`` for a module by what the stub (``.pyi``) next to it imports.
 
     Type checkers and editors read the same file, so that each public name is written once. It has lines
-    ``from module import name as public_name``, where ``module`` is the package itself for modules below it, and
-    ``public_name = Class.method``.
+    ``from module import name as name``, where ``module`` is the package itself for modules below it, and, for a
+    different public name, ``public_name = module.name`` or ``public_name = Class.method``.
+
+    Args:
+        module_name: The module's ``__name__``.
+        suffix: What the stub's name has after that of the module. A stub without it hides the module's own code from
+            type checkers; with it, the module has ``if TYPE_CHECKING: from <stub> import *``.
     """
     spec = sys.modules[module_name].__spec__
-    stub = spec.loader.get_data(f"{spec.origin}i").decode()  # type: ignore[union-attr]  # also from an archive
+    path = f"{spec.origin.removesuffix('.py')}{suffix}.pyi"  # type: ignore[union-attr]
+    stub = spec.loader.get_data(path).decode()  # type: ignore[union-attr]  # also from an archive
     exports, submodules = {}, []
     for module, name, public_name in _IMPORT.findall(stub):
         if module == module_name:
             submodules.append(name)
         else:
             exports[public_name] = f"{module}:{name}"
-    for public_name, owner, method in _METHOD.findall(stub):
-        exports[public_name] = f"{exports[owner]}.{method}"
+    for public_name, owner, name in _ATTRIBUTE.findall(stub):
+        exports[public_name] = f"{exports[owner]}.{name}" if owner in exports else f"{owner}:{name}"
     return attach(module_name, exports, submodules=submodules)
 
 
 def attach(
     module_name: str, exports: Mapping[str, str], *, submodules: Iterable[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``(__getattr__, __dir__, __all__)`` for a package whose names live elsewhere.
+    """Return ``(__getattr__, __dir__, __all__)`` for a module whose names live elsewhere.
 
     Args:
-        module_name: The package's ``__name__``.
+        module_name: The module's ``__name__``.
         exports: Public name to ``"module:attribute"`` (also ``"module:Class.method"``), or to ``"module"``
             where the attribute has the same name.
         submodules: Modules below the package that are attributes of it without an import. They are listed by
             ``dir``, but not in ``__all__``.
 
-    A name is looked up once; afterwards it is an ordinary attribute of the package.
+    A name is looked up once; afterwards it is an ordinary attribute of the module. Names that begin with an underscore
+    are not in ``__all__``.
     """
-    names = sorted(exports)
+    names = sorted(name for name in exports if not name.startswith("_"))
     modules = frozenset(submodules)
 
     def load(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Loggers that know of the other processes."""
+"""Loggers that log on the main process only, or on all in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, extra)
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log on the processes that are to."""
+        """Log on the selected processes."""
         if not has_runtime():
             raise StateError(
                 "The logger was used before it is known which process this is. "
@@ -72,7 +72,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     Args:
         name: The logger's name, usually ``__name__``.
         log_level: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``; None reads
-            ``ACCELERATE_LOG_LEVEL`` and, where that says nothing, leaves the logger's level as it is.
+            ``ACCELERATE_LOG_LEVEL`` and, if that is unset, keeps the level of the logger.
     """
     logger = logging.getLogger(name)
     level = read("log_level") if log_level is None else log_level

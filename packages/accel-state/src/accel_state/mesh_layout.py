@@ -1,4 +1,4 @@
-"""Which rank does what: the axes of parallelism of a run, and each rank's coordinates on them."""
+"""`MeshLayout`: the axes of parallelism of a run, and the coordinates of each rank on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 LOSS_AXES = (*DATA_AXES, "cp", "sp")
 #: Ranks that differ on these can hold different shards of a parameter.
 SHARD_AXES = ("dp_shard", "cp", "sp")
-#: Ranks that differ on these draw different random numbers.
+#: Ranks that differ on these have different random states.
 SEED_AXES = ("pp", *DATA_AXES)
-#: The axes of the expert view, in which ``ep`` is cut out of everything inside of ``dp_replicate``.
+#: The axes of the expert view, in which ``ep`` is an axis of the ranks of one replica.
 EXPERT_AXES = ("pp", "dp_replicate", "edp_shard", "ep")
 
 _UNIONS = {"dp": DATA_AXES, "dp_shard_cp": ("dp_shard", "cp"), "dp_cp": (*DATA_AXES, "cp"), "loss": LOSS_AXES}
@@ -35,12 +35,12 @@ class MeshLayout:
 
     Args:
         pp: Pipeline stages.
-        dp_replicate: Full copies of the model.
-        dp_shard: Ranks over which each copy is sharded, each with batches of its own.
-        cp: Ranks that share each sequence, by context parallelism.
-        sp: Ranks that share each sequence, by attention heads (Ulysses).
-        tp: Ranks that share each layer.
-        ep: Ranks over which the experts of a layer are spread. They are no further ranks: this must divide
+        dp_replicate: Replicas of the model.
+        dp_shard: Ranks over which each replica is sharded, which read different batches.
+        cp: Ranks over which each sequence is sharded, by context parallelism.
+        sp: Ranks over which each sequence is sharded, by attention heads (Ulysses).
+        tp: Ranks over which each layer is sharded.
+        ep: Ranks over which the experts of a layer are sharded. They are not additional: this must divide
             ``dp_shard * cp * sp * tp``.
 
     Raises:
@@ -65,7 +65,7 @@ class MeshLayout:
 
     @classmethod
     def of_replicas(cls, num_ranks: int) -> Self:
-        """Return the layout of plain data parallelism: every rank has the whole model and its own data."""
+        """Return the layout of data parallelism alone: every rank has a replica of the model and different data."""
         return cls(dp_replicate=num_ranks)
 
     @property
@@ -85,7 +85,7 @@ class MeshLayout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return prod(self.sizes.values())
 
     @property
@@ -100,28 +100,16 @@ class MeshLayout:
 
     @property
     def num_param_shards(self) -> int:
-        """Pieces into which a sharded parameter can be cut."""
+        """Number of shards of a sharded parameter."""
         return self.size(*SHARD_AXES)
 
     @property
     def num_seeds(self) -> int:
-        """Ranks that draw different random numbers."""
+        """Ranks that have different random states."""
         return self.size(*SEED_AXES)
 
-    def data_rank(self, rank: int) -> int:
-        """Return the number of ``rank`` among those that read different samples."""
-        return self.index(rank, *DATA_AXES)
-
-    def loss_rank(self, rank: int) -> int:
-        """Return the number of ``rank`` among those over which the loss is averaged."""
-        return self.index(rank, *LOSS_AXES)
-
-    def param_shard(self, rank: int) -> int:
-        """Return which shard of each parameter ``rank`` holds, where parameters are sharded."""
-        return self.index(rank, *SHARD_AXES)
-
     def seed_index(self, rank: int) -> int:
-        """Return the number of ``rank`` among those that draw different random numbers.
+        """Return the number of ``rank`` among those that have different random states.
 
         Ranks that work on the same samples have the same number, unless they run different pipeline stages.
         Without a pipeline it is the data rank.
@@ -138,12 +126,8 @@ class MeshLayout:
         return prod(view[axis] for axis in axes)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return the place of ``rank`` on each axis."""
+        """Return the coordinate of ``rank`` on each axis."""
         return self._coordinate(rank, self.sizes)
-
-    def expert_coordinate(self, rank: int) -> dict[str, int]:
-        """Return the place of ``rank`` on each axis of the expert view."""
-        return self._coordinate(rank, self.expert_sizes)
 
     def index(self, rank: int, *axes: str) -> int:
         """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""
@@ -156,7 +140,7 @@ class MeshLayout:
         return tuple(_index(rank, digits) for rank in range(self.world_size))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that differ from ``rank`` on ``axes`` at most, itself included, in order."""
+        """Return the group of ``rank`` along ``axes``: the ranks with its coordinates on all other axes, in order."""
         view = self._view(axes)
         place = self._coordinate(rank, view)
         steps = _strides(view)
@@ -165,7 +149,7 @@ class MeshLayout:
         return tuple(first + sum(offsets) for offsets in product(*inside))
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """Return all groups of ranks that differ on ``axes`` only; every rank is in one of them."""
+        """Return all groups of ranks along ``axes``; every rank is in one of them."""
         view = self._view(axes)
         steps = _strides(view)
         outside = [range(0, view[axis] * steps[axis], steps[axis]) for axis in view if axis not in axes]
@@ -200,7 +184,7 @@ class MeshLayout:
 
     @property
     def _size_of_copy(self) -> int:
-        """Ranks that hold one stage of one copy of the model."""
+        """Ranks of one stage of one replica of the model."""
         return self.dp_shard * self.cp * self.sp * self.tp
 
     def _view(self, axes: Iterable[str]) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""Which ranks share a machine, where the launcher does not number the machines."""
+"""Agreement of the ranks on the numbers of their machines, if the launcher does not number them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agree_on_nodes(topology: Topology, *, device: torch.device, host: str | None
 
     Args:
         topology: As the environment describes it.
-        device: This rank's device; used where the process group has no backend for the CPU.
+        device: This rank's device; used if the process group has no backend for the CPU.
         host: A name of this machine that no other has; by default the host name with the boot id.
     """
     served = {pair.partition(":")[0] for pair in dist.get_backend_config().split(",")}

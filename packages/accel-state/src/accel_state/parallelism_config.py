@@ -1,4 +1,4 @@
-"""How the processes of a run share the work: the axes of the device mesh and their sizes."""
+"""`ParallelismConfig`: the axes of the device mesh and their sizes."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class ParallelismConfig:
     """The sizes of the mesh's axes; their product, without ``ep_size``, is the number of processes.
 
     Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that is
-    not given there either is 1, which switches the axis off. If all are 1, the engine of the run arranges the
-    processes: each has a full copy of the model, or with FSDP all share one. Tensor, context, sequence and pipeline
-    parallelism have a handler each where they are on.
+    not given there either is 1, which disables the axis. If all are 1, the engine of the run arranges the
+    processes: each has a replica of the model, or with FSDP all shard one. Tensor, context, sequence and pipeline
+    parallelism have a handler each if they are enabled.
 
     Args:
-        dp_replicate_size: Full copies of the model.
-        dp_shard_size: Processes over which each copy is sharded.
-        tp_size: Processes that share each layer.
-        cp_size: Processes that share each sequence, by torch's context parallelism.
-        sp_size: Processes that share each sequence by attention heads (Ulysses).
-        sp_backend: Who does that: ``deepspeed`` where DeepSpeed trains, ``torch`` elsewhere.
+        dp_replicate_size: Replicas of the model.
+        dp_shard_size: Processes over which each replica is sharded.
+        tp_size: Processes over which each layer is sharded.
+        cp_size: Processes over which each sequence is sharded, by torch's context parallelism.
+        sp_size: Processes over which each sequence is sharded, by attention heads (Ulysses).
+        sp_backend: Its library: ``deepspeed`` with DeepSpeed, else ``torch``.
         pp_size: Stages of the pipeline.
-        ep_size: Processes over which the experts of a layer are spread; no further processes, but a divisor of
+        ep_size: Processes over which the experts of a layer are sharded; not additional, but a divisor of
             ``dp_shard_size * cp_size * sp_size * tp_size``. Alone, or with ``pp_size``, it is ``dp_shard_size`` too.
 
     Raises:
@@ -99,7 +99,7 @@ class ParallelismConfig:
 
     @property
     def total_size(self) -> int:
-        """Processes of the whole mesh."""
+        """Number of processes of the mesh."""
         return self.layout.world_size
 
     @property
@@ -114,7 +114,7 @@ class ParallelismConfig:
 
     @property
     def dp_replicate_enabled(self) -> bool:
-        """Whether there is more than one full copy of the model."""
+        """Whether there is more than one replica of the model."""
         return self._size("dp_replicate") > 1
 
     @property
@@ -124,32 +124,32 @@ class ParallelismConfig:
 
     @property
     def tp_enabled(self) -> bool:
-        """Whether layers are shared."""
+        """Whether layers are sharded (tensor parallelism)."""
         return self._size("tp") > 1
 
     @property
     def cp_enabled(self) -> bool:
-        """Whether sequences are shared by torch."""
+        """Whether sequences are sharded by context parallelism."""
         return self._size("cp") > 1
 
     @property
     def sp_enabled(self) -> bool:
-        """Whether sequences are shared by attention heads."""
+        """Whether sequences are sharded by attention heads."""
         return self._size("sp") > 1
 
     @property
     def pp_enabled(self) -> bool:
-        """Whether the model is cut into pipeline stages."""
+        """Whether the model is split into pipeline stages."""
         return self._size("pp") > 1
 
     @property
     def ep_enabled(self) -> bool:
-        """Whether the experts of a layer are spread over processes."""
+        """Whether the experts of a layer are sharded."""
         return self._size("ep") > 1
 
     @property
     def active_mesh_dims(self) -> list[str]:
-        """The axes that are on, in the order of the mesh."""
+        """The enabled axes, in the order of the mesh."""
         return self._enabled(*AXES)
 
     @property
@@ -174,19 +174,19 @@ class ParallelismConfig:
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """The names of the mesh that FSDP is given: the copies, if several, then the shards, if any."""
+        """The names of the mesh for FSDP: the replicas, if several, then the shards, if any."""
         shards = ["dp_shard_cp"] if self.dp_shard_cp_dim_names else []
         return [*self._enabled("dp_replicate"), *shards]
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the names and the sizes of the mesh's axes; by this name libraries ask for them."""
+        """Return the names and the sizes of the mesh's axes; libraries use this method."""
         axes = tuple(self.active_mesh_dims)
         return axes, tuple(map(self._size, axes))
 
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
         """Build the mesh over all processes. Every process must call this; it blocks until all have.
 
-        The axes that are on come in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
+        The enabled axes are in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
         ``dp_cp`` and ``loss`` can be looked up by name too. A mesh of one process is None. Without a process group,
         torch makes one from the environment, and the mesh has no ``loss``.
 
@@ -237,11 +237,11 @@ class ParallelismConfig:
         return self.device_mesh
 
     def fit_to(self, num_processes: int, *, default: MeshLayout | None = None) -> None:
-        """Arrange the processes as ``default`` does if no size was given, else compare.
+        """Use the layout ``default`` if no size was given, else compare.
 
         Args:
             num_processes: Processes of the run.
-            default: How its engine arranges them; if omitted, every process is a full copy of the model.
+            default: The layout of the engine; by default a replica of the model on every process.
 
         Raises:
             ConfigError: If the sizes do not multiply to the number of processes.
@@ -253,7 +253,7 @@ class ParallelismConfig:
         check_layout(self.layout, num_processes=num_processes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return sizes, backends and handlers as values that JSON can hold."""
+        """Return sizes, backends and handlers as JSON values."""
         names = [known.name for known in dataclasses.fields(self) if known.name != "device_mesh"]
         values = {name: getattr(self, name) for name in names}
         return {

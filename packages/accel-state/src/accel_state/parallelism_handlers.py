@@ -1,4 +1,4 @@
-"""How each kind of model parallelism does its work: the settings beside the sizes of the mesh's axes."""
+"""Settings of each kind of model parallelism, in addition to the sizes of the mesh's axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TorchTensorParallelConfig:
     """Tensor parallelism by torch.
 
     Raises:
-        ConfigError: If ``enable_async_tp`` is asked for, which no engine here offers yet.
+        ConfigError: If ``enable_async_tp`` is set, which is not supported yet.
     """
 
     enable_async_tp: bool = False
@@ -34,13 +34,14 @@ class TorchContextParallelConfig:
     """Context parallelism.
 
     Args:
-        cp_comm_strategy: How keys and values travel: ``allgather`` (all at once) or ``alltoall`` (in a ring).
+        cp_comm_strategy: How keys and values are exchanged: ``allgather`` (all at once) or ``alltoall`` (in a ring).
             None reads ``PARALLELISM_CONFIG_CP_COMM_STRATEGY``.
-        cuts_batches: Prepared loaders give each rank its part of every sequence. Otherwise they give all ranks whole
-            sequences, for `Accelerator.maybe_context_parallel` to cut.
-        is_balanced: Each rank has a piece of the head and one of the tail of a sequence, so that all have as much to
-            do where tokens see only earlier ones. Otherwise it has one piece.
-        indivisible: What such loaders do with sequences that cannot be cut: ``pad`` or ``refuse`` them.
+        cuts_batches: Prepared loaders shard every sequence over the ranks. Otherwise they yield full sequences on all
+            ranks, which `Accelerator.maybe_context_parallel` shards.
+        is_balanced: Each rank has a chunk of the head and one of the tail of a sequence, which balances the load of
+            causal attention. Otherwise it has one chunk.
+        indivisible: What such loaders do with sequences that cannot be divided: ``pad`` them, or raise an error
+            (``refuse``).
     """
 
     cp_comm_strategy: str | None = None
@@ -61,7 +62,7 @@ class DeepSpeedSequenceParallelConfig:
     Args:
         sp_seq_length: The length of all sequences, needed if they do not vary.
         sp_seq_length_is_variable: Whether the length differs from batch to batch.
-        sp_attn_implementation: The attention that is parallelised.
+        sp_attn_implementation: The attention that is parallelized.
     """
 
     sp_seq_length: int | None = None
@@ -86,16 +87,15 @@ class PipelineParallelConfig:
     """How batches pass through the stages of a pipeline. What is None is read from ``PARALLELISM_CONFIG_PP_*``.
 
     Args:
-        schedule: ``1f1b``, the default: a stage goes backward as soon as it can, and holds the activations of as many
+        schedule: ``1f1b``, the default: a stage runs backward as soon as it can, and stores the activations of as many
             micro-batches as stages follow it; ``gpipe``: all forward, then all backward; ``interleaved_1f1b``: with
             several stages on each rank, so that ranks wait less and communicate more; ``zero_bubble``: gradients of
             parameters are computed when a rank would wait. All compute the same.
-        num_micro_batches: Parts of a batch that are on their way at once; None: two for each stage. A batch of fewer
-            rows has one for each row.
-        split_points: The modules with which the stages begin, from the second on, in the order in which the forward
-            calls them; ``auto``: stages of about the same size.
-        stages_per_rank: Stages of each rank, which are spread over the model: of two ranks the first has the stages 0
-            and 2. None: two with ``interleaved_1f1b``, else one.
+        num_micro_batches: Micro-batches of a batch; None: two per stage. A batch of fewer rows has one per row.
+        split_points: The first modules of the stages, from the second on, in the order in which the forward calls them;
+            ``auto``: stages of about the same size.
+        stages_per_rank: Stages of each rank, which are interleaved: of two ranks the first has the stages 0 and 2.
+            None: two with ``interleaved_1f1b``, else one.
 
     Raises:
         ConfigError: If there is no such schedule, a number is below 1, or the schedule is for another number of stages.
@@ -127,7 +127,7 @@ class PipelineParallelConfig:
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of ``choices``."""
+    """Raise `ConfigError` if ``value`` is none of ``choices``."""
     if value not in choices:
         raise ConfigError(f"`{name}` must be one of {', '.join(choices)}, got `{value}`.")
 

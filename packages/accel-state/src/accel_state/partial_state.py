@@ -11,12 +11,12 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_state.devices.selection import current_device_backend
+from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
+from accel_state.gradient_state import SharedState
 from accel_state.group_exit import leave_group
 from accel_state.runtime import Runtime, current_runtime, get_or_create_runtime, has_runtime, reset_runtime
-from accel_state.shared_state import SharedState
 from accel_state.splitting import split_between_processes
 from accel_state.topology import Topology
 
@@ -54,7 +54,7 @@ class ProcessView:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of distributed run this is."""
+        """The type of the distributed run."""
         return self._runtime.distributed_type
 
     @distributed_type.setter
@@ -63,7 +63,7 @@ class ProcessView:
 
     @property
     def num_processes(self) -> int:
-        """Processes of the whole run."""
+        """The total number of processes."""
         return self._runtime.topology.world_size
 
     @num_processes.setter
@@ -145,7 +145,7 @@ class ProcessView:
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Give each process its share of ``inputs`` in the ``with``: see `accel_state.splitting`."""
+        """Yield the share of ``inputs`` of this process: see `accel_state.splitting`."""
         topology = self._runtime.topology
         return split_between_processes(
             inputs, rank=topology.rank, world_size=topology.world_size, apply_padding=apply_padding
@@ -157,7 +157,7 @@ class ProcessView:
             builtins.print(*args, **kwargs)  # noqa: T201 -- this is what the user asked for
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Destroy a process group, the default one if none is named; nothing happens where there is none.
+        """Destroy a process group, the default one if none is named; nothing happens if there is none.
 
         Not needed at the end of a script: accel ends the group it set up by itself.
         """
@@ -199,11 +199,11 @@ def _collect() -> dict[str, Any]:
 class PartialState(ProcessView):
     """The device and the rank of this process, and how many processes there are.
 
-    All instances show the same state; the first one builds it and, where there are several processes, sets up
+    All instances show the same state; the first one builds it and, if there are several processes, sets up
     the process group, which blocks until all have come.
 
     Args:
-        cpu: Use the CPU even where there is an accelerator.
+        cpu: Use the CPU even if there is an accelerator.
         kwargs: Arguments of `torch.distributed.init_process_group` (``backend``, ``timeout``, ``init_method``,
             …).
 
@@ -230,7 +230,7 @@ class PartialState(ProcessView):
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget the state; the process group stays, for the next `PartialState` to take over."""
+        """Reset the state; the process group remains, for the next `PartialState` to adopt."""
         reset_runtime(keep_process_group=True)
 
     @property
@@ -291,7 +291,7 @@ def _first(is_first: bool, *, barrier: Callable[[], None]) -> Iterator[None]:
 
 
 def _only_if(condition: Callable[[], bool], function: Callable[P, R]) -> Callable[P, R | None]:
-    """Return ``function``, to run only where ``condition`` holds at the call and to give None elsewhere."""
+    """Return ``function``, made to run only if ``condition`` is true at the call, and to return None otherwise."""
 
     @functools.wraps(function)
     def run_if(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -304,7 +304,7 @@ def _check_process_index(name: str, index: int | None, *, count: int) -> int:
     """Return ``index`` if a process of that number exists.
 
     Raises:
-        ConfigError: If it is missing, or no process will ever have it. A single process stands in for all.
+        ConfigError: If it is missing, or no process has it. A single process stands for all.
     """
     if index is None:
         raise ConfigError(f"`{name}` is missing: say which process shall run the function.")

@@ -40,7 +40,7 @@ OPTIONS = frozenset(
 _STORE_BACKLOG = 2048
 _NOTICE_S = 300.0
 FIRST_NOTICE_S = 30.0
-"""How long a rank waits for the others at the start before it says so."""
+"""The wait of a rank for the others at the start after which it logs the wait."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -61,12 +61,12 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     """Create the default process group; every rank must call this, and blocks until all have.
 
     Args:
-        topology: Who this process is, and where the ranks meet.
+        topology: The rank of this process, and the rendezvous.
         backend: ``gloo``, ``cpu:gloo,cuda:nccl``, or a vendor's, whose plugin has been imported.
-        options: The user's own arguments; they win over ``topology``.
+        options: The arguments of the user, which override ``topology``.
 
     Raises:
-        ConfigError: If the backend is not part of this torch, or it is unknown where the ranks meet.
+        ConfigError: If the backend is not part of this torch, or the rendezvous is unknown.
     """
     check_backend(backend)
     arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
@@ -117,7 +117,7 @@ def _report_waits(topology: Topology, is_over: threading.Event) -> None:
 
 
 def _reason_to_wait(topology: Topology) -> str:
-    """Return whether the place where the ranks meet answers, for the end of a sentence."""
+    """Return whether the rendezvous answers, for the end of a sentence."""
     if topology.master_addr is None:
         return ""
     place = f"`{topology.master_addr}:{topology.master_port}`"
@@ -129,7 +129,7 @@ def _reason_to_wait(topology: Topology) -> str:
 
 
 def _allow_connections(num_ranks: int) -> None:
-    """Let this process have as many connections as rank 0 has, which hosts the store: else the ranks wait in vain."""
+    """Raise the limit of open files for the connections of rank 0, which hosts the store; else the ranks would hang."""
     num_files = 3 * num_ranks + 256  # for each rank two connections to the store and one of gloo
     limit = raise_open_file_limit(num_files)
     if limit < num_files:
@@ -140,10 +140,10 @@ def _allow_connections(num_ranks: int) -> None:
 
 
 def check_backend(backend: str) -> None:
-    """Refuse a process group backend that this torch was not built with, nor a plugin has added.
+    """Check that a process group backend is part of this torch, or was added by a plugin.
 
     Raises:
-        ConfigError: Naming those that are there.
+        ConfigError: If it is neither; the message lists the available ones.
     """
     if not dist.is_available():
         raise ConfigError(
@@ -194,7 +194,7 @@ def backend_of_group(device_type: str) -> str:
 
 
 def is_group_on(asked: str, backend: str | None) -> bool:
-    """Whether the default group, of which this process uses ``backend``, has what is asked for."""
+    """Whether the default group, of which this process uses ``backend``, has the backend ``asked``."""
     asked = asked.lower()
     return asked == backend or (
         is_group_up() and set(asked.split(",")) <= set(dist.get_backend_config().split(","))
@@ -239,7 +239,7 @@ def _loopback_server(topology: Topology) -> TCPStore | None:
 
 
 def _topology_of_group(topology: Topology) -> Topology:
-    """Believe the group about rank and size; keep the rest of ``topology`` where the two agree."""
+    """Use the group's rank and world size; keep the rest of ``topology`` if the two agree."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if (rank, world_size) == (topology.rank, topology.world_size):
         return topology
@@ -247,7 +247,7 @@ def _topology_of_group(topology: Topology) -> Topology:
 
 
 def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
-    """Return the place of a rank whose machine is unknown: all ranks are assumed to share this one."""
+    """Return the topology of a rank whose machine is unknown: all ranks are assumed to be on this one."""
     return replace(
         topology,
         rank=rank,

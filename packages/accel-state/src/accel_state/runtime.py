@@ -11,25 +11,29 @@ from typing import Any, ClassVar
 import torch
 
 from accel_state import process_group
-from accel_state.availability.checks import check_os_kernel, why_not
-from accel_state.devices.backend import DeviceBackend
-from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
+from accel_state.availability import check_os_kernel, why_not
+from accel_state.devices.backend import (
+    DeviceBackend,
+    current_device_backend,
+    device_backend,
+    require_device_backend,
+)
 from accel_state.enums import DistributedType
 from accel_state.environment import parse_flag_from_env, read, snapshot
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
 from accel_state.errors import ConfigError, NotAvailableError, StateError, StateNotBuiltError
 from accel_state.gradient_state import GradientState
 from accel_state.group_exit import end_owned_group
+from accel_state.launched_by import detect_topology
 from accel_state.mesh_layout import MeshLayout
 from accel_state.nodes import agree_on_nodes
-from accel_state.process_environments import detect_topology
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
 
 @dataclass(slots=True)
 class Runtime:
-    """What this process is and runs on. Built once, by the first `PartialState` or `Accelerator`.
+    """The rank, device and process group of this process. Built once, by the first `PartialState` or `Accelerator`.
 
     ``backend`` is the process group's, None in a single process. ``distributed_type`` knows devices only; an
     engine's is that of the `AcceleratorState`.
@@ -47,7 +51,7 @@ class Runtime:
 
     @property
     def layout(self) -> MeshLayout:
-        """How the ranks are arranged: as the `ParallelismConfig` says, else every rank has the whole model."""
+        """The layout of the ranks: that of the `ParallelismConfig`, by default a replica of the model on every rank."""
         layout: MeshLayout | None = _Current.training.get("layout")
         # A script may have assigned another `num_processes` since the layout was made.
         if layout is not None and layout.world_size == self.topology.world_size:
@@ -65,7 +69,7 @@ class Runtime:
             self.device_backend.barrier(self.device)
 
     def await_arrival(self, operation: str) -> None:
-        """In debug mode, return once all ranks have come to ``operation``; otherwise at once."""
+        """In debug mode, block until all ranks have reached ``operation``; otherwise return at once."""
         if self.debug and self.topology.world_size > 1:
             from accel_state.arrival import await_arrival
 
@@ -108,10 +112,10 @@ def training_attributes() -> dict[str, Any]:
 
 
 def reset_runtime(*, keep_process_group: bool = False) -> None:
-    """Forget everything about this process, so that the next `PartialState` starts anew.
+    """Reset the state of this process, so that the next `PartialState` builds a new one.
 
     Args:
-        keep_process_group: Leave the process group standing, for the next `PartialState` to take over.
+        keep_process_group: Keep the process group, for the next `PartialState` to adopt.
             Otherwise the group is destroyed if accel set it up; one that the user set up is never touched.
     """
     _Current.runtime = None
@@ -166,9 +170,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         device=device,
         device_backend=device_backend,
         backend=backend,
-        distributed_type=DistributedType(device_backend.distributed_type)
-        if topology.world_size > 1
-        else DistributedType.NO,
+        distributed_type=device_backend.distributed_type if topology.world_size > 1 else DistributedType.NO,
         is_cpu_forced=is_cpu_forced,
         debug=read("debug_mode"),
         fork_launched=parse_flag_from_env("FORK_LAUNCHED"),
@@ -187,7 +189,7 @@ def _install_rich_tracebacks() -> None:
 
 
 def _topology(options: Mapping[str, Any]) -> Topology:
-    """Return the environment's topology, or the one that the user's ``rank`` and ``world_size`` give."""
+    """Return the environment's topology, or that of the user's ``rank`` and ``world_size``."""
     if not {"rank", "world_size"} & set(options):
         return detect_topology(snapshot())
     rank, world_size = options.get("rank"), options.get("world_size")
@@ -197,7 +199,7 @@ def _topology(options: Mapping[str, Any]) -> Topology:
 
 
 def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | None]:
-    """Return the kind of device, and the device itself where ``ACCELERATE_TORCH_DEVICE`` gives its number."""
+    """Return the kind of device, and the device itself if ``ACCELERATE_TORCH_DEVICE`` has its number."""
     wanted: str | None = None if is_cpu_forced else read("torch_device")
     if wanted is None:
         return current_device_backend(cpu=is_cpu_forced), None

@@ -1,4 +1,4 @@
-"""Gives each process its share of a collection: consecutive items, the first processes one more."""
+"""Split a collection between processes: consecutive items, one more on the first processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def split_between_processes(
     """Yield the share of ``inputs`` that belongs to process ``rank``.
 
     Three items over two processes are two and one. With ``apply_padding`` every process gets as many as the
-    first, the last item of ``inputs`` filling up, so that results can be gathered. Where there are fewer
+    first, the last item of ``inputs`` filling up, so that results can be gathered. If there are fewer
     items than processes, the last processes get none (unless padded). Empty inputs stay empty.
 
     Args:

@@ -1,7 +1,8 @@
-"""Which of how many processes this one is, on which of how many machines."""
+"""`Topology`: the rank of this process and of its machine, and the checks of the variables that set them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accel_state.errors import ConfigError
@@ -11,9 +12,9 @@ from accel_state.errors import ConfigError
 class Topology:
     """The rank of a process and the size of the run, on its machine and in all.
 
-    ``source`` names the process environment that they come from; ``master_addr`` and ``master_port`` are where the
-    ranks meet, None where the environment does not say. ``is_node_rank_assumed`` is set where the environment
-    does not tell which machine this is, and machines are taken to hold consecutive ranks.
+    ``source`` names the process environment that they come from. ``master_addr`` and ``master_port`` are the rendezvous
+    of the ranks, None if the environment does not set it. ``is_node_rank_assumed`` is true if the environment does not
+    number the machines, so that each is assumed to have consecutive ranks.
     """
 
     rank: int = 0
@@ -39,10 +40,10 @@ class Topology:
 
 
 def check_within(index_name: str, index: int, count_name: str, count: int) -> None:
-    """Refuse a rank that does not lie below its size, naming both.
+    """Check that a rank is below its size.
 
     Raises:
-        ConfigError: If it does not, or the size is no size.
+        ConfigError: If it is not, or the size is below 1; the message names both.
     """
     if count < 1:
         raise ConfigError(f"`{count_name}` is `{count}`, but it must be at least 1.")
@@ -51,3 +52,33 @@ def check_within(index_name: str, index: int, count_name: str, count: int) -> No
             f"`{index_name}` is `{index}`, but it must lie between 0 and {count - 1}, because `{count_name}` is "
             f"`{count}`."
         )
+
+
+def is_set(environ: Mapping[str, str], variable: str) -> bool:
+    """Return whether ``variable`` is set and not blank."""
+    return bool(environ.get(variable, "").strip())
+
+
+def optional_int(environ: Mapping[str, str], variable: str) -> int | None:
+    """Return the whole number in ``variable``, None if it is unset."""
+    if not is_set(environ, variable):
+        return None
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise ConfigError(f"`{variable}` is `{environ[variable]}`, but it must be a whole number.") from None
+
+
+def required_int(environ: Mapping[str, str], variable: str, *, launcher: str, because: str) -> int:
+    """Return the whole number in ``variable``, which ``launcher`` sets together with the variable ``because``.
+
+    Raises:
+        ConfigError: If it is unset or no number.
+    """
+    value = optional_int(environ, variable)
+    if value is None:
+        raise ConfigError(
+            f"`{variable}` is not set, although `{because}` is. {launcher} sets both; set the missing one, "
+            f"or unset `{because}` to run a single process."
+        )
+    return value

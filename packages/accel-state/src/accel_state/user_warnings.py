@@ -8,7 +8,7 @@ from types import FrameType
 
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
-from accel_state.process_environments import detect_topology
+from accel_state.launched_by import detect_topology
 
 OWN_PACKAGES = frozenset(
     {

@@ -1,12 +1,12 @@
-"""Comparing the versions of installed packages, from their metadata."""
+"""Which packages are installed, and in which versions, by their metadata; none is imported."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError, StateError
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -19,6 +19,52 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     "<": operator.lt,
 }
+
+
+class Package(NamedTuple):
+    """What must be installed for one availability check.
+
+    ``module`` is what would be imported. One of ``distributions`` must have installed it; the first is the one to
+    recommend. ``minimum`` is the oldest version that is accepted.
+    """
+
+    module: str
+    distributions: tuple[str, ...]
+    minimum: str | None = None
+    install: str | None = None
+
+    @property
+    def install_hint(self) -> str:
+        """The command that makes the package available."""
+        wanted = self.install or self.distributions[0]
+        if self.install is None and self.minimum is not None:
+            wanted = f"'{wanted}>={self.minimum}'"
+        return f"Run `pip install {wanted}`."
+
+    def unavailable_reason(self) -> str | None:
+        """Return one sentence on why the package cannot be used, None if it can."""
+        from importlib.util import find_spec
+
+        # Metadata decides, not whether an import would succeed: a folder of the package's name in the working
+        # directory (wandb and mlflow make one) is not the package.
+        installed = {
+            name: version for name in self.distributions if (version := _version_of(name)) is not None
+        }
+        if not installed:
+            return f"`{self.distributions[0]}` is not installed. {self.install_hint}"
+        distribution, version = next(iter(installed.items()))
+        if find_spec(self.module.partition(".")[0]) is None:
+            return f"`{distribution}` {version} is installed, but its module `{self.module}` cannot be found."
+        if self.minimum is None:
+            return None
+        from packaging.version import Version
+
+        if Version(version) < Version(self.minimum):
+            return (
+                f"`{distribution}` is too old: found {version}, need {self.minimum} or newer. "
+                f"Run `pip install -U '{distribution}>={self.minimum}'`."
+            )
+        return None
 
 
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
@@ -53,12 +99,37 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def installed_version(distribution: str) -> str:
-    """Return the version of an installed distribution; one that is not there is a `NotAvailableError`."""
+    """Return the version of an installed distribution.
+
+    Raises:
+        NotAvailableError: If it is not installed.
+    """
+    version = _version_of(distribution)
+    if version is None:
+        raise NotAvailableError(f"`{distribution}` is not installed. Run `pip install {distribution}`.")
+    return version
+
+
+def require_no_accelerate() -> None:
+    """Check that Accelerate itself is not installed, since `accel.drop_in` provides the same module.
+
+    Raises:
+        StateError: If it is.
+    """
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("accelerate")
+    if spec is not None and spec.origin is not None:
+        raise StateError(
+            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall "
+            "it (`pip uninstall accelerate`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
+        )
+
+
+def _version_of(distribution: str) -> str | None:
     from importlib import metadata
 
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        raise NotAvailableError(
-            f"`{distribution}` is not installed. Run `pip install {distribution}`."
-        ) from None
+        return None

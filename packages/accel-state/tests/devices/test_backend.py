@@ -7,9 +7,17 @@ from functools import partial
 import pytest
 import torch
 
-from accel_state.devices.backend import DeviceBackend, why_not_importable
-from accel_state.devices.selection import device_backend
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.devices import (
+    current_device_backend,
+    device_backend,
+    device_backend_of,
+    known_vendors,
+    require_device_backend,
+)
+from accel_state.devices.backend import DeviceBackend, import_error
+from accel_state.devices.cpu import CpuBackend
+from accel_state.enums import DistributedType
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 from accel_state.topology import Topology
 from tools.harness.scripts import run_script
 from tools.harness.vendor_modules import GIB, vendor_module
@@ -43,7 +51,7 @@ every_vendor = pytest.mark.parametrize("vendor", VENDORS, indirect=True, ids=lam
 def test_vendor_is_found_and_named(vendor):
     backend, _, (name, _, collective_backend, distributed_type) = vendor
     assert isinstance(backend, DeviceBackend)
-    assert backend.why_not() is None
+    assert backend.unavailable_reason() is None
     assert backend.count() == 2
     assert (backend.name, backend.collective_backend) == (name, collective_backend)
     assert backend.distributed_type == distributed_type
@@ -52,12 +60,12 @@ def test_vendor_is_found_and_named(vendor):
 @every_vendor
 def test_random_state_is_the_vendors(vendor):
     backend, module, _ = vendor
-    backend.rng.seed(7)
-    state = backend.rng.get_state()
+    backend.seed_all(7)
+    state = backend.get_rng_state()
     assert torch.equal(state, torch.Generator().manual_seed(7).get_state())
-    backend.rng.seed(8)
-    backend.rng.set_state(state)
-    assert torch.equal(backend.rng.get_state(), state)
+    backend.seed_all(8)
+    backend.set_rng_state(state)
+    assert torch.equal(backend.get_rng_state(), state)
     assert module.calls[:2] == ["manual_seed_all", "get_rng_state"]
 
 
@@ -66,7 +74,7 @@ def test_memory_is_the_vendors(vendor):
     backend, _, (name, *_) = vendor
     if name == "neuron":
         with pytest.raises(
-            NotAvailableError, match="`torch.neuron` does not tell how much memory .* `max_memory`"
+            NotAvailableError, match="`torch.neuron` does not report the free memory .* `max_memory`"
         ):
             backend.free_and_total_bytes()
     else:
@@ -166,9 +174,9 @@ def test_a_process_that_is_shown_one_device_uses_it(vendor, monkeypatch, source)
 def test_nothing_is_available_on_a_machine_without_the_vendor(name):
     backend = device_backend(name)
     if name in ("cuda", "xpu"):
-        assert (backend.why_not() is None) == getattr(torch, name).is_available()
+        assert (backend.unavailable_reason() is None) == getattr(torch, name).is_available()
     else:
-        assert "is not installed. Run `pip install" in backend.why_not()
+        assert "is not installed. Run `pip install" in backend.unavailable_reason()
 
 
 def test_package_that_cannot_be_imported_is_tried_and_warned_about_once(monkeypatch, tmp_path):
@@ -177,12 +185,12 @@ def test_package_that_cannot_be_imported_is_tried_and_warned_about_once(monkeypa
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.warns(UserWarning, match="`broken_vendor` is installed but cannot be imported.*libdriver.so"):
-        first = why_not_importable("broken_vendor")
+        first = import_error("broken_vendor")
     (tmp_path / "broken_vendor.py").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert why_not_importable("broken_vendor") == first
-    assert why_not_importable("json") is None
+        assert import_error("broken_vendor") == first
+    assert import_error("json") is None
 
 
 PLACING = """
@@ -226,7 +234,44 @@ def test_fp64_is_where_the_properties_of_the_device_do_not_deny_it():
         module.has_fp64 = False
         assert device_backend("xpu").supports(torch.float32)
         assert (
-            device_backend("xpu").why_not_dtype(torch.float64) == "This Intel GPU has no numbers of 64 bits."
+            device_backend("xpu").why_not_dtype(torch.float64)
+            == "This Intel GPU has no 64-bit floating point."
         )
     with vendor_module("cuda"):
         assert device_backend("cuda").supports(torch.float64)
+
+
+def test_every_vendor_has_a_backend_that_follows_the_protocol():
+    names = [vendor.name for vendor in known_vendors()]
+    assert names[-1] == "cpu"
+    assert len(names) == 11
+    for name in names:
+        assert device_backend(name).name == name
+        assert isinstance(device_backend(name), DeviceBackend)
+        assert device_backend(name).distributed_type in DistributedType
+
+
+def test_same_object_serves_all():
+    assert device_backend("cpu") is device_backend_of(torch.device("cpu")) is current_device_backend(cpu=True)
+
+
+def test_first_available_is_chosen(monkeypatch):
+    monkeypatch.setattr(device_backend("xpu"), "unavailable_reason", lambda: None)
+    monkeypatch.setattr(device_backend("mps"), "unavailable_reason", lambda: None)
+    monkeypatch.setattr(device_backend("cuda"), "unavailable_reason", lambda: "It is switched off.")
+    assert current_device_backend().name == "xpu"
+    assert isinstance(current_device_backend(cpu=True), CpuBackend)
+
+
+def test_unknown_device_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="Unknown device `cudo`.*Did you mean `cuda`"):
+        device_backend("cudo")
+
+
+def test_device_that_is_not_here_is_refused_with_those_that_are(monkeypatch):
+    monkeypatch.setattr(device_backend("mps"), "unavailable_reason", lambda: "It is switched off.")
+    with pytest.raises(
+        NotAvailableError,
+        match="`mps` was requested, but none is available: It is switched off. Available: .*cpu",
+    ):
+        require_device_backend("mps")

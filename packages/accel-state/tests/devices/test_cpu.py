@@ -10,7 +10,7 @@ from accel_state.topology import Topology
 def test_cpu_follows_the_protocol_and_holds_any_number_of_processes():
     backend = device_backend("cpu")
     assert isinstance(backend, DeviceBackend)
-    assert backend.why_not() is None
+    assert backend.unavailable_reason() is None
     assert backend.place(Topology(63, 64, 63, 64)) == torch.device("cpu") == backend.device(3)
     assert (backend.collective_backend, backend.distributed_type) == ("gloo", "MULTI_CPU")
 
@@ -18,10 +18,10 @@ def test_cpu_follows_the_protocol_and_holds_any_number_of_processes():
 def test_random_state_comes_back():
     backend = device_backend("cpu")
     before = torch.get_rng_state()
-    backend.rng.seed(3)
-    state = backend.rng.get_state()
+    backend.seed_all(3)
+    state = backend.get_rng_state()
     first = torch.rand(2)
-    backend.rng.set_state(state)
+    backend.set_rng_state(state)
     assert torch.equal(torch.rand(2), first)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(2), first)

@@ -29,17 +29,17 @@ def two_gpus(tmp_path, monkeypatch):
     return pretend
 
 
-def test_gpus_that_would_hang_in_direct_exchange_do_without(two_gpus):
+def test_gpus_that_would_hang_in_peer_to_peer_access_do_without(two_gpus):
     two_gpus("NVIDIA GeForce RTX 4090", "535.86.05")
     with pytest.warns(UserWarning, match="RTX 40 series hang .* NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1"):
         assert device_backend("cuda").process_group_options() == {}
     assert (variable("NCCL_P2P_DISABLE"), variable("NCCL_IB_DISABLE")) == ("1", "1")
 
 
-def test_what_the_user_says_of_direct_exchange_counts(two_gpus, monkeypatch):
+def test_what_the_user_says_of_peer_to_peer_access_counts(two_gpus, monkeypatch):
     two_gpus("NVIDIA GeForce RTX 4090", "535.86.05")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
-    with pytest.warns(UserWarning, match="off: NCCL_IB_DISABLE=1. A"):
+    with pytest.warns(UserWarning, match="disabled: NCCL_IB_DISABLE=1. A"):
         device_backend("cuda").process_group_options()
     assert (variable("NCCL_P2P_DISABLE"), variable("NCCL_IB_DISABLE")) == ("0", "1")
 
@@ -47,7 +47,7 @@ def test_what_the_user_says_of_direct_exchange_counts(two_gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "driver"), [("NVIDIA GeForce RTX 4090", "550.40.07"), ("NVIDIA H100 80GB HBM3", "535.86.05")]
 )
-def test_other_gpus_keep_direct_exchange(two_gpus, name, driver):
+def test_other_gpus_keep_peer_to_peer_access(two_gpus, name, driver):
     two_gpus(name, driver)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

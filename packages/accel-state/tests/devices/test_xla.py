@@ -41,7 +41,7 @@ def calls(monkeypatch):
 def test_xla_tells_device_and_place(calls):
     backend = device_backend("xla")
     assert isinstance(backend, DeviceBackend)
-    assert backend.why_not() is None
+    assert backend.unavailable_reason() is None
     assert backend.count() == 4
     assert backend.place(Topology()) == torch.device("xla", 0)
     assert backend.refine_topology(Topology()) == Topology(6, 8, 2, 4, 1, 2, source="xla")
@@ -49,7 +49,7 @@ def test_xla_tells_device_and_place(calls):
 
 def test_xla_can_be_switched_off(calls, monkeypatch):
     monkeypatch.setenv("USE_TORCH_XLA", "false")
-    assert device_backend("xla").why_not() == "No XLA device: `USE_TORCH_XLA` is false."
+    assert device_backend("xla").unavailable_reason() == "No XLA device: `USE_TORCH_XLA` is false."
     assert not is_torch_xla_available()
     monkeypatch.setenv("USE_TORCH_XLA", "true")
     assert is_torch_xla_available()
@@ -64,20 +64,20 @@ def test_xla_meets_through_its_own_runtime(calls):
 
 def test_xla_random_state_and_memory(calls):
     backend = device_backend("xla")
-    backend.rng.seed(12)
-    state = backend.rng.get_state()
+    backend.seed_all(12)
+    state = backend.get_rng_state()
     assert state.item() == 12
-    backend.rng.set_state(state + 1)
-    assert backend.rng.get_state().item() == 13
+    backend.set_rng_state(state + 1)
+    assert backend.get_rng_state().item() == 13
     assert backend.free_and_total_bytes() == (60, 100)
 
 
 def test_xla_random_states_have_64_bits_without_a_sign(calls):
     backend = device_backend("xla")
-    backend.rng.seed(2**64 - 3)
-    state = backend.rng.get_state()
+    backend.seed_all(2**64 - 3)
+    state = backend.get_rng_state()
     assert state.item() == -3
-    backend.rng.set_state(state)
+    backend.set_rng_state(state)
     assert sys.modules["torch_xla.core.xla_model"].get_rng_state() == 2**64 - 3
 
 
@@ -88,4 +88,4 @@ def test_xla_refuses_fp16(calls):
 
 
 def test_xla_is_not_available_without_the_package():
-    assert "`torch-xla` is not installed" in device_backend("xla").why_not()
+    assert "`torch-xla` is not installed" in device_backend("xla").unavailable_reason()

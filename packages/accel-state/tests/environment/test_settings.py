@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from accel_state.environment.settings import SECTIONS, SETTINGS, find_setting
-from accel_state.errors import UnknownNameError
+from accel_state.environment.parsers import boolean, choice, names, number
+from accel_state.environment.settings import SECTIONS, SETTINGS, LaunchColumns, Setting, find_setting, rule
+from accel_state.errors import ConfigError, UnknownNameError
 
+PRECISION = Setting("precision", "MY_PRECISION", choice("no", "fp16"), "no", "Number format.")
 # The variables that scripts and downstream libraries read and write. One that ends in `_` is a prefix.
 VARIABLES = [
     "ACCELERATE_ALLOW_CP_STANDALONE",
@@ -68,10 +70,10 @@ VARIABLES = [
     "FSDP_USE_ORIG_PARAMS",
     "FSDP_VERSION",
     "HF_HOME",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
     "MV2_COMM_WORLD_LOCAL_RANK",
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "MV2_COMM_WORLD_RANK",
@@ -226,3 +228,54 @@ def test_what_is_unset_has_the_documented_default(name, default):
 def test_flag_config_key_and_variable_are_the_documented_ones(flag, config_key, variable):
     lines = {found.flag: found for section in SECTIONS.values() for found in section}
     assert (lines[flag].config_key, lines[flag].variable) == (config_key, variable)
+
+
+def test_unset_and_blank_give_the_default():
+    assert PRECISION.value_of(None) == "no"
+    assert PRECISION.value_of("  ") == "no"
+
+
+def test_a_wrong_value_names_variable_value_choices_and_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        PRECISION.value_of("fp61")
+    assert (
+        str(caught.value) == "`MY_PRECISION` is `fp61`, but it must be one of: no, fp16. Did you mean `fp16`?"
+    )
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_wrong_value_from_elsewhere_names_that_place():
+    with pytest.raises(ConfigError, match="^`--precision` is `x`, but it must be"):
+        PRECISION.value_of("x", source="--precision")
+
+
+@pytest.mark.parametrize(
+    ("parser", "value", "text"),
+    [(boolean, True, "true"), (boolean, False, "false"), (names, ("A", "B"), "A,B"), (number, 0.5, "0.5")],
+)
+def test_text_and_value_are_each_others_opposite(parser, value, text):
+    setting = Setting("name", "VARIABLE", parser, None, "")
+    assert setting.text_of(value) == text
+    assert setting.value_of(text) == value
+
+
+def test_choices_come_from_the_parser():
+    assert PRECISION.choices == ("no", "fp16")
+    assert Setting("name", "VARIABLE", boolean, None, "").choices is None
+
+
+def test_settings_of_a_rule_are_named_alike_but_for_what_is_given():
+    fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}")
+    assert fsdp("version", number, 1.0, "Version.") == Setting(
+        "fsdp_version", "FSDP_VERSION", number, 1.0, "Version.", "--fsdp_version", "fsdp_config.fsdp_version"
+    )
+    broken = fsdp("level", number, None, "Level.", variable="F_LEVEL", flag=None)
+    assert (broken.variable, broken.flag, broken.config_key) == ("F_LEVEL", None, "fsdp_config.fsdp_level")
+    assert rule("{}", "ACCELERATE_{}")("level", number, None, "Level.").config_key is None
+
+
+def test_columns_of_the_launcher_are_given_like_the_others():
+    fsdp = rule("fsdp_{}", "FSDP_{}", needs=("fsdp",))
+    assert fsdp("a", number, None, "A.").launch == LaunchColumns(needs=("fsdp",))
+    assert fsdp("b", number, None, "B.", needs=(), is_secret=True).launch == LaunchColumns(is_secret=True)

@@ -17,7 +17,6 @@ from accel import tracking as tracking
 from accel import utils as utils
 from accel.accelerator import Accelerator as Accelerator
 from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.pipeline_inference import prepare_pippy as prepare_pippy
 from accel.functions.progress import tqdm as tqdm
 from accel.local_sgd import LocalSGD as LocalSGD
 from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
@@ -27,6 +26,7 @@ from accel_backends import DistributedDataParallelKwargs as DistributedDataParal
 from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_backends import GradScalerKwargs as GradScalerKwargs
 from accel_backends import ProfileKwargs as ProfileKwargs
+from accel_backends.pipelining.inference import prepare_pippy as prepare_pippy
 from accel_bigmodel import cpu_offload as cpu_offload
 from accel_bigmodel import cpu_offload_with_hook as cpu_offload_with_hook
 from accel_bigmodel import disk_offload as disk_offload
@@ -41,6 +41,7 @@ from accel_checkpoint.file_names import RNG_STATE_NAME as RNG_STATE_NAME
 from accel_checkpoint.file_names import SAMPLER_NAME as SAMPLER_NAME
 from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
 from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
+from accel_checkpoint.saving.retention import Retention as Retention
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_data import skip_first_batches as skip_first_batches
 from accel_launch import debug_launcher as debug_launcher

@@ -22,56 +22,55 @@ from torch.utils.hooks import RemovableHandle
 import accel_backends
 import accel_data
 import accel_ops
-from accel.aliases import aliases
 from accel.checkpoints.checkpointer import Checkpointer
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
-from accel.run.configuration import NOT_GIVEN, ProjectConfiguration, RunConfiguration, one_of, resolve
+from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel.run.prepared import PreparedObjects, Preparer
 from accel.run.profiling import traced
 from accel.run.throughput import Throughput, device_name, peak_flops
 from accel.run.trackers import Trackers, attempt_all
-from accel_backends import (
-    AORecipeKwargs,
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    FP8RecipeKwargs,
-    GradScalerKwargs,
-    ProfileKwargs,
-    Strategy,
-    TERecipeKwargs,
-    TorchDynamoPlugin,
-)
+from accel_backends import AORecipeKwargs as AORecipeKwargs
+from accel_backends import AutocastKwargs as AutocastKwargs
+from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+from accel_backends import FP8RecipeKwargs as FP8RecipeKwargs
+from accel_backends import GradScalerKwargs as GradScalerKwargs
+from accel_backends import ProfileKwargs as ProfileKwargs
+from accel_backends import Strategy
+from accel_backends import TERecipeKwargs as TERecipeKwargs
+from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.prepare_checks import has_device_map
 from accel_backends.strategies.protocol import Sync
-from accel_data import DataLoaderConfiguration
-from accel_state import (
-    AcceleratorState,
-    GradientAccumulationPlugin,
-    GradientState,
-    PartialState,
-    current_runtime,
-)
-from accel_state.enums import (
-    DistributedType,
-    DynamoBackend,
-    FP8BackendType,
-    LoggerType,
-    PrecisionType,
-    RNGType,
-)
-from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_state import GradientState as GradientState
+from accel_state import PartialState as PartialState
+from accel_state import current_runtime
+from accel_state.enums import DistributedType as DistributedType
+from accel_state.enums import DynamoBackend as DynamoBackend
+from accel_state.enums import FP8BackendType as FP8BackendType
+from accel_state.enums import LoggerType as LoggerType
+from accel_state.enums import PrecisionType as PrecisionType
+from accel_state.enums import RNGType as RNGType
+from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
+from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
+from accel_state.lazy import attach_stub
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
+    from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.saving import SaveHook
     from accel.preemption.preemption import Preemption
-    from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
+    from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_state import ParallelismConfig
-    from accel_trackers import GeneralTracker, OnError
+    from accel_state import ParallelismConfig as ParallelismConfig
+    from accel_trackers import GeneralTracker as GeneralTracker
+    from accel_trackers import OnError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -1246,6 +1245,7 @@ class Accelerator:
         safe_serialization: bool = ...,
         *,
         blocking: Literal[True] = ...,
+        metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
     ) -> str: ...
 
@@ -1256,6 +1256,7 @@ class Accelerator:
         safe_serialization: bool = ...,
         *,
         blocking: Literal[False],
+        metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
     ) -> SaveHandle: ...
 
@@ -1265,6 +1266,7 @@ class Accelerator:
         safe_serialization: bool = True,
         *,
         blocking: bool = True,
+        metrics: Mapping[str, float | Tensor] | None = None,
         **save_model_func_kwargs: Any,
     ) -> str | SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
@@ -1282,6 +1284,8 @@ class Accelerator:
             safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
             blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
                 background. Default: True.
+            metrics: Values recorded with the checkpoint, such as a validation loss, by which a `Retention` keeps the
+                best ones. Those of rank 0 count.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
                 `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
                 by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,
@@ -1300,6 +1304,7 @@ class Accelerator:
             output_dir,
             safe_serialization=safe_serialization,
             blocking=blocking,
+            metrics=metrics or {},
             options=save_model_func_kwargs,
         )
 
@@ -1328,7 +1333,8 @@ class Accelerator:
             input_dir: Folder of the checkpoint. Default: the newest complete checkpoint of the project.
             load_kwargs: `map_location` and `weights_only`, accepted for compatibility: files are read to the CPU, and
                 `weights_only=False` is an error.
-            verify: Read all files and compare digests before anything is loaded. Default: False.
+            verify: Compare all files with their digests before anything is loaded, also those that are not loaded.
+                Otherwise each file is compared when it is read. Default: False.
             strict: Raise an error for missing files and states that do not fit; loaders may be more or fewer than were
                 saved. If False, warn about each and load the rest. Unused files are one warning either way. Default:
                 True.
@@ -1460,4 +1466,6 @@ class Accelerator:
         self._trackers.log(values, step, log_kwargs)
 
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept every name
+    __getattr__, __dir__, _names = attach_stub(__name__, suffix="_names")
+    __all__ = sorted(["Accelerator", *_names])  # noqa: PLE0605

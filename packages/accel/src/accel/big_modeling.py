@@ -1,12 +1,5 @@
-"""Names that users import from `accel.big_modeling`; see `accel.aliases`."""
+"""Names that users import from `accel.big_modeling`."""
 
-from accel.aliases import aliases
+from accel_state.lazy import attach_stub
 
-__getattr__, __dir__, __all__ = aliases(
-    __name__,
-    private={
-        "_refuse_recurrent_layers_under_sequence_parallelism": (
-            "accel_backends.plans.transformers_models:check_layers_are_shareable"
-        )
-    },
-)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from accel.accelerator import Accelerator
-from accel.aliases import aliases
 from accel_backends.strategies.protocol import Feature
 from accel_ops import reduce
+from accel_state import DistributedType
 from accel_state.errors import ConfigError
+
+__all__ = ["Accelerator", "DistributedType", "LocalSGD"]
 
 
 class LocalSGD:
@@ -74,6 +76,3 @@ class LocalSGD:
             weight for weight in self.model.parameters() if weight.is_floating_point()
         ]
         torch._foreach_copy_(weights, reduce(weights, "mean"))
-
-
-__getattr__, __dir__, __all__ = aliases(__name__)

@@ -73,12 +73,19 @@ def checkpoint(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "checkpoint_0")
 
 
+def read_manifest(folder):
+    """Return the manifest without its own digest, which is optional."""
+    content = json.loads((folder / "accel_checkpoint.json").read_text())
+    content.pop("seal", None)
+    return content
+
+
 def trust(folder):
     """Let the manifest agree with the files as they are now."""
     from accel_checkpoint.digests import digest_of
 
     path = folder / "accel_checkpoint.json"
-    content = json.loads(path.read_text())
+    content = read_manifest(folder)
     for entry in content["files"]:
         file = folder / entry["name"]
         if file.is_file():
@@ -189,7 +196,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, 
     (checkpoint / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"weight": name, "bias": name}})
     )
-    content = json.loads((checkpoint / "accel_checkpoint.json").read_text())
+    content = read_manifest(checkpoint)
     content["files"] = [entry for entry in content["files"] if entry["name"] != "model.safetensors"]
     (checkpoint / "accel_checkpoint.json").write_text(json.dumps(content))
     refused(checkpoint, match="plain name")
@@ -198,7 +205,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, 
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b", "", "C:/x"])
 def test_a_manifest_that_leads_out_of_the_folder_is_refused(checkpoint, name):
     path = checkpoint / "accel_checkpoint.json"
-    content = json.loads(path.read_text())
+    content = read_manifest(checkpoint)
     content["files"][0]["name"] = name
     path.write_text(json.dumps(content))
     refused(checkpoint, match="Only files inside the folder")
@@ -222,18 +229,38 @@ def test_a_file_that_was_cut_is_refused(checkpoint, name, share):
         refused(checkpoint, match=name)
 
 
-@pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors"])
-def test_a_flipped_bit_is_found_when_asked_for(checkpoint, name):
-    path = checkpoint / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+DAMAGES = {
+    "bit": lambda content, at: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+    "zeros": lambda content, at: content[:at] + bytes(min(512, len(content) - at)) + content[at + 512 :],
+    "cut": lambda content, at: content[:at],
+    "longer": lambda content, at: content[:at] + b"x" + content[at:],
+}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors", "accel_checkpoint.json"])
+def test_no_damage_is_loaded(checkpoint, name, is_strict):
+    """Also none that a reader would take for content: numbers, names, or the padding between them."""
     accelerator = build()
-    with pytest.raises(CheckpointError, match=f"`{name}` is not what was saved"):
-        accelerator.load_state(checkpoint, verify=True)
+    accelerator.load_state(checkpoint)
+    path = checkpoint / name
+    good = path.read_bytes()
+    for kind, damage in DAMAGES.items():
+        for share in (0.05, 0.3, 0.5, 0.8, 0.97):
+            damaged = damage(good, int(len(good) * share))
+            if damaged == good:
+                continue
+            path.write_bytes(damaged)
+            for options in ({}, {"verify": True}):
+                with pytest.raises(CheckpointError, match=f"{name}`"):
+                    accelerator.load_state(checkpoint, strict=is_strict, **options)
+                    pytest.fail(f"{kind} at {share} was loaded")
+    path.write_bytes(good)
+    accelerator.load_state(checkpoint)
 
 
 def test_bits_flipped_anywhere_never_do_more_than_raise_our_error(checkpoint):
+    """Nor would they without digests."""
     accelerator = build()
     for name in TORCH_FILES:
         path = checkpoint / name
@@ -242,11 +269,13 @@ def test_bits_flipped_anywhere_never_do_more_than_raise_our_error(checkpoint):
             content = bytearray(good)
             content[at] ^= 0x10
             path.write_bytes(content)
+            trust(checkpoint)
             try:
                 accelerator.load_state(checkpoint)
             except CheckpointError:
                 continue
         path.write_bytes(good)
+        trust(checkpoint)
     accelerator.load_state(checkpoint, verify=True)
 
 
@@ -291,7 +320,7 @@ def test_a_manifest_of_another_kind_is_refused(checkpoint, content):
 )
 def test_a_manifest_with_a_field_of_the_wrong_type_is_refused(checkpoint, change):
     path = checkpoint / "accel_checkpoint.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(read_manifest(checkpoint) | change))
     refused(checkpoint, match=r"manifest `.*accel_checkpoint.json` is damaged")
 
 

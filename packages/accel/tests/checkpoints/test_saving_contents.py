@@ -29,10 +29,10 @@ def test_the_same_weights_are_equal_whether_sharded_or_full(world, tmp_path):
     sharded, full, later = (tmp_path / name for name in ("sharded", "full", "later"))
     weights = {one.name: one.kind for one in contents_of(sharded) if one.group == "model 0"}
     assert weights == {
-        "0.weight": "F32 (5, 3)",
-        "0.bias": "F32 (5)",
-        "1.weight": "F32 (1, 5)",
-        "1.bias": "F32 (1)",
+        "0.weight": "float32 (5, 3)",
+        "0.bias": "float32 (5)",
+        "1.weight": "float32 (1, 5)",
+        "1.bias": "float32 (1)",
     }
     assert not [line for line in differences(sharded, full, values=True) if "model 0" in line]
     changed = [line for line in differences(sharded, later, values=True) if "model 0" in line]

@@ -24,8 +24,8 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     weight_format,
 )
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights
@@ -77,7 +77,7 @@ class FullFormat(CheckpointFormat):
     def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
         state: Mapping[str, Any] = read_torch_file(
-            regular_file(folder, self.optimizer_file(index)), mmap=True
+            checked_file(folder, self.optimizer_file(index)), mmap=True
         )
         return state
 

@@ -22,8 +22,9 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
-from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError
 
@@ -111,7 +112,7 @@ def _read(folder: Path, stem: str, own: OwnState, index: int) -> Mapping[str, An
     ranks = ranks_of(stem, index, files_below(folder))
     # A rank that has no file learns from another's how many there were.
     found = file_of_rank(stem, index, ranks[0]) if ranks and own.rank not in ranks else name
-    content = read_torch_file(regular_file(folder, found), mmap=True)
+    content = read_torch_file(checked_file(folder, found), mmap=True)
     if content["num_ranks"] != own.num_ranks:
         raise _misfit(found, f"it is of {content['num_ranks']} ranks, and this run has {own.num_ranks}")
     if found != name:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_state.enums import DynamoBackend
-from accel_state.environment import door
+from accel_state.environment import environ
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
 
@@ -48,8 +48,8 @@ class TorchDynamoPlugin(KwargsHandler):
         self.use_regional_compilation = self._given_or(
             "use_regional_compilation", "dynamo_use_regional_compilation"
         )
-        if self.dynamic is None and door.is_set("dynamo_use_dynamic"):
-            self.dynamic = door.read("dynamo_use_dynamic")
+        if self.dynamic is None and environ.is_set("dynamo_use_dynamic"):
+            self.dynamic = environ.read("dynamo_use_dynamic")
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, the backend by the lower-case name that `torch.compile` knows."""
@@ -63,4 +63,4 @@ class TorchDynamoPlugin(KwargsHandler):
 
     def _given_or(self, field: str, setting: str) -> Any:
         value = getattr(self, field)
-        return door.read(setting) if value is None else value
+        return environ.read(setting) if value is None else value

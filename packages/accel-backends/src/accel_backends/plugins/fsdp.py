@@ -25,7 +25,7 @@ from accel_backends.plans.policies import UnitsPolicy, units_policy
 from accel_backends.plugins import fsdp_values as values
 from accel_backends.plugins import xla_fsdp
 from accel_state.enums import DistributedType
-from accel_state.environment import SETTINGS, door
+from accel_state.environment import SETTINGS, environ
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
@@ -311,7 +311,7 @@ class FullyShardedDataParallelPlugin:
         values.check_policy(self._version(), self.mixed_precision_policy)
 
     def _version(self) -> int:
-        version = door.read("fsdp_version") if self.fsdp_version is None else self.fsdp_version
+        version = environ.read("fsdp_version") if self.fsdp_version is None else self.fsdp_version
         if type(version) is not int or version not in (1, 2):
             raise ConfigError(f"`fsdp_version` must be 1 or 2, got {version!r}.")
         return version
@@ -385,7 +385,9 @@ class FullyShardedDataParallelPlugin:
     def _read_switches(self, *names: str) -> None:
         for name in names:
             given = getattr(self, name)
-            setattr(self, name, door.read(f"fsdp_{name}") if given is None else values.word_of(name, given))
+            setattr(
+                self, name, environ.read(f"fsdp_{name}") if given is None else values.word_of(name, given)
+            )
 
     def _complete_units(self) -> None:
         policy = self.auto_wrap_policy
@@ -416,7 +418,7 @@ class FullyShardedDataParallelPlugin:
     def _complete_size(self) -> None:
         is_given = self.min_num_params is not None
         if self.auto_wrap_policy is size_based_auto_wrap_policy:
-            size = self.min_num_params if is_given else door.read("fsdp_min_num_params")
+            size = self.min_num_params if is_given else environ.read("fsdp_min_num_params")
             self.min_num_params = (
                 None if size is None else values.number_of("min_num_params", size, minimum=1)
             )

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from accel_state.environment import door, find_setting
+from accel_state.environment import environ, find_setting
 from accel_state.errors import ConfigError, did_you_mean
 from accel_state.fsdp_versions import resharding_of, state_dict_type_of, strategy_of
 
@@ -51,7 +51,7 @@ def accepted(setting: str) -> str:
 
 def read_if_set(setting: str) -> Any:
     """Return what the variable of a setting says, None where it is unset."""
-    return door.read(f"fsdp_{setting}") if door.is_set(f"fsdp_{setting}") else None
+    return environ.read(f"fsdp_{setting}") if environ.is_set(f"fsdp_{setting}") else None
 
 
 def given_or_set(field: str, value: object) -> Any:
@@ -81,7 +81,7 @@ def sharding_of(version: int, sharding_strategy: object, reshard_after_forward: 
 
 def prefetch_of(value: object) -> BackwardPrefetch | None:
     """Return when the backward pass of version 1 fetches the next unit, None if it does not before it needs it."""
-    word = door.read("fsdp_backward_prefetch") if value is None else word_of("backward_prefetch", value)
+    word = environ.read("fsdp_backward_prefetch") if value is None else word_of("backward_prefetch", value)
     return None if word == "NO_PREFETCH" else BackwardPrefetch[word]
 
 
@@ -100,7 +100,7 @@ def offload_of(version: int, value: object) -> Any:
     Memory is pinned where this machine has an accelerator to copy it to. An object is returned as it is.
     """
     if value is None:
-        value = door.read("fsdp_offload_params")
+        value = environ.read("fsdp_offload_params")
     if not isinstance(value, (bool, str)):
         return value
     is_wanted = word_of("cpu_offload", value, setting="offload_params")
@@ -175,7 +175,7 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
         ConfigError: If it is neither.
     """
     if value is None:
-        value = door.read("fsdp_ignored_modules")
+        value = environ.read("fsdp_ignored_modules")
     if value is None or isinstance(value, str):
         try:
             re.compile(value or "")
@@ -197,7 +197,7 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
 def names_of(value: object) -> list[str] | None:
     """Return the classes of layers that become units, None where nobody named them."""
     if value is None:
-        value = door.read("fsdp_transformer_layer_cls_to_wrap")
+        value = environ.read("fsdp_transformer_layer_cls_to_wrap")
     if value is None:
         return None
     if isinstance(value, str):

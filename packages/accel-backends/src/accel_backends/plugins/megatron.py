@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_state.enums import DistributedType
-from accel_state.environment import door, find_setting
+from accel_state.environment import environ, find_setting
 from accel_state.environment.settings import SETTINGS
 from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.mesh_layout import MeshLayout
@@ -200,7 +200,7 @@ class MegatronLMPlugin:
 
     def __post_init__(self) -> None:
         self._given_axes = {
-            name: getattr(self, name) is not None or door.is_set(f"{_PREFIX}{name}") for name in _AXES
+            name: getattr(self, name) is not None or environ.is_set(f"{_PREFIX}{name}") for name in _AXES
         }
         for field in fields(self):
             if field.name in _WITH_VARIABLE:
@@ -348,6 +348,6 @@ class MegatronLMPlugin:
 def _value_of(field: str, value: object) -> Any:
     """Return what the field's setting makes of a value, or of its variable where the value is None."""
     if value is None:
-        return door.read(f"{_PREFIX}{field}")
+        return environ.read(f"{_PREFIX}{field}")
     setting = find_setting(f"{_PREFIX}{field}")
     return setting.value_of(setting.text_of(value), source=field)

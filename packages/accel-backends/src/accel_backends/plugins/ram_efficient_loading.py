@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_state.environment import door
+from accel_state.environment import environ
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
@@ -11,11 +11,11 @@ def enable_fsdp_ram_efficient_loading() -> None:
     It sets ``FSDP_CPU_RAM_EFFICIENT_LOADING`` and, where it is unset, ``ACCELERATE_USE_FSDP``. The other ranks have
     empty weights until the model is prepared. The process group must be there before a model is loaded.
     """
-    if not door.is_set("use_fsdp"):
-        door.write("use_fsdp", True)
-    door.write("fsdp_cpu_ram_efficient_loading", True)
+    if not environ.is_set("use_fsdp"):
+        environ.write("use_fsdp", True)
+    environ.write("fsdp_cpu_ram_efficient_loading", True)
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
     """Let every rank read the weights of models again."""
-    door.write("fsdp_cpu_ram_efficient_loading", False)
+    environ.write("fsdp_cpu_ram_efficient_loading", False)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from accel_state.devices.selection import device_backend_of
+from accel_state.devices import device_backend_of
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:

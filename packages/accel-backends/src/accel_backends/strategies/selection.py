@@ -68,7 +68,7 @@ def why_not_on(vendor: Vendor, capabilities: Capabilities) -> str | None:
             "parameters by `FullyShardedDataParallelPlugin(xla_fsdp_v2=True)`."
         )
     if devices is not None and vendor.name not in devices:
-        reasons = [find_vendor(name).why_not_installed() for name in devices] if len(devices) == 1 else []
+        reasons = [find_vendor(name).not_installed_reason() for name in devices] if len(devices) == 1 else []
         return " ".join(
             [
                 f"It trains on: {', '.join(sorted(devices))}.",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_backends.plans.repeated_blocks import has_repeated_blocks, is_repeated_blocks
+from accel_backends.plans.sources import resolve_plan
 
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
@@ -26,3 +28,16 @@ def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
             compile_regions_deepspeed(child, **compile_kwargs)
     else:
         module.compile(**compile_kwargs)
+
+
+def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+    """Compile the repeated blocks of ``module`` in place, so that equal ones share a graph; return it.
+
+    Args:
+        module: Any model; one without repeated blocks is compiled as a whole.
+        **compile_kwargs: Arguments of `torch.compile`.
+    """
+    for name in resolve_plan(module).units or ("",):
+        unit = module.get_submodule(name)
+        unit.forward = torch.compile(unit.forward, **compile_kwargs)
+    return module

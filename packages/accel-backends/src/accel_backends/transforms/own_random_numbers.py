@@ -25,13 +25,13 @@ def own_random_numbers(number: int, device: torch.device) -> Iterator[None]:
         device: What the block computes on.
     """
     seed = int(torch.randint(2**62, (), device="cpu")) + number
-    rng = device_backend_of(device).rng
-    state = rng.get_state()
-    rng.seed(seed)
+    backend = device_backend_of(device)
+    state = backend.get_rng_state()
+    backend.seed_all(seed)
     try:
         yield
     finally:
-        rng.set_state(state)
+        backend.set_rng_state(state)
 
 
 class OwnRandomNumbersForward(WrappedForward):

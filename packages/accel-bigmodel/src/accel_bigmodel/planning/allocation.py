@@ -11,6 +11,7 @@ from torch import nn
 from accel_bigmodel.planning.device_maps import clean_device_map, device_of
 from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
 from accel_bigmodel.planning.model_pieces import Piece, PieceReader
+from accel_bigmodel.planning.sizes import calculate_maximum_sizes
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
@@ -64,6 +65,29 @@ def infer_auto_device_map(
     if not offload_buffers:
         planner.warn_of_buffers()
     return clean_device_map(planner.device_map) if clean_result else planner.device_map
+
+
+def generate_device_map(
+    model: nn.Module,
+    num_processes: int = 1,
+    no_split_module_classes: Sequence[str] | None = None,
+    max_memory: MaxMemory | None = None,
+) -> dict[str, int | str]:
+    """Return a device map that splits ``model`` evenly between ``num_processes`` devices.
+
+    Args:
+        model: On any device.
+        num_processes: Devices, numbered from 0.
+        no_split_module_classes: Names of classes that stay on one device.
+        max_memory: As for `get_max_memory`; even shares if omitted.
+    """
+    if max_memory is None and num_processes > 1:
+        num_bytes, (largest, _) = calculate_maximum_sizes(model)
+        share = -(-num_bytes // num_processes) + largest
+        max_memory = dict.fromkeys(range(num_processes), share)
+    return infer_auto_device_map(
+        model, max_memory=max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
+    )
 
 
 class _Planner:

@@ -61,6 +61,24 @@ def second_deferred_names(state: Mapping[str, Any]) -> dict[str, str]:
     return {name: kept for name, kept in deferred.items() if name != kept}
 
 
+def deferred_in(content: Any) -> list[DeferredTensor]:
+    """Return the deferred tensors in nested containers, each once, in the order of the containers."""
+    deferred: dict[int, DeferredTensor] = {}
+    _collect(content, deferred)
+    return list(deferred.values())
+
+
+def _collect(content: Any, deferred: dict[int, DeferredTensor]) -> None:
+    if isinstance(content, DeferredTensor):
+        deferred.setdefault(id(content), content)
+    elif isinstance(content, Mapping):
+        for value in content.values():
+            _collect(value, deferred)
+    elif isinstance(content, (list, tuple)):
+        for value in content:
+            _collect(value, deferred)
+
+
 def is_deferred(state: Mapping[str, Any]) -> bool:
     """Whether a state has a deferred tensor."""
     return any(isinstance(value, DeferredTensor) for value in state.values())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accel_checkpoint.files import check_regular
+from accel_checkpoint.files import check_regular, naming_read_errors
 from accel_state.errors import CheckpointError
 
 DTYPES: dict[str, torch.dtype] = {
@@ -56,7 +56,7 @@ def read_layout(path: Path) -> SafetensorsLayout:
     """
     check_regular(path)
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with naming_read_errors(path), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
             raise _unreadable(path, "its header does not fit into it")

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor, fetched
+from accel_checkpoint.formats.deferred import DeferredTensor, fetched, second_names_in
 from accel_checkpoint.formats.safetensor_ranges import DTYPES
 from accel_state.errors import CheckpointError
 
 ALIGNMENT = 64
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def metadata_of(names: Collection[str], second_names: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file that stores ``names``: with further names, as in ``safetensors``."""
+    return {"format": "pt", **{name: kept for name, kept in second_names.items() if kept in names}}
+
+
+def second_names_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of tied weights that the file does not store, with the stored name.
+
+    Raises:
+        CheckpointError: If the format cannot hold a value.
+    """
+    reasons = {name: _why_unsupported(value) for name, value in state.items()}
+    refused = [f"`{name}` is {reason}" for name, reason in reasons.items() if reason]
+    if refused:
+        raise CheckpointError(
+            f"safetensors holds plain dense tensors only, but {'; '.join(refused)}. "
+            "Leave these out of the state dict, gather or convert them, or pass `safe_serialization=False`."
+        )
+    return second_names_in(state)
+
+
+def _why_unsupported(value: Any) -> str | None:
+    if isinstance(value, DeferredTensor):
+        return None
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    is_wrapper: bool = is_traceable_wrapper_subclass(value)
+    if is_wrapper:
+        return f"a {type(value).__name__}"
+    if value.layout != torch.strided:
+        return f"a tensor of layout {value.layout}"
+    if value.is_quantized:
+        return f"quantized ({value.dtype})"
+    return None
 
 
 class Writable(Protocol):
@@ -23,7 +60,11 @@ class Writable(Protocol):
 
 
 def write_safetensors(
-    sink: Writable, tensors: Mapping[str, torch.Tensor | DeferredTensor], *, metadata: Mapping[str, str]
+    sink: Writable,
+    tensors: Mapping[str, torch.Tensor | DeferredTensor],
+    *,
+    metadata: Mapping[str, str],
+    examine: Callable[[str, torch.Tensor], None] | None = None,
 ) -> None:
     """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
 
@@ -34,6 +75,7 @@ def write_safetensors(
         sink: Receives the bytes, from the start of the file.
         tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
         metadata: Strings for the header.
+        examine: Called with each name and tensor before it is written.
 
     Raises:
         CheckpointError: If the format has no name for a dtype.
@@ -59,7 +101,10 @@ def write_safetensors(
     sink.write(len(text).to_bytes(8, "little") + text)
     for name in names:
         if tensors[name].nbytes:
-            sink.write(bytes_of(fetched(tensors[name])))
+            tensor = fetched(tensors[name])
+            if examine is not None:
+                examine(name, tensor)
+            sink.write(bytes_of(tensor))
 
 
 def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from accel_checkpoint.files import is_plain_name, read_json
-from accel_checkpoint.formats.pickle_files import open_pickled
-from accel_checkpoint.formats.protocol import OpenWeights
-from accel_checkpoint.formats.safetensor_files import open_safetensors
+from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
+from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS
 from accel_state.errors import CheckpointError
 
@@ -29,9 +31,57 @@ class CheckpointFile:
     names: frozenset[str] | None = None
 
 
-def opener(path: Path) -> OpenWeights:
-    """Return the function that opens a weight file, chosen by its suffix."""
-    return open_safetensors if path.suffix == ".safetensors" else open_pickled
+def read_weights(path: Path) -> dict[str, Any]:
+    """Return the state dict in a weight file, with tensors mapped into memory if the file allows it.
+
+    Copy tensors before changing them, or before the file is cut short.
+
+    Raises:
+        CheckpointError: If the file is damaged, or holds anything else.
+    """
+    if path.suffix == ".safetensors":
+        layout, mapped = read_layout(path), MappedFile(path)
+        return {name: mapped.tensor(layout[name]) for name in (*layout.ranges, *layout.second_names)}
+    content = read_torch_file(path, mmap=True, archives_only=False)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(
+            f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
+        )
+    return dict(content)
+
+
+class WeightReader:
+    """The content of one weight file.
+
+    Args:
+        content: Its state dict; see `read_weights`.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+
+    def keys(self) -> Iterator[str]:
+        """Yield the names in the file, further names of tied weights included."""
+        yield from self._content
+
+    def shape(self, name: str) -> torch.Size | None:
+        """Return the shape of a tensor, None for other values."""
+        value = self._content[name]
+        return value.shape if isinstance(value, torch.Tensor) else None
+
+    def read(self, name: str) -> Any:
+        """Return a tensor, mapped into memory, or another value."""
+        return self._content[name]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[WeightReader]:
+    yield WeightReader(read_weights(path))
+
+
+def opener(path: Path) -> Callable[[Path], AbstractContextManager[WeightReader]]:
+    """Return the function that opens a weight file."""
+    return _open
 
 
 def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]:

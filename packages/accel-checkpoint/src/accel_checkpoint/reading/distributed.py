@@ -14,8 +14,8 @@ import torch
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
-from accel_checkpoint.formats.mapped_tensors import mapped_tensor
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_state.errors import CheckpointError
 
 
@@ -32,7 +32,8 @@ class DistributedState:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._prefix = folder, f"{name}/" if name else ""
-        self.entries = read_metadata(regular_file(folder, self._prefix + METADATA_NAME))
+        self.entries = read_metadata(checked_file(folder, self._prefix + METADATA_NAME))
+        self._checked = set[str]()
 
     def below(self, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], Entry]]:
         """Yield the entries whose path begins so, with the rest of it."""
@@ -86,17 +87,20 @@ class DistributedState:
                 f"{filled} of {part.numel()} values are there. Copy or save the checkpoint again."
             )
 
+    def _path(self, file: str) -> Path:
+        """Return the path of a file of parts, which is compared with the manifest the first time."""
+        if file in self._checked:
+            return regular_file(self._folder, self._prefix + file)
+        self._checked.add(file)
+        return checked_file(self._folder, self._prefix + file)
+
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
-        path = regular_file(self._folder, self._prefix + chunk.file)
+        path = self._path(chunk.file)
         with naming_read_errors(path), path.open("rb") as file:
             if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
                 raise CheckpointError(
                     f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
                 )
-            if entry.dtype is not None:
-                mapped = mapped_tensor(file, path, start=chunk.start, num_bytes=chunk.num_bytes)
-                if mapped is not None:
-                    return mapped
             file.seek(chunk.start)
             return read_torch_file(io.BytesIO(file.read(chunk.num_bytes)), path=path)
 

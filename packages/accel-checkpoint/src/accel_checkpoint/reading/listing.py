@@ -66,6 +66,11 @@ class Found:
         return checkpoint_number(name_of_displaced(self.path))
 
     @property
+    def is_finite(self) -> bool:
+        """Whether no values are known not to be finite."""
+        return self.manifest is None or not self.manifest.nonfinite
+
+    @property
     def can_be_loaded(self) -> bool:
         """Whether its state allows loading it."""
         return self.state in (State.COMMITTED, State.FOREIGN)

@@ -96,7 +96,7 @@ def check_loadable(folder: Path, *, verify: bool) -> Found:
 
     Args:
         folder: The folder of the checkpoint.
-        verify: Read all files and compare their digests with the manifest.
+        verify: Read all files and compare their digests with the manifest; see `checked_file` for single files.
 
     Raises:
         CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from accel_checkpoint.reading.checked import DamagedFileError
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.user_warnings import warn_user
 
@@ -43,7 +44,7 @@ class Strictness:
         try:
             yield
         except AccelError as error:
-            if self.is_strict:
+            if self.is_strict or isinstance(error, DamagedFileError):
                 raise
             warn_user(str(error), main_process_only=False)
         except MISMATCH_ERRORS as error:

@@ -10,7 +10,6 @@ import torch
 
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, SafetensorsLayout, read_layout
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files
-from accel_checkpoint.reading.direct_reads import DirectReads
 from accel_state.errors import CheckpointError
 
 _BUFFER_BYTES = 16 << 20
@@ -100,6 +99,12 @@ def _layout_of(file: CheckpointFile) -> SafetensorsLayout:
 
 
 def _read(path: Path, tensor: torch.Tensor, start: int) -> None:
-    reads = DirectReads(path)
-    reads.add(tensor, start, tensor.nbytes)
-    reads.run()
+    """Fill a contiguous tensor on the CPU with the bytes from ``start`` on."""
+    memory = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while len(memory):
+            num_bytes = file.readinto(memory)
+            if not num_bytes:
+                raise CheckpointError(f"`{path}` ends too early. Copy or save it again.")
+            memory = memory[num_bytes:]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from accel_checkpoint.file_names import weight_format
-from accel_checkpoint.files import regular_file
-from accel_checkpoint.formats.safetensor_files import open_safetensors
-from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files
+from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
+from accel_checkpoint.reading.checked import checked_file
 from accel_state.errors import CheckpointError
 
 
@@ -24,9 +22,9 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
             if (folder / name).is_symlink() or (folder / name).exists():
-                files = checkpoint_files(regular_file(folder, name))
-                for file in files:
-                    regular_file(folder, file.path.name)
+                files = checkpoint_files(checked_file(folder, name))
+                for file in files if name == names.index else ():
+                    checked_file(folder, file.path.name)
                 return files
     raise CheckpointError(
         f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{folder}`. "
@@ -36,27 +34,14 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
 
 @contextmanager
 def open_weights(files: list[CheckpointFile]) -> Iterator[dict[str, Any]]:
-    """Yield the state dict that is spread over ``files``; its tensors are mapped and valid inside the context only."""
+    """Yield the state dict in ``files``; its tensors are mapped, so copy them before the files are removed."""
     state: dict[str, Any] = {}
-    with ExitStack() as stack:
-        for file in files:
-            content = _content_of(file.path, stack)
-            missing = sorted((file.names or frozenset()) - content.keys())
-            if missing:
-                raise CheckpointError(
-                    f"`{file.path}` lacks `{missing[0]}`, which the index lists for it. Copy the checkpoint again."
-                )
-            state.update({name: content[name] for name in file.names or content})
-        yield state
-
-
-def _content_of(path: Path, stack: ExitStack) -> Mapping[str, Any]:
-    if path.suffix == ".safetensors":
-        reader = stack.enter_context(open_safetensors(path))
-        return {name: reader.read(name) for name in reader.keys()}  # noqa: SIM118 (a reader is no mapping)
-    content = read_torch_file(path, mmap=True)
-    if not isinstance(content, Mapping):
-        raise CheckpointError(
-            f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
-        )
-    return content
+    for file in files:
+        content = read_weights(file.path)
+        missing = sorted((file.names or frozenset()) - content.keys())
+        if missing:
+            raise CheckpointError(
+                f"`{file.path}` lacks `{missing[0]}`, which the index lists for it. Copy the checkpoint again."
+            )
+        state.update({name: content[name] for name in file.names or content})
+    yield state

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import PendingFile, write_file
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 
@@ -33,12 +33,10 @@ class CollectiveFile:
         return self._taking_part(lambda file: file.snapshot(buffers))
 
     def write(
-        self, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = run_inline
+        self, folder: Path, *, replace: bool = False, progress: Progress | None = None
     ) -> FileSink | None:
         """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
-        return self._taking_part(
-            lambda file: write_file(file, folder, replace=replace, run=run, is_behind=True)
-        )
+        return self._taking_part(lambda file: write_file(file, folder, replace=replace, progress=progress))
 
     def _taking_part(self, use: Callable[[PendingFile], T]) -> T | None:
         before = [tensor.num_fetched for tensor in self.order]

@@ -55,6 +55,8 @@ class DistributedPart:
         notes = []
         for piece in self.pieces:
             start = sink.num_bytes
+            if isinstance(piece.local, torch.Tensor):
+                sink.examine(piece.name, piece.local.detach())
             torch.save(map_tensors(piece.local, compact_on_cpu), sink)  # type: ignore[arg-type]
             note: dict[str, Any] = {"paths": [self.paths[name] for name in (piece.name, *piece.aliases)]}
             note["place"] = start, sink.num_bytes - start

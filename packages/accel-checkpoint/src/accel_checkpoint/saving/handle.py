@@ -14,22 +14,19 @@ _unreported: list[SaveHandle] = []
 
 
 class SaveHandle:
-    """A save in the background.
-
-    The save runs at low priority. Beside a training loop that keeps all processors busy, it takes many times as long.
-    It speeds up as soon as something waits for it: `wait`, `exception`, the next save, or the end of the program.
+    """A save in the background. The next save, and the end of the program, wait for it.
 
     Args:
         finish: Completes the save and returns the folder.
         target: Final path of the checkpoint.
-        hurry: Called when something starts to wait for the save.
+        on_wait: Called when something starts to wait for the save.
     """
 
     def __init__(
-        self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
+        self, finish: Callable[[], Path], *, target: Path, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         self.target = target
-        self._hurry = hurry
+        self._on_wait = on_wait
         self._error: BaseException | None = None
         # Not a daemon: the interpreter waits for it at exit.
         self._thread = threading.Thread(
@@ -62,7 +59,7 @@ class SaveHandle:
         Raises:
             TimeoutError: If the save is still running after ``timeout_s``.
         """
-        self._hurry()
+        self._on_wait()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -74,7 +71,7 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait for the save to end, and raise its error unless a caller has already received it."""
-        self._hurry()
+        self._on_wait()
         self._thread.join()
         if self in _unreported:
             self.wait()

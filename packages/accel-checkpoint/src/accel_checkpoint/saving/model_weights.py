@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,14 +15,10 @@ import torch
 
 from accel_checkpoint.files import force_to_disk
 from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
-from accel_checkpoint.formats.pickle_files import PickleWriter
-from accel_checkpoint.formats.protocol import WeightWriter
-from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
-from accel_checkpoint.formats.safetensor_writing import order_of_writing
-from accel_checkpoint.formats.sharding import plan_shards
-from accel_checkpoint.formats.torch_archive import deferred_in
 from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
+from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
+from accel_checkpoint.saving.progress import Progress
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -60,15 +55,29 @@ def save_model(
         ConfigError: If ``save_directory`` is a file or ``max_shard_size`` is no size.
     """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    return save_weights(state, save_directory, max_shard_size, safe_serialization)
+
+
+def save_weights(
+    state: Mapping[str, Any],
+    save_directory: str | os.PathLike[str],
+    max_shard_size: int | str | None,
+    safe_serialization: bool,
+    *,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Save a state dict as `save_model` does, and advance ``progress`` by the bytes written."""
     _refuse_tensors_without_values(state)
-    writer: WeightWriter = SafetensorsWriter(state) if safe_serialization else PickleWriter(state)
-    shards = plan_shards(writer.groups(), max_shard_size=max_shard_size)
+    files = _files_of(state, max_shard_size, safe_serialization)
+    written = SAFETENSORS if safe_serialization else PICKLED
+    names = [file.name for file in files]
     folder = _make_folder(save_directory)
     with _staging_folder(folder) as staged:
-        names = _write_files(writer, shards, staged)
-        _publish(staged, names, index=writer.names.index)
-    _remove_earlier(folder, writer.names, keep=names)
-    _warn_if_shadowed(folder, writer.names)
+        for file in files:
+            _write(file, staged, folder=folder, progress=progress)
+        _publish(staged, names, index=written.index)
+    _remove_earlier(folder, written, keep=names)
+    _warn_if_shadowed(folder, written)
     return [folder / name for name in names]
 
 
@@ -76,30 +85,29 @@ def order_of_fetching(
     state: Mapping[str, Any], max_shard_size: int | str = "10GB", safe_serialization: bool = True
 ) -> list[DeferredTensor]:
     """Return the deferred tensors of a state in the order in which `save_model` fetches them with these arguments."""
-    order: list[DeferredTensor] = []
     if not is_deferred(state):
-        return order
-    writer: WeightWriter = SafetensorsWriter(state) if safe_serialization else PickleWriter(state)
-    for names in plan_shards(writer.groups(), max_shard_size=max_shard_size):
-        members = {name: state[name] for name in names}
-        ordered = order_of_writing(members) if safe_serialization else list(members)
-        order += deferred_in([members[name] for name in ordered])
-    return order
+        return []
+    return [
+        tensor for file in _files_of(state, max_shard_size, safe_serialization) for tensor in file.deferred()
+    ]
 
 
-def _write_files(writer: WeightWriter, shards: Sequence[Sequence[str]], staged: Path) -> list[str]:
-    if len(shards) == 1:
-        writer.write(staged / writer.names.whole, shards[0])
-        return [writer.names.whole]
-    names = [writer.names.shard(number, num_shards=len(shards)) for number in range(1, len(shards) + 1)]
-    for name, members in zip(names, shards, strict=True):
-        writer.write(staged / name, members)
-    index = {
-        "metadata": {"total_size": sum(size for _, size in writer.groups())},
-        "weight_map": {key: name for name, members in zip(names, shards, strict=True) for key in members},
-    }
-    (staged / writer.names.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return [*names, writer.names.index]
+def _files_of(
+    state: Mapping[str, Any], max_shard_size: int | str | None, safe_serialization: bool
+) -> list[PendingFile]:
+    return pending_weights(
+        state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
+    )
+
+
+def _write(file: PendingFile, staged: Path, *, folder: Path, progress: Progress | None) -> None:
+    try:
+        write_file(file, staged, progress=progress)
+    except OSError as error:
+        raise CheckpointError(
+            f"`{folder / file.name}` could not be written: {error}. "
+            "Free space on the disk or fix its permissions, and save again."
+        ) from error
 
 
 @contextmanager
@@ -127,8 +135,6 @@ def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
     never names a mixture of old and new files.
     """
     folder = staged.parent
-    for name in names:
-        force_to_disk(staged / name)
     if index in names and any((folder / name).exists() for name in names if name != index):
         (folder / index).unlink(missing_ok=True)
         force_to_disk(folder)

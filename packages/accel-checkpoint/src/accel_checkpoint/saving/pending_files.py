@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,19 +11,20 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from accel_checkpoint.file_names import MANIFEST_NAME, weight_format
+from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file, weight_format
 from accel_checkpoint.files import is_plain_name
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.pickle_files import PickleWriter
+from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
 from accel_checkpoint.formats.plain_data import check_plain
-from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
-from accel_checkpoint.formats.safetensor_writing import order_of_writing, write_safetensors
-from accel_checkpoint.formats.sharding import plan_shards
-from accel_checkpoint.formats.torch_archive import deferred_in, write_torch_archive
+from accel_checkpoint.formats.safetensor_writing import (
+    metadata_of,
+    order_of_writing,
+    second_names_of,
+    write_safetensors,
+)
+from accel_checkpoint.formats.sharding import groups_by_storage, plan_shards
 from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.low_priority import Work, run_inline
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.sink_behind import FileSinkBehind
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -69,13 +70,21 @@ class MergedFile(Protocol):
 
 @dataclass(frozen=True)
 class TorchFile:
-    """A `torch.save` file that holds plain data only."""
+    """A `torch.save` file.
+
+    Attributes:
+        name: File name.
+        content: What `torch.load` returns.
+        must_be_plain: Reject content that could not be loaded without running code.
+    """
 
     name: str
     content: Any
+    must_be_plain: bool = True
 
     def __post_init__(self) -> None:
-        check_plain(self.content, file_name=self.name)
+        if self.must_be_plain:
+            check_plain(self.content, file_name=self.name)
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
@@ -87,11 +96,11 @@ class TorchFile:
         return deferred_in(self.content)
 
     def write(self, sink: FileSink) -> None:
-        """Write the content."""
-        if deferred_in(self.content):
-            write_torch_archive(sink, self.content)
-        else:
-            torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
+        """Write the content; deferred tensors are fetched before, and are in memory together."""
+        content = map_tensors(self.content, compact_on_cpu)
+        if is_trained_file(self.name):
+            examine_tensors(content, sink)
+        torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -105,8 +114,9 @@ class SafetensorsFile:
     @classmethod
     def of(cls, name: str, state: Mapping[str, Any]) -> Self:
         """Return the file for a state dict; tied weights are stored once."""
-        writer = SafetensorsWriter(state)
-        return cls(name, writer.tensors, writer.metadata(writer.tensors))
+        second_names = second_names_of(state)
+        tensors = {key: tensor for key, tensor in state.items() if key not in second_names}
+        return cls(name, tensors, metadata_of(tensors, second_names))
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
@@ -122,7 +132,8 @@ class SafetensorsFile:
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        write_safetensors(sink, self.tensors, metadata=self.metadata)
+        examine = sink.examine if is_trained_file(self.name) else None
+        write_safetensors(sink, self.tensors, metadata=self.metadata, examine=examine)
 
 
 @dataclass(frozen=True)
@@ -167,33 +178,39 @@ def pending_file(name: str, content: Any) -> PendingFile:
 
 
 def pending_weights(
-    state: Mapping[str, Any], *, index: int, safe: bool, max_shard_size: int | str | None
+    state: Mapping[str, Any],
+    *,
+    index: int,
+    safe: bool,
+    max_shard_size: int | str | None,
+    must_be_plain: bool = True,
 ) -> list[PendingFile]:
     """Return the weight files of one model: a single file, or shards and their index.
 
     Args:
         state: State dict of the model.
         index: Index of the model.
-        safe: Use safetensors instead of `torch.save`.
+        safe: Use safetensors instead of `torch.save`; tied weights are then stored once, under their first name.
         max_shard_size: Maximum size of one file; None writes a single file.
+        must_be_plain: Reject content that could not be loaded without running code.
 
     Raises:
         CheckpointError: If a tensor is on the meta device, or the format cannot store it.
     """
     _reject_meta_tensors(state, index=index)
     names = weight_format(index, safe=safe)
-    writer: SafetensorsWriter | PickleWriter = SafetensorsWriter(state) if safe else PickleWriter(state)
-    groups = list(writer.groups())
-    if max_shard_size is None:
-        shards = [[name for members, _ in groups for name in members]]
-    else:
-        shards = plan_shards(groups, max_shard_size=max_shard_size)
+    second_names = second_names_of(state) if safe else {}
+    stored = {name: value for name, value in state.items() if name not in second_names}
+    groups = list(groups_by_storage(stored))
+    if safe:  # which stores each tensor separately
+        groups = [((name,), tensor.nbytes) for name, tensor in stored.items()]
+    shards = plan_shards(groups, max_shard_size=max_shard_size)
 
     def file(name: str, members: list[str]) -> PendingFile:
-        content = {member: state[member] for member in members}
-        if isinstance(writer, SafetensorsWriter):
-            return SafetensorsFile(name, content, writer.metadata(members))
-        return TorchFile(name, content)
+        content = {member: stored[member] for member in members}
+        if safe:
+            return SafetensorsFile(name, content, metadata_of(content, second_names))
+        return TorchFile(name, content, must_be_plain)
 
     if len(shards) == 1:
         return [file(names.whole, shards[0])]
@@ -206,13 +223,13 @@ def pending_weights(
 
 
 def write_files(
-    files: list[PendingFile],
+    files: Sequence[PendingFile],
     folder: Path,
     *,
     rank: int,
     place: int,
     num_threads: int,
-    run: Callable[[Work], None] = run_inline,
+    progress: Progress | None = None,
 ) -> list[FileEntry]:
     """Write the files to ``folder``, force them to disk, and return their manifest entries.
 
@@ -222,14 +239,14 @@ def write_files(
         rank: This process.
         place: The file system that ``folder`` is on; see `FileEntry`.
         num_threads: How many files to write at a time.
-        run: Runs the slow work; called from ``num_threads`` threads.
+        progress: Is advanced by the bytes written.
     """
 
     def write(file: PendingFile) -> FileEntry:
-        sink = write_file(file, folder, run=run)
+        sink = write_file(file, folder, progress=progress)
         if sink.note:
             (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
-        return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
+        return sink.entry(file.name, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
@@ -238,24 +255,26 @@ def write_files(
 
 
 def write_file(
-    file: PendingFile,
-    folder: Path,
-    *,
-    replace: bool = False,
-    run: Callable[[Work], None] = run_inline,
-    is_behind: bool = False,
+    file: PendingFile, folder: Path, *, replace: bool = False, progress: Progress | None = None
 ) -> FileSink:
-    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set.
-
-    With ``is_behind`` one tensor is written while the next is fetched.
-    """
+    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
-    with (FileSinkBehind if is_behind else FileSink)(path, run=run) as sink:
+    with FileSink(path, progress=progress) as sink:
         file.write(sink)
     return sink
+
+
+def examine_tensors(content: Any, sink: FileSink) -> None:
+    """Look for values that are not finite in all tensors of nested containers."""
+
+    def examined(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+        sink.examine(".".join(map(str, path)), tensor)
+        return tensor
+
+    map_tensors(content, examined)
 
 
 def _reject_meta_tensors(state: Mapping[str, Any], *, index: int) -> None:

@@ -1,71 +1,62 @@
-"""A progress bar for long saves and merges."""
+"""A progress bar for long saves and merges, which the file writers advance."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from types import TracebackType
+from typing import Any, Self
 
-from accel_checkpoint.files import files_below
 from accel_state.availability import is_tqdm_available
 
 QUIET_S = 3.0
 """Shorter work shows no progress bar."""
-_REFRESH_S = 0.5
 
 
-@contextmanager
-def showing_progress(
-    num_bytes: Callable[[], int],
-    *,
-    label: str,
-    is_shown: bool,
-    total: int | None = None,
-    awaited: threading.Event | None = None,
-    quiet_s: float = QUIET_S,
-) -> Iterator[None]:
-    """Show how many bytes have been written, once a caller has waited for a few seconds.
+class Progress:
+    """Shows how many bytes this process has written, once a caller has waited for a few seconds.
 
     Args:
-        num_bytes: Returns how many there are by now; called in another thread.
-        label: What the bar says before the number.
+        label: Text before the number.
         is_shown: Whether this process shows the bar.
-        total: How many there will be, if that is known.
-        awaited: Set when a caller starts to wait; None if it waits from the start.
-        quiet_s: How long a caller waits before the bar appears; with 0 it appears however short the work is.
+        total: Number of bytes in the end, if known.
+        quiet_s: How long a caller waits before the bar appears; with 0 it appears at once.
     """
-    if not is_shown or not is_tqdm_available():
-        yield
-        return
-    over = threading.Event()
 
-    def watch() -> None:
-        while awaited is not None and not awaited.is_set():
-            if over.wait(_REFRESH_S):
-                return
-        if quiet_s > 0 and over.wait(quiet_s):
-            return
-        from tqdm.auto import tqdm
+    def __init__(
+        self, label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
+    ) -> None:
+        self._label, self._total, self._quiet_s = label, total, quiet_s
+        self._is_shown = is_shown and is_tqdm_available()
+        self._begin_s = math.inf
+        self._num_bytes = 0
+        self._bar: Any = None
+        self._lock = threading.Lock()  # several files are written at a time
 
-        with tqdm(desc=label, total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-            is_over = False
-            while not is_over:
-                is_over = over.wait(_REFRESH_S)
-                bar.update(max(0, num_bytes() - int(bar.n)))
+    def begin_waiting(self) -> None:
+        """Count the quiet time from now on, if a caller has not waited before."""
+        if self._is_shown:
+            self._begin_s = min(self._begin_s, time.monotonic() + self._quiet_s)
 
-    watcher = threading.Thread(target=watch, name="save-progress", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    def advance(self, num_bytes: int) -> None:
+        """Add bytes that have been written."""
+        with self._lock:
+            self._num_bytes += num_bytes
+            if self._bar is None and time.monotonic() >= self._begin_s:
+                from tqdm.auto import tqdm
 
+                self._bar = tqdm(
+                    desc=self._label, total=self._total, unit="B", unit_scale=True, unit_divisor=1024
+                )
+            if self._bar is not None:
+                self._bar.update(min(self._num_bytes, self._total or math.inf) - self._bar.n)
 
-def size_of_folder(folder: Path) -> int:
-    """Return how many bytes the files in a folder have; 0 if it has just been renamed."""
-    try:
-        return sum((folder / name).stat().st_size for name in files_below(folder))
-    except FileNotFoundError:
-        return 0
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from accel_checkpoint.file_names import TEMPORARY_PREFIX, checkpoint_number
+from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
 from accel_checkpoint.files import remove_folder
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.reading.listing import checkpoints_in, inspect_all
+from accel_checkpoint.reading.listing import Found, checkpoints_in, inspect, inspect_all
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active, name_of_displaced
+from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
 STALE_AFTER_S = 24 * 3600.0
@@ -21,27 +26,124 @@ STALE_AFTER_S = 24 * 3600.0
 _OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})")
 
 
-def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
-    """Keep at most ``keep`` numbered checkpoints in ``folder``; remove those with the lowest numbers.
+@dataclass(frozen=True)
+class Retention:
+    """Which numbered checkpoints to keep. Each rule adds some; pinned ones and the newest finite one are always kept.
 
-    A checkpoint that an interrupted save moved aside counts under its original name.
+    Attributes:
+        newest: The number of newest checkpoints; None keeps all.
+        every: Those whose number is a multiple of this; None adds none.
+        best: The number of checkpoints with the best value of ``metric``; None adds none.
+        metric: Name of the value in `Manifest.metrics`.
+        mode: ``min`` if lower values are better, ``max`` if higher ones are.
+
+    Raises:
+        ConfigError: If a number is less than 1, ``mode`` is unknown, ``best`` lacks a ``metric``, or a rule adds
+            nothing because ``newest`` keeps all.
+    """
+
+    newest: int | None = None
+    every: int | None = None
+    best: int | None = None
+    metric: str = ""
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        for name, value in (("newest", self.newest), ("every", self.every), ("best", self.best)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"`{name}` must be a whole number of at least 1, or None, got {value!r}.")
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"`mode` must be `min` or `max`, got `{self.mode}`.")
+        if self.newest is None and (self.every is not None or self.best is not None):
+            raise ConfigError(
+                "`every` and `best` keep more than the newest checkpoints. Set `newest` as well."
+            )
+        if (self.best is None) is not (not self.metric):
+            raise ConfigError("`best` and `metric` belong together. Give both, or leave both out.")
+
+    def kept(self, checkpoints: Sequence[Found]) -> set[Path]:
+        """Return the paths of the checkpoints to keep, of those with a number, in the order of their numbers."""
+        if self.newest is None:
+            return {found.path for found in checkpoints}
+        kept = {found.path for found in checkpoints[-self.newest :]}
+        kept |= {found.path for found in checkpoints if (found.path / PINNED_NAME).exists()}
+        if self.every is not None:
+            kept |= {found.path for found in checkpoints if (found.number or 0) % self.every == 0}
+        if self.best is not None:
+            values = [
+                (found.manifest.metrics[self.metric], index, found.path)
+                for index, found in enumerate(checkpoints)
+                if found.manifest is not None and self.metric in found.manifest.metrics
+            ]
+            sign = 1 if self.mode == "min" else -1
+            values.sort(key=lambda one: (sign * one[0], -one[1]))  # of equal ones the newest
+            kept |= {path for _, _, path in values[: self.best]}
+        return kept
+
+
+def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> dict[str, float]:
+    """Return the metrics of a checkpoint as numbers, without those that are not finite.
+
+    Warns if the one is missing by which `retention` finds the best checkpoints: this one is then none of them.
+
+    Raises:
+        ConfigError: If a value is no number.
+    """
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"`metrics` needs one number for `{name}`, got {value!r}.") from error
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    if retention is not None and retention.best is not None and retention.metric not in finite:
+        warn_user(
+            f"This checkpoint has no finite value of `{retention.metric}`, so it is not kept among the best. Pass "
+            f"`metrics={{'{retention.metric}': ...}}` when you save.",
+            main_process_only=True,
+        )
+    return finite
+
+
+def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
+    """Remove the numbered checkpoints in ``folder`` that are not to be kept.
+
+    The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
+    moved aside counts under its original name.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
 
     Args:
         folder: The folder of checkpoints.
-        keep: How many to keep, including ``newest``.
+        retention: Which to keep.
         newest: The checkpoint that has just been saved; never removed.
     """
     names = map(name_of_displaced, folder.iterdir())
-    if sum(checkpoint_number(name) is not None for name in names) < keep:
+    limit = retention.newest
+    if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
         return  # without reading any manifest
-    numbered = [
-        (found.number, found.path)
-        for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
-        if found.number is not None and found.can_be_loaded and found.path != newest
-    ]
-    for _, path in sorted(numbered)[: max(0, len(numbered) - (keep - 1))]:
-        remove_checkpoint(path)
+    numbered = sorted(
+        (
+            found
+            for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
+            if found.number is not None and found.can_be_loaded and found.path != newest
+        ),
+        key=lambda found: (found.number or 0, found.path),
+    )
+    added = inspect(newest)
+    everything = [*numbered, *([] if added is None else [added])]
+    kept = {*retention.kept(everything), newest}
+    last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
+    for found in numbered:
+        if found.path in kept:
+            continue
+        if found.path != last_finite:
+            remove_checkpoint(found.path)
+            continue
+        warn_user(
+            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
+            "Load it to resume from before they came.",
+            main_process_only=False,
+        )
 
 
 def remove_checkpoint(folder: Path) -> None:

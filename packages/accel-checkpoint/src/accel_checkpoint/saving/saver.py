@@ -6,21 +6,26 @@ import json
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.low_priority import LowPriorityThread
-from accel_checkpoint.saving.progress import showing_progress, size_of_folder
+from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request, Transaction
+from accel_checkpoint.saving.transaction import (
+    Content,
+    Part,
+    Request,
+    Rounds,
+    commit,
+    snapshot,
+    undone_after_error,
+    write,
+)
 from accel_state import current_runtime
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
@@ -116,13 +121,8 @@ class Saver:
         self.log_failure()
         if not request.token:
             request = replace(request, token=self.agree("token", self._new_token(), first))
-        transaction = Transaction(
-            request,
-            self.topology,
-            Agreement() if is_alone else self.agreement,
-            num_threads=min(4, os.cpu_count() or 1) if blocking else 1,
-        )
-        return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
+        rounds = Rounds(request, self.topology, Agreement() if is_alone else self.agreement)
+        return Stage(rounds, finish=self._finish if blocking else self._finish_in_background)
 
     def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
@@ -158,38 +158,30 @@ class Saver:
         self._num_saves += 1
         return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
-    def _finish(self, transaction: Transaction) -> None:
-        with self._showing_progress(transaction):
-            transaction.finish()
+    def _finish(self, content: Content, part: Part, rounds: Rounds) -> None:
+        with self._progress(rounds.request) as progress:
+            progress.begin_waiting()
+            num_threads = min(4, os.cpu_count() or 1)
+            written = write(content, part, rounds, num_threads=num_threads, progress=progress)
+            commit(written, content, part, rounds)
 
-    def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
+    def _finish_in_background(self, content: Content, part: Part, rounds: Rounds) -> SaveHandle:
         self._buffers.begin()
-        transaction.take_snapshot(self._buffers)
-        with transaction.recording_failure():
-            self._buffers.join_streams()
-        if transaction.is_interrupted:
-            transaction.finish()
-        writer, awaited = LowPriorityThread(), threading.Event()
+        copied = snapshot(content, part, rounds, self._buffers)
+        progress = self._progress(rounds.request)
 
-        def hurry() -> None:
-            writer.hurry()
-            awaited.set()
-
-        def write() -> Path:
-            with transaction, writer, self._showing_progress(transaction, awaited):
-                with transaction.recording_failure():
+        def finish() -> Path:
+            with undone_after_error(part, rounds), progress:
+                with rounds.recording_failure():
                     self._buffers.wait()
-                return transaction.finish(writer.run)
+                written = write(copied, part, rounds, num_threads=1, progress=progress)
+                commit(written, copied, part, rounds)
+                return rounds.request.target
 
-        self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
+        if rounds.is_interrupted:
+            finish()  # which raises the interruption here
+        self._running = SaveHandle(finish, target=rounds.request.target, on_wait=progress.begin_waiting)
         return self._running
 
-    def _showing_progress(
-        self, transaction: Transaction, awaited: threading.Event | None = None
-    ) -> AbstractContextManager[None]:
-        return showing_progress(
-            partial(size_of_folder, transaction.staging.path),
-            label=f"Saving {transaction.request.target.name}",
-            is_shown=self.topology.rank == 0,
-            awaited=awaited,
-        )
+    def _progress(self, request: Request) -> Progress:
+        return Progress(f"Saving {request.target.name}", is_shown=self.topology.rank == 0)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Self
 
+import torch
+
 from accel_checkpoint.digests import Digest
-from accel_checkpoint.saving.low_priority import Work, run_inline
+from accel_checkpoint.manifest import FileEntry
+from accel_checkpoint.saving.finite import is_finite
+from accel_checkpoint.saving.progress import Progress
 
 _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
-
-_FLUSH_BYTES = 16 * 2**20
-"""From so many bytes on, the disk is set to work on what is written, so that little is left to wait for at the end."""
 
 
 class FileSink:
@@ -27,22 +25,22 @@ class FileSink:
 
     Args:
         path: The file, which must not exist yet.
-        run: Runs the digest computation and the writes.
+        progress: Is advanced by the bytes written.
     """
 
-    def __init__(self, path: Path, *, run: Callable[[Work], None] = run_inline) -> None:
+    def __init__(self, path: Path, *, progress: Progress | None = None) -> None:
         self._path = path
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._digest = Digest()
-        self._run = run
-        self._num_unflushed = 0
-        self._flush: threading.Thread | None = None
+        self._progress = progress
         self._error: OSError | None = None
         self.num_bytes = 0
         self.note = ""
         """What rank 0 needs to know about the content; see `MergedFile`."""
+        self.nonfinite = ""
+        """Name of the first tensor with values that are not finite."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,10 +49,10 @@ class FileSink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._flush is not None:
-                self._flush.join()
-            if error is None and self._error is None:
-                self._run(self._force_to_disk)
+            if error is None:
+                os.fsync(self._descriptor)
+        except OSError as failed:
+            self._keep(failed)
         finally:
             try:
                 os.close(self._descriptor)
@@ -68,51 +66,41 @@ class FileSink:
         """Append ``data`` and return its size in bytes."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _CHUNK_BYTES):
-            self._run(partial(self._append, view[start : start + _CHUNK_BYTES]))
-        self.num_bytes += len(view)
+            self._append(view[start : start + _CHUNK_BYTES])
         return len(view)
+
+    def examine(self, name: str, tensor: torch.Tensor) -> None:
+        """Look for values that are not finite in a tensor that is written."""
+        if not self.nonfinite and not is_finite(tensor):
+            self.nonfinite = name
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
-        self._num_unflushed += len(chunk)
+        self.num_bytes += len(chunk)
+        if self._progress is not None:
+            self._progress.advance(len(chunk))
         try:
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
         except OSError as error:
             self._keep(error)
-        if self._error is not None:
-            raise self._error
-        if self._num_unflushed >= _FLUSH_BYTES:
-            self._flush_early()
-
-    def _flush_early(self) -> None:
-        """Let the disk work on what is written, unless it still works on what was written before."""
-        if self._flush is not None and self._flush.is_alive():
-            return
-        self._num_unflushed = 0
-        self._flush = threading.Thread(target=self._force_to_disk, name="accel-checkpoint-flush", daemon=True)
-        try:
-            self._flush.start()
-        except RuntimeError:  # the interpreter is ending and starts no thread any more
-            self._flush = None
-
-    def _force_to_disk(self) -> None:
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._keep(error)
+            raise self._error from error  # type: ignore[misc]  # `_keep` has set it
 
     def _keep(self, error: OSError) -> None:
-        """Keep the first error of the disk: of `fsync`, the kernel reports it only once."""
+        """Keep the first error: `torch.save` may call `write` again after one."""
         self._error = self._error or _with_the_file(error, self._path)
 
     @property
     def digest(self) -> str:
         """The digest of the bytes written so far."""
         return str(self._digest)
+
+    def entry(self, name: str, *, rank: int = 0, place: int = 0) -> FileEntry:
+        """Return the manifest entry of the file."""
+        return FileEntry(name, self.num_bytes, self.digest, rank=rank, place=place, nonfinite=self.nonfinite)
 
 
 def _with_the_file(error: OSError, path: Path) -> OSError:

@@ -15,9 +15,13 @@ from accel_checkpoint.manifest import has_manifest, read_manifest
 from accel_checkpoint.process_identity import STAMP
 from accel_checkpoint.saving.exchange import exchange
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.user_warnings import warn_user
 
 PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
 """Prefix of a checkpoint that is being replaced, where the file system cannot exchange two folders atomically."""
+
+FINITE_SUFFIX = "-last-finite"
+"""Suffix of a finite checkpoint that was replaced by one with values that are not finite."""
 
 TOKEN = rf"[0-9a-f]{{8}}-({STAMP})-\d+"
 """Regular expression that matches the token of a save; its group is the stamp of rank 0's process."""
@@ -69,12 +73,30 @@ class Staging:
             self.roll_back()
             raise
 
-    def finalize(self) -> None:
-        """Remove the checkpoint that `commit` replaced, and release the folder."""
+    def finalize(self, *, keep_finite: bool = False) -> None:
+        """Remove the checkpoint that `commit` replaced, and release the folder.
+
+        Args:
+            keep_finite: Keep the replaced checkpoint next to the new one if all of its values are finite.
+        """
         old, self._old, self._undo = self._old, None, None
+        if old is not None and keep_finite:
+            self._keep_if_finite(old / PREVIOUS_PREFIX if self._is_in_place else old)
         if old is not None:
             remove_folder(old, ignore_errors=True)
         self.release()
+
+    def _keep_if_finite(self, old: Path) -> None:
+        if not has_manifest(old) or read_manifest(old).nonfinite:
+            return
+        kept = self.path.with_name(f"{self.target.name}{FINITE_SUFFIX}")
+        if kept.exists():
+            remove_folder(kept)
+        old.rename(kept)
+        warn_user(
+            f"`{kept}` is the checkpoint that was replaced, the last finite one. Resume from it.",
+            main_process_only=False,
+        )
 
     def roll_back(self) -> None:
         """Undo `commit`, also where it stopped halfway."""

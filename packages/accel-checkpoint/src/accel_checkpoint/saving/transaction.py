@@ -1,24 +1,22 @@
-"""One save: staging, the write on every rank, and the commit."""
+"""One save on every rank, in three steps: `begin` makes the staging folder, `write` fills it, `commit` renames it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from accel_checkpoint.digests import digest_of
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
+from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
-from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
+from accel_checkpoint.saving.progress import Progress
+from accel_checkpoint.saving.retention import Retention, remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target
@@ -34,18 +32,20 @@ class Request:
     Attributes:
         target: Final path of the checkpoint.
         token: Identifies this save, the same on every rank; empty until the ranks have agreed on it.
-        keep: How many numbered checkpoints to keep; None keeps all.
+        retention: Which numbered checkpoints to keep; None keeps all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
         mesh: Layout of the ranks; see `Manifest`.
+        metrics: Values by name, recorded in the manifest.
     """
 
     target: Path
     token: str = ""
-    keep: int | None = None
+    retention: Retention | None = None
     step: int = 0
     iteration: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,102 +57,71 @@ class Description:
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-@dataclass
-class Transaction:
-    """One rank's part in a save. Call `begin` and `gather` on the training thread, `finish` on any thread.
+@dataclass(frozen=True)
+class Content:
+    """What one rank saves.
 
     Attributes:
+        files: The files that this rank writes.
+        collective: The files that all ranks write together, in the same order on each.
+        merged: What rank 0 writes after all ranks have written their files.
+        foreign: Names of files that this rank has put into the staging folder by other means.
+        is_collective: Whether any rank may have collective files; the same on every rank.
+        description: What the manifest records.
+    """
+
+    files: Sequence[PendingFile] = ()
+    collective: Sequence[CollectiveFile] = ()
+    merged: Sequence[MergedFile] = ()
+    foreign: Sequence[str] = ()
+    is_collective: bool = False
+    description: Description = field(default_factory=Description)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where one rank writes.
+
+    Attributes:
+        staging: The temporary folder.
+        place: The file system of the folder; see `FileEntry`.
+        is_owner: Whether this rank commits the files on its file system.
+    """
+
+    staging: Staging
+    place: int
+    is_owner: bool
+
+
+class Rounds:
+    """The rounds of one save, in which the ranks report their outcome: the first failure on any rank fails all.
+
+    Args:
         request: What to save.
         topology: This process's rank and node.
         agreement: Exchanges reports with the other ranks.
-        num_threads: How many files to write at a time.
-        files: The files that this rank writes.
-        collective_files: The files that all ranks write together, in the same order on each.
-        merged_files: What rank 0 writes after all ranks have written their files.
-        foreign_files: Names of files that this rank has put into the staging folder by other means.
     """
 
-    request: Request
-    topology: Topology
-    agreement: Agreement
-    num_threads: int = 2
-    place: int = 0
-    is_owner: bool = False
-    description: Description = field(default_factory=Description)
-    files: list[PendingFile] = field(default_factory=list)
-    collective_files: list[CollectiveFile] = field(default_factory=list)
-    merged_files: list[MergedFile] = field(default_factory=list)
-    foreign_files: list[str] = field(default_factory=list)
-    failure: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        self.staging = Staging(self.request.target, token=self.request.token)
-        self._is_rejected = False
-        self._is_saved: bool | None = False
-        self._listed: list[FileEntry] = []
-        self._is_collective = False
-
-    def begin(self) -> None:
-        """Create the staging folder; with several nodes, find out which of them share a file system."""
-        topology = self.topology
-        self.is_owner = topology.rank == 0
-        if self.failure is None and self.is_owner:
-            with self.recording_failure():
-                check_target(self.request.target)
-                self.staging.make()
-        if topology.num_nodes > 1:
-            with self.recording_failure():
-                if topology.local_rank == 0:
-                    # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
-                    make_durably(self.request.target.parent)
-            self.agreement.agree(self._topic("begun"), "", first)
-            if not self.staging.path.exists():
-                self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
-            # No rank creates the folder on this node before every rank here has checked for it.
-            self.agreement.agree(self._topic("placed"), "", first)
-        if self.failure is None and topology.rank != 0:
-            with self.recording_failure():
-                check_target(self.request.target)
-                self.staging.make()
-
-    def gather(self, collect: Callable[[], list[PendingFile]], *, is_collective: bool = False) -> None:
-        """Add the files that ``collect`` returns. If it raises, `finish` reports the error on every rank.
-
-        Args:
-            collect: Returns the files of this rank.
-            is_collective: Whether it may add collective files; the same on every rank.
-        """
-        self._is_collective = self._is_collective or is_collective
-        with self.recording_failure():
-            if self.failure is None or self.topology.world_size > 1:
-                self.files += collect()  # even after a failure: the other ranks may wait in its collectives
-
-    def take_snapshot(self, buffers: HostBuffers) -> None:
-        """Let `finish` write the files as they are now. If this fails, `finish` reports the error on every rank.
-
-        Raises:
-            CheckpointError: If a rank has failed before; only where files are collective.
-        """
-        self._check_all_collected()
-        with self.recording_failure():
-            if self.failure is None:
-                self.files = [file.snapshot(buffers) for file in self.files]
-        for one in self.collective_files:
-            with self.recording_failure():
-                copied = one.snapshot(buffers)
-                self.files += [] if copied is None else [copied]
-        self.collective_files = []
+    def __init__(self, request: Request, topology: Topology, agreement: Agreement) -> None:
+        self.request, self.topology = request, topology
+        self._agreement = agreement
+        self.failure: BaseException | None = None
+        """Why this rank cannot save, raised on every rank by the next round."""
+        self.is_rejected = False
+        """Whether the last round failed while the checkpoint was not saved, so that this rank must undo its part."""
+        self.entries: list[FileEntry] = []
+        """On rank 0, the files that all ranks have reported."""
 
     @contextmanager
     def recording_failure(self) -> Iterator[None]:
-        """Record the first error of the block, which `finish` reports on every rank, instead of raising it here."""
+        """Record an error of the block for the next round, instead of raising it here."""
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
+        except BaseException as error:  # noqa: BLE001 (raised in `agree`)
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Record why this rank cannot save; `finish` reports it on every rank."""
+        """Record why this rank cannot save, unless it has failed before."""
         if self.failure is None:
             self.failure = error
 
@@ -161,167 +130,32 @@ class Transaction:
         """Whether to raise the failure on this rank at once, as after Ctrl-C."""
         return self.failure is not None and not isinstance(self.failure, Exception)
 
-    def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
-        """Write this rank's files, wait for the other ranks, and commit the checkpoint.
+    def wait(self, stage: str) -> None:
+        """Wait until every rank has come to a stage, whether it has failed or not."""
+        self._agreement.agree(self._topic(stage), "", first)
+
+    def agree(
+        self, stage: str, part: Part, files: Sequence[FileEntry] = (), *, is_saved: bool | None = False
+    ) -> Verdict:
+        """Report this rank's outcome of a stage, and return the verdict on all.
 
         Args:
-            run: Runs the slow work: computing digests and writing bytes.
+            stage: Name of the stage.
+            part: Where this rank writes.
+            files: The files that it has written since the last round.
+            is_saved: On rank 0, whether the checkpoint is committed; None if that could not be undone.
 
         Raises:
-            CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
+            CheckpointError: If any rank has failed. After Ctrl-C and the like, that error is raised instead.
         """
-        written: list[FileEntry] = []
-        self._check_all_collected()
-        for one in self.collective_files:
-            with self.recording_failure():
-                sink = one.write(self.staging.path, run=run)
-                written += [] if sink is None or one.file is None else [self._entry(one.file.name, sink)]
-        self.collective_files = []
-        with self.recording_failure():
-            if self.failure is None:
-                written += self._write(run)
-        self.files = []
-        self._commit(self._agree("written", written))
-        return self.request.target
-
-    def _check_all_collected(self) -> None:
-        """Before the first collective file: raise on every rank if one has failed, since it would not take part."""
-        if self._is_collective:
-            self._is_collective = False
-            self._agree("collected")
-
-    def _entry(self, name: str, sink: FileSink) -> FileEntry:
-        return FileEntry(name, sink.num_bytes, sink.digest, rank=self.topology.rank, place=self.place)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the staging folder after an error, unless other ranks may already count the checkpoint as saved."""
-        if error is None:
-            return
-        if self._is_rejected:
-            self.staging.roll_back()
-        if self.is_owner:
-            self.staging.discard()
-        self.staging.release()
-
-    def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
-        folder, rank = self.staging.path, self.topology.rank
-        files = write_files(
-            self.files,
-            folder,
-            rank=rank,
-            place=self.place,
-            num_threads=self.num_threads,
-            run=run,
-        )
-        for inner in folders_of(file.name for file in files):
-            force_to_disk(folder / inner)
-        files += self._entries(self.foreign_files)
-        force_to_disk(folder)
-        return files
-
-    def _commit(self, verdict: Verdict) -> None:
-        is_main = self.topology.rank == 0
-        has_parts = verdict.has_parts
-        # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
-        if has_parts:
-            others: list[FileEntry] = []
-            with self.recording_failure():
-                if self.is_owner and not is_main:
-                    others = self._commit_part(
-                        [entry for entry in verdict.files if entry.place == self.place]
-                    )
-            self._agree("parts", others)
-        with self.recording_failure():
-            if is_main:
-                self._write_merged()
-                self._commit_part(self._listed)
-                self._is_saved = True
-        if is_main and self.staging.is_committed:
-            self._is_saved = self._is_saved or None
-        if has_parts:
-            # Keep the parts that were replaced until rank 0 has committed.
-            self._agree("published")
-        with self.recording_failure():
-            if self.is_owner and self.failure is None:
-                self._clean_up()
-        self.staging.release()
-        self._agree("committed")
-
-    def _write_merged(self) -> None:
-        """On rank 0: write the files that need to know about those of all ranks."""
-        notes: dict[str, str] = {}
-        for entry in self._listed if self.merged_files else ():
-            with suppress(FileNotFoundError):
-                note = self.staging.path / f"{entry.name}{NOTE_SUFFIX}"
-                notes[entry.name] = note.read_text(encoding="utf-8")
-                note.unlink()
-        for file in self.merged_files if self.failure is None else ():
-            with FileSink(self.staging.path / file.name) as sink:
-                file.write(sink, notes)
-            self._listed.append(FileEntry(file.name, sink.num_bytes, sink.digest))
-            force_to_disk((self.staging.path / file.name).parent)
-
-    def _commit_part(self, listed: list[FileEntry]) -> list[FileEntry]:
-        """Commit the part on this file system, and return those of its files that no rank has reported."""
-        others = self._other_files({entry.name for entry in listed if entry.place == self.place})
-        manifest = Manifest(
-            files=[*listed, *others],
-            token=self.request.token,
-            world_size=self.topology.world_size,
-            mesh=self.request.mesh,
-            step=self.request.step,
-            iteration=self.request.iteration,
-            place=self.place,
-            strategy=self.description.strategy,
-            model_format=self.description.model_format,
-            objects=self.description.objects,
-        )
-        write_manifest(self.staging.path, manifest)
-        self.staging.commit()
-        return others
-
-    def _other_files(self, known: set[str]) -> list[FileEntry]:
-        """Return the files that hooks and engines wrote without reporting them."""
-        return self._entries([name for name in files_below(self.staging.path) if name not in known])
-
-    def _entries(self, names: Sequence[str]) -> list[FileEntry]:
-        """Return the manifest entries of files written by other means, after forcing them to disk."""
-        folder, entries = self.staging.path, []
-        for name in names:
-            path = regular_file(folder, name)
-            force_to_disk(path)
-            size = path.stat().st_size
-            entries.append(FileEntry(name, size, digest_of(path), self.topology.rank, self.place))
-        for inner in folders_of(names):
-            force_to_disk(folder / inner)
-        return entries
-
-    def _agree(self, stage: str, files: Sequence[FileEntry] = ()) -> Verdict:
-        """Report this rank's outcome, and raise if any rank failed."""
-        error = None if self.failure is None else reason_of(self.failure)
-        if (
-            error is not None and "inline_container" in error
-        ):  # torch's writer, which does not report the cause
-            free = shutil.disk_usage(folder := self.staging.path.parent).free
-            error += f" (torch could not write a file; {free} bytes are free on the disk of `{folder}`)"
-        own = RankReport(
-            str(self.request.target),
-            self.place,
-            self.topology.node_rank,
-            files,
-            error,
-            self._is_saved,
+        report = RankReport(
+            str(self.request.target), part.place, self.topology.node_rank, files, self._reason(part), is_saved
         )
         try:
             verdict = Verdict.decode(
-                self.agreement.agree(self._topic(stage), own.encode(), self._merge, is_begun=True)
+                self._agreement.agree(self._topic(stage), report.encode(), self._merge, is_begun=True)
             )
-            self._is_rejected = verdict.is_saved is False and verdict.error is not None
+            self.is_rejected = verdict.is_saved is False and verdict.error is not None
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
@@ -330,24 +164,242 @@ class Transaction:
             raise error_of_all from self.failure
         return verdict
 
+    def _reason(self, part: Part) -> str | None:
+        if self.failure is None:
+            return None
+        reason = reason_of(self.failure)
+        if "inline_container" in reason:  # torch's writer, which does not report the cause
+            free = shutil.disk_usage(folder := part.staging.path.parent).free
+            reason += f" (torch could not write a file; {free} bytes are free on the disk of `{folder}`)"
+        return reason
+
     def _merge(self, texts: Sequence[str]) -> str:
         """On rank 0: collect the file entries of all ranks, and return the verdict."""
         reports = [RankReport.decode(text) for text in texts]
-        self._listed += [entry for report in reports for entry in report.files]
+        self.entries += [entry for report in reports for entry in report.files]
         return verdict_on(reports, target=self.request.target).encode()
-
-    def _clean_up(self) -> None:
-        target = self.request.target
-        try:
-            self.staging.finalize()
-            if self.request.keep is not None:
-                remove_old(target.parent, keep=self.request.keep, newest=target)
-            remove_stale_folders(self.staging.path.parent)
-        except OSError as error:
-            warn_user(
-                f"`{target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
-                main_process_only=False,
-            )
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
+
+
+def begin(staging: Staging, rounds: Rounds) -> Part:
+    """Create the staging folder; with several nodes, find out which of them share a file system.
+
+    A rank that cannot create it reports that in the next round.
+    """
+    topology = rounds.topology
+    part = Part(staging, place=0, is_owner=topology.rank == 0)
+    with undone_after_error(part, rounds):
+        if part.is_owner:
+            _make(staging, rounds)
+        if topology.num_nodes > 1:
+            with rounds.recording_failure():
+                if topology.local_rank == 0:
+                    # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
+                    make_durably(staging.target.parent)
+            rounds.wait("begun")
+            if not staging.path.exists():
+                part = Part(staging, place=topology.node_rank, is_owner=topology.local_rank == 0)
+            # No rank creates the folder on this node before every rank here has checked for it.
+            rounds.wait("placed")
+        if topology.rank != 0:
+            _make(staging, rounds)
+    return part
+
+
+def _make(staging: Staging, rounds: Rounds) -> None:
+    with rounds.recording_failure():
+        if rounds.failure is None:
+            check_target(staging.target)
+            staging.make()
+
+
+@contextmanager
+def undone_after_error(part: Part, rounds: Rounds) -> Iterator[None]:
+    """Remove the staging folder after an error, unless other ranks may already count the checkpoint as saved."""
+    try:
+        yield
+    except BaseException:
+        if rounds.is_rejected:
+            part.staging.roll_back()
+        if part.is_owner:
+            part.staging.discard()
+        part.staging.release()
+        raise
+
+
+def snapshot(content: Content, part: Part, rounds: Rounds, buffers: HostBuffers) -> Content:
+    """Return the content as it is now; a failure is reported in the next round.
+
+    Raises:
+        CheckpointError: If a rank has failed before; only where files are collective.
+    """
+    _check_all_collected(content, part, rounds)
+    files: list[PendingFile] = []
+    with rounds.recording_failure():
+        if rounds.failure is None:
+            files += [file.snapshot(buffers) for file in content.files]
+    for one in content.collective:
+        with rounds.recording_failure():
+            copied = one.snapshot(buffers)
+            files += [] if copied is None else [copied]
+    with rounds.recording_failure():
+        buffers.join_streams()
+    return replace(content, files=files, collective=(), is_collective=False)
+
+
+def write(
+    content: Content, part: Part, rounds: Rounds, *, num_threads: int, progress: Progress | None = None
+) -> list[FileEntry]:
+    """Write this rank's files, force them to disk and return their entries; a failure is reported in the next round.
+
+    Args:
+        content: What to write.
+        part: Where to.
+        rounds: The rounds of this save.
+        num_threads: How many files to write at a time.
+        progress: Is advanced by the bytes that this rank writes.
+
+    Raises:
+        CheckpointError: If a rank has failed before; only where files are collective.
+    """
+    folder, rank = part.staging.path, rounds.topology.rank
+    written: list[FileEntry] = []
+    _check_all_collected(content, part, rounds)
+    for one in content.collective:
+        with rounds.recording_failure():
+            sink = one.write(folder, progress=progress)
+            if sink is not None and one.file is not None:
+                written.append(sink.entry(one.file.name, rank=rank, place=part.place))
+    with rounds.recording_failure():
+        if rounds.failure is None:
+            written += write_files(
+                content.files,
+                folder,
+                rank=rank,
+                place=part.place,
+                num_threads=num_threads,
+                progress=progress,
+            )
+            for inner in folders_of(file.name for file in content.files):
+                force_to_disk(folder / inner)
+            written += _foreign_entries(content.foreign, part, rank=rank)
+            force_to_disk(folder)
+    return written
+
+
+def _check_all_collected(content: Content, part: Part, rounds: Rounds) -> None:
+    """Before the first collective file: raise on every rank if one has failed, since it would not take part."""
+    if content.is_collective:
+        rounds.agree("collected", part)
+
+
+def commit(written: Sequence[FileEntry], content: Content, part: Part, rounds: Rounds) -> None:
+    """Wait until every rank has written its files, and make the checkpoint visible.
+
+    Raises:
+        CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
+    """
+    is_main, staging = rounds.topology.rank == 0, part.staging
+    verdict = rounds.agree("written", part, written)
+    # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
+    if verdict.has_parts:
+        others: list[FileEntry] = []
+        with rounds.recording_failure():
+            if part.is_owner and not is_main:
+                own = [entry for entry in verdict.files if entry.place == part.place]
+                others = _commit_part(own, content, part, rounds)
+        rounds.agree("parts", part, others)
+    is_saved: bool | None = False
+    with rounds.recording_failure():
+        if is_main:
+            rounds.entries += _write_merged(content, part, rounds)
+            _commit_part(rounds.entries, content, part, rounds)
+            is_saved = True
+    if is_main and not is_saved and staging.is_committed:
+        is_saved = None
+    if verdict.has_parts:
+        # Keep the parts that were replaced until rank 0 has committed.
+        rounds.agree("published", part, is_saved=is_saved)
+    with rounds.recording_failure():
+        if part.is_owner and rounds.failure is None:
+            _clean_up(staging, rounds.request, first_nonfinite(rounds.entries or verdict.files))
+    staging.release()
+    rounds.agree("committed", part, is_saved=is_saved)
+
+
+def _write_merged(content: Content, part: Part, rounds: Rounds) -> list[FileEntry]:
+    """On rank 0: write the files that need to know about those of all ranks, and return their entries."""
+    folder, notes, written = part.staging.path, dict[str, str](), list[FileEntry]()
+    for entry in rounds.entries if content.merged else ():
+        with suppress(FileNotFoundError):
+            note = folder / f"{entry.name}{NOTE_SUFFIX}"
+            notes[entry.name] = note.read_text(encoding="utf-8")
+            note.unlink()
+    for file in content.merged if rounds.failure is None else ():
+        with FileSink(folder / file.name) as sink:
+            file.write(sink, notes)
+        written.append(sink.entry(file.name))
+        force_to_disk((folder / file.name).parent)
+    return written
+
+
+def _commit_part(
+    listed: Sequence[FileEntry], content: Content, part: Part, rounds: Rounds
+) -> list[FileEntry]:
+    """Commit the part on this file system, and return those of its files that no rank has reported."""
+    request, topology, folder = rounds.request, rounds.topology, part.staging.path
+    known = {entry.name for entry in listed if entry.place == part.place}
+    # Hooks and engines may write files without reporting them.
+    others = _foreign_entries(
+        [name for name in files_below(folder) if name not in known], part, rank=topology.rank
+    )
+    manifest = Manifest(
+        files=[*listed, *others],
+        token=request.token,
+        world_size=topology.world_size,
+        mesh=request.mesh,
+        step=request.step,
+        iteration=request.iteration,
+        place=part.place,
+        strategy=content.description.strategy,
+        model_format=content.description.model_format,
+        objects=content.description.objects,
+        metrics=request.metrics,
+    )
+    write_manifest(folder, manifest)
+    part.staging.commit()
+    return others
+
+
+def _foreign_entries(names: Sequence[str], part: Part, *, rank: int) -> list[FileEntry]:
+    """Return the manifest entries of files written by other means, after forcing them to disk."""
+    folder, entries = part.staging.path, []
+    for name in names:
+        path = regular_file(folder, name)
+        force_to_disk(path)
+        entries.append(FileEntry(name, path.stat().st_size, digest_of(path), rank, part.place))
+    for inner in folders_of(names):
+        force_to_disk(folder / inner)
+    return entries
+
+
+def _clean_up(staging: Staging, request: Request, nonfinite: str) -> None:
+    """Remove what the new checkpoint replaces, but not the last finite one."""
+    if nonfinite:
+        warn_user(
+            f"Values that are not finite are saved, first in {nonfinite}. The last finite checkpoint is kept. "
+            "Resume from that one.",
+            main_process_only=False,
+        )
+    try:
+        staging.finalize(keep_finite=bool(nonfinite))
+        if request.retention is not None:
+            remove_old(request.target.parent, retention=request.retention, newest=request.target)
+        remove_stale_folders(staging.path.parent)
+    except OSError as error:
+        warn_user(
+            f"`{request.target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
+            main_process_only=False,
+        )

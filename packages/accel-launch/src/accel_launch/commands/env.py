@@ -72,7 +72,7 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
 
 
 def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    hidden = {"additional_args"} | {setting.config_key for setting in OPTIONS if setting.is_secret}
+    hidden = {"additional_args"} | {setting.config_key for setting in OPTIONS if setting.launch.is_secret}
     shown = {key: "(secret)" if key in hidden and value else value for key, value in values.items()}
     if isinstance(lines := shown.get("commands"), list):
         shown["commands"] = f"(lines: {len(lines)})"

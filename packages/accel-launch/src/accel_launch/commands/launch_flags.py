@@ -59,7 +59,7 @@ def help_text(topic: str | None, description: str) -> str:
         _add_help(options)
         _add_common(options, options)
         for setting in OPTIONS:
-            if setting.is_common:
+            if setting.launch.is_common:
                 add_option(options, setting)
     else:
         needs = shared_needs(TOPICS[topic].settings)

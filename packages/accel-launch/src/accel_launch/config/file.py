@@ -12,6 +12,7 @@ from typing import Any
 
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_launch.messages import warn
+from accel_state.environment import read
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
@@ -24,8 +25,9 @@ def config_folder(environ: Mapping[str, str]) -> Path:
     It is ``accelerate`` in ``$HF_HOME`` if that is set, else ``huggingface/accelerate`` in
     ``$XDG_CACHE_HOME`` (``~/.cache`` if that is not set).
     """
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "accelerate"
+    home: str | None = read("hf_home", environ)
+    if home is not None:
+        return Path(home).expanduser() / "accelerate"
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "huggingface" / "accelerate"
 

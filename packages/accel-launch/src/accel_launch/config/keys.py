@@ -37,7 +37,7 @@ _KEYS = {*_OF_SETTINGS, *ALIASES} | {
 # Values that leave the choice to the next in line.
 _UNSET_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"compute_environment": ("LOCAL_MACHINE",)}
-    | {key: setting.unset_values for key, setting in _OF_SETTINGS.items()}
+    | {key: setting.launch.unset_values for key, setting in _OF_SETTINGS.items()}
 )
 
 # Keys outside sections, with further values that ask for nothing as long as one machine is used.

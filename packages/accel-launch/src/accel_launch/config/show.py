@@ -72,7 +72,7 @@ def _rows(settings: Mapping[str, Resolved]) -> Iterator[Row]:
 def _value(setting: Setting, resolved: Resolved) -> str:
     if resolved.value is None or resolved.value == ():
         return "-"
-    return "(secret)" if setting.is_secret else setting.text_of(resolved.value)
+    return "(secret)" if setting.launch.is_secret else setting.text_of(resolved.value)
 
 
 def _given_as(setting: Setting, resolved: Resolved) -> str:

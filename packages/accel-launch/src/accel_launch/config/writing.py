@@ -52,7 +52,7 @@ BASIS_SAGEMAKER: Mapping[str, Any] = MappingProxyType(
 # Keys that files have as lists; several values of any other stand in one text, with commas between them.
 _WRITTEN_AS_LISTS = frozenset(
     {"commands", "fp8_config.override_linear_precision"}
-    | {setting.config_key for setting in OPTIONS if setting.separator is not None}
+    | {setting.config_key for setting in OPTIONS if setting.launch.separator is not None}
 )
 # How the newest files spell keys that have another name here.
 _WRITTEN_AS = {"fsdp_config.fsdp_backward_prefetch_policy": "fsdp_config.fsdp_backward_prefetch"}

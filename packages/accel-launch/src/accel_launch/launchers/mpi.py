@@ -82,7 +82,7 @@ class MPILauncher(BuiltInLauncher):
             options["hostfile"] = hostfile
             if request.num_machines > 1:
                 options["processes_per_host"] = str(request.num_local_processes)
-        program = tied_to_starter(request.program("-u"))
+        program = tied_to_starter(request.program())
         return LaunchPlan(
             self.name,
             (ProcessPlan((_PROGRAM, "-n", str(request.num_processes), *program), request.cwd, environ),),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.detection import process_environment
-from accel_state.process_environments.mpi import MPI_ENVIRONMENTS
-from accel_state.process_environments.slurm import SLURMEnvironment
+from accel_state.launched_by.detect import process_environment
+from accel_state.launched_by.mpi import MPI_ENVIRONMENTS
+from accel_state.launched_by.slurm import SLURMEnvironment
 from accel_state.topology import Topology
 
 MPIS = frozenset(environment.name for environment in MPI_ENVIRONMENTS)

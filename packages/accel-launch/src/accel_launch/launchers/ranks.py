@@ -85,7 +85,7 @@ def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tup
         }
         environ = threads | request.environ() | own | {"MASTER_ADDR": master_addr}
         unset = tuple(name for name in of_outer_run if name not in environ and name != "MASTER_PORT")
-        processes.append(ProcessPlan(request.program("-u"), request.cwd, environ, unset, rank=rank))
+        processes.append(ProcessPlan(request.program(), request.cwd, environ, unset, rank=rank))
     return tuple(processes)
 
 

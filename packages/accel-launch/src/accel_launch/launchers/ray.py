@@ -56,7 +56,7 @@ class RayLauncher(BuiltInLauncher):
         environ = forwarded_to_images(request.machine.environ) | {"OMP_NUM_THREADS": str(threads)}
         processes = tuple(
             ProcessPlan(
-                there.program("-u"),
+                there.program(),
                 Path(FOLDER_THERE) if brings_files else request.cwd,
                 environ | request.environ() | {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)},
                 variables_of_outer_run(request.machine.environ),

@@ -113,7 +113,7 @@ def relaunch_command(
             continue
         if given.source == "environment" and setting.name in OF_THIS_MACHINE:
             continue
-        if setting.is_secret:
+        if setting.launch.is_secret:
             continue
         if setting.is_switch:
             words += [setting.flag] if given.value else []

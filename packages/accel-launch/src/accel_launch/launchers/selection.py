@@ -10,7 +10,7 @@ from accel_launch.launchers.protocol import LAUNCHER_GROUP, Launcher
 from accel_launch.request import LaunchRequest
 from accel_launch.settings import AUTO
 from accel_state.errors import ConfigError, LaunchError
-from accel_state.process_environments.slurm import SLURMEnvironment
+from accel_state.launched_by.slurm import SLURMEnvironment
 from accel_state.registry import Registry
 
 # What the launchers do that start the ranks of this machine themselves.

@@ -51,7 +51,7 @@ class SSHLauncher(BuiltInLauncher):
         environ = request.environ() | {"MASTER_ADDR": address}
         plan = LaunchPlan(
             self.name,
-            tuple(ProcessPlan(request.program("-u"), request.cwd, environ, host=host.name) for host in hosts),
+            tuple(ProcessPlan(request.program(), request.cwd, environ, host=host.name) for host in hosts),
             num_ranks=0,
             grace_period_s=request.value("grace_period_s"),
             port=(port.value if port.source in ("flag", "config file") else None) or None,

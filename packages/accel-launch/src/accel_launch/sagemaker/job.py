@@ -12,6 +12,7 @@ from accel_launch.launchers.relaunch import OF_THIS_MACHINE, public_variables
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_launch.sagemaker.inputs import hyperparameters_of, inputs_of, metrics_of
+from accel_state.environment import find_setting
 from accel_state.errors import ConfigError
 
 _DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -144,7 +145,7 @@ def _environ(request: LaunchRequest, kind: str) -> dict[str, str]:
         otherwise="Keep it in AWS Secrets Manager, for the script to read.",
     )
     return handed_on | {
-        "ACCELERATE_USE_SAGEMAKER": "true",
-        "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": kind,
-        "ACCELERATE_MIXED_PRECISION": str(request.value("mixed_precision")),
+        find_setting("use_sagemaker").variable: "true",
+        find_setting("sagemaker_distributed_type").variable: kind,
+        find_setting("mixed_precision").variable: str(request.value("mixed_precision")),
     }

@@ -1,37 +1,18 @@
-"""The CPU: always there, shared by any number of processes."""
+"""The CPU: always available, shared by any number of processes."""
 
 from __future__ import annotations
 
 import torch
 
 from accel_state.devices.backend import DeviceBackend
-from accel_state.devices.vendors import Vendor
 from accel_state.environment import read
 from accel_state.topology import Topology
 
 
-class CpuRng:
-    """torch's default generator."""
-
-    def get_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
-    def seed(self, seed: int) -> None:
-        # Not `torch.manual_seed`, which would also seed every accelerator.
-        torch.default_generator.manual_seed(seed)
-
-
 class CpuBackend(DeviceBackend):
-    """Processes on the CPU, which talk over gloo."""
+    """Processes on the CPU, which communicate over gloo."""
 
-    def __init__(self, vendor: Vendor) -> None:
-        super().__init__(vendor)
-        self.rng = CpuRng()
-
-    def why_not(self, *, check_device: bool = False) -> str | None:
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         return None
 
     def count(self) -> int:
@@ -49,7 +30,17 @@ class CpuBackend(DeviceBackend):
     def empty_cache(self) -> None:
         """Nothing to release: no cache is kept."""
 
-    def _why_not_64_bits(self) -> str | None:
+    def get_rng_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def seed_all(self, seed: int) -> None:
+        # Not `torch.manual_seed`, which would also seed every accelerator.
+        torch.default_generator.manual_seed(seed)
+
+    def _no_64_bit_reason(self) -> str | None:
         return None
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:

@@ -7,37 +7,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accel_state.availability.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
 from accel_state.devices.backend import DeviceBackend
 from accel_state.environment import export, patch_environment, variable
+from accel_state.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
 from accel_state.user_warnings import warn_user
 
-# Without direct exchange between GPUs, NCCL copies through the memory of the CPU.
-_NO_DIRECT_EXCHANGE = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+# Without peer-to-peer access NCCL copies through CPU memory.
+_NO_PEER_ACCESS = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
 class CudaBackend(DeviceBackend):
-    """One GPU per process; the processes talk over NCCL (RCCL under ROCm)."""
+    """One GPU per process; the processes communicate over NCCL (RCCL under ROCm)."""
 
-    def why_not(self, *, check_device: bool = False) -> str | None:
-        # Asked through the driver's library: CUDA itself, once initialised, does not survive a fork.
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
+        # Through the driver's library, since CUDA, once initialized, does not survive a fork.
         with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-            return super().why_not(check_device=check_device)
+            return super().unavailable_reason(check_device=check_device)
 
-    def _why_none(self) -> str:
+    def _no_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
             return f"This torch ({torch.__version__}) is built without CUDA and ROCm. Install a build that has them."
         return "torch finds no CUDA device. Check the driver with `nvidia-smi` and `CUDA_VISIBLE_DEVICES`."
 
     def process_group_options(self) -> dict[str, Any]:
-        """Return nothing, but keep NCCL from a direct exchange that these GPUs would hang in."""
-        unset = {name: value for name, value in _NO_DIRECT_EXCHANGE.items() if variable(name) is None}
+        """Return no options; disable peer-to-peer access in NCCL where these GPUs would hang in it."""
+        unset = {name: value for name, value in _NO_PEER_ACCESS.items() if variable(name) is None}
         names = (self.module.get_device_name(number) for number in range(self.count()))
         if unset and any(LACKING_P2P in name for name in names) and not check_cuda_p2p_ib_support():
             warn_user(
-                f"Several GPUs of the {LACKING_P2P} series hang in direct exchange under this driver, so it is "
-                f"switched off: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver "
-                "needs no such setting.",
+                f"Several GPUs of the {LACKING_P2P} series hang in peer-to-peer access under this driver, so it is "
+                f"disabled: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver needs no "
+                "such setting.",
                 main_process_only=False,
             )
             export(unset)

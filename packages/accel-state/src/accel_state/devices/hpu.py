@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from accel_state.availability.devices import is_habana_gaudi1
 from accel_state.devices.backend import DeviceBackend
 
 
 class HpuBackend(DeviceBackend):
-    """One HPU per process; the processes talk over Habana's HCCL."""
+    """One HPU per process; the processes communicate over Habana's HCCL."""
 
     @property
     def rng_module(self) -> Any:
@@ -26,14 +25,15 @@ class HpuBackend(DeviceBackend):
         """Nothing to set: the process has one HPU."""
 
     def process_group_options(self) -> dict[str, Any]:
-        # Importing it is what makes the backend known to torch.
+        # The import registers the backend with torch.
         importlib.import_module("habana_frameworks.torch.distributed.hccl")
         return {}
 
     def empty_cache(self) -> None:
-        """Nothing to give back: the bridge reserves the device's memory as a whole."""
+        """Nothing to release: the bridge reserves the device's memory as a whole."""
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
-        if dtype == torch.float16:
-            return not is_habana_gaudi1()
+        if dtype == torch.float16:  # on all but the first generation
+            experimental = importlib.import_module("habana_frameworks.torch.utils.experimental")
+            return bool(experimental._get_device_type() != experimental.synDeviceType.synDeviceGaudi)
         return super()._computes_in(dtype)

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from accel_state.devices.backend import DeviceBackend, ModuleRng
-from accel_state.devices.vendors import Vendor
-
-
-class MpsRng(ModuleRng):
-    """The one device's random state."""
-
-    def seed(self, seed: int) -> None:
-        self._backend.module.manual_seed(seed)
+from accel_state.devices.backend import DeviceBackend
 
 
 class MpsBackend(DeviceBackend):
     """One GPU, one process."""
 
-    def __init__(self, vendor: Vendor) -> None:
-        super().__init__(vendor)
-        self.rng = MpsRng(self)
-
-    def why_not(self, *, check_device: bool = False) -> str | None:
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
         if not torch.backends.mps.is_built():
             return f"This torch ({torch.__version__}) is built without MPS."
         if not torch.backends.mps.is_available():
@@ -32,8 +20,11 @@ class MpsBackend(DeviceBackend):
     def set_device(self, device: torch.device) -> None:
         """Nothing to set: there is one GPU."""
 
-    def _why_not_64_bits(self) -> str | None:
-        return "Apple's GPUs have no numbers of 64 bits."
+    def seed_all(self, seed: int) -> None:
+        self.module.manual_seed(seed)
+
+    def _no_64_bit_reason(self) -> str | None:
+        return "Apple's GPUs have no 64-bit floating point."
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))

@@ -1,4 +1,4 @@
-"""TPUs and whatever else speaks PJRT, driven by `torch_xla` (https://docs.pytorch.org/xla)."""
+"""TPUs and other PJRT devices, driven by `torch_xla` (https://docs.pytorch.org/xla)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_state.devices.backend import DeviceBackend, why_not_importable
-from accel_state.devices.vendors import Vendor
+from accel_state.devices.backend import DeviceBackend, import_error
 from accel_state.topology import Topology
 
 
@@ -21,31 +20,11 @@ def _runtime() -> Any:
     return importlib.import_module("torch_xla.runtime")
 
 
-class XlaRng:
-    """XLA's random state, one number of 64 bits per device, here as a tensor with these bits."""
-
-    def get_state(self) -> torch.Tensor:
-        bits = int(_model().get_rng_state())
-        # While a step is traced, the next one would go on from where this one began: from now on it does from here.
-        _model().set_rng_state(bits)
-        return torch.tensor(bits - 2**64 if bits >= 2**63 else bits, dtype=torch.int64)
-
-    def set_state(self, state: torch.Tensor) -> None:
-        _model().set_rng_state(int(state.item()) % 2**64)
-
-    def seed(self, seed: int) -> None:
-        _model().set_rng_state(seed)
-
-
 class XlaBackend(DeviceBackend):
-    """One device per process; the runtime itself knows each process's rank, and the ranks meet through it."""
+    """One device per process; the runtime assigns the ranks, and its rendezvous connects them."""
 
-    def __init__(self, vendor: Vendor) -> None:
-        super().__init__(vendor)
-        self.rng = XlaRng()
-
-    def why_not(self, *, check_device: bool = False) -> str | None:
-        reason = self.vendor.why_not_installed() or why_not_importable("torch_xla")
+    def unavailable_reason(self, *, check_device: bool = False) -> str | None:
+        reason = self.vendor.not_installed_reason() or import_error("torch_xla")
         if reason is None and _runtime().device_type() is None:
             return "`torch_xla` finds no device. Set `PJRT_DEVICE`, such as to `TPU`."
         return reason
@@ -66,7 +45,20 @@ class XlaBackend(DeviceBackend):
     def empty_cache(self) -> None:
         """Nothing to release: the runtime keeps no cache of its own."""
 
-    def _why_not_64_bits(self) -> str | None:
+    def get_rng_state(self) -> torch.Tensor:
+        """Return XLA's random state, one 64-bit number per device, as an int64 tensor of the same bits."""
+        bits = int(_model().get_rng_state())
+        # While a step is traced, the next one would resume from the state before it; set it to resume from here.
+        _model().set_rng_state(bits)
+        return torch.tensor(bits - 2**64 if bits >= 2**63 else bits, dtype=torch.int64)
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        _model().set_rng_state(int(state.item()) % 2**64)
+
+    def seed_all(self, seed: int) -> None:
+        _model().set_rng_state(seed)
+
+    def _no_64_bit_reason(self) -> str | None:
         return None
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
@@ -91,7 +83,7 @@ class XlaBackend(DeviceBackend):
         )
 
     def process_group_options(self) -> dict[str, Any]:
-        # Importing it is what makes the backend known to torch.
+        # The import registers the backend with torch.
         importlib.import_module("torch_xla.distributed.xla_backend")
         return {"init_method": "xla://"}
 

@@ -1,4 +1,4 @@
-"""How the text of a setting becomes a value, and what each parser says it accepts."""
+"""Parsers of the text of a setting, with a description of what each accepts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FALSE_WORDS = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
 class Parser(NamedTuple):
-    """Turns text into a value; raises `ValueError` (or `KeyError`) on what it does not accept.
+    """Converts text to a value; raises `ValueError` (or `KeyError`) on text that it does not accept.
 
-    ``accepts`` completes the sentence "it must be …"; ``choices`` lists the words where the list is closed;
-    ``metavar`` stands for a value in the help of a command.
+    ``accepts`` completes the sentence "it must be …"; ``choices`` lists the words if the list is closed;
+    ``metavar`` is the placeholder of the value in the help of a command.
     """
 
     accepts: str
@@ -98,7 +98,7 @@ def word_or_installed(group: str, *words: str) -> Parser:
         name = given.strip().lower()
         if name in known:
             return known[name]
-        from accel_state.entry_points import entry_points
+        from accel_state.registry import entry_points
 
         if all(entry_point.name != name for entry_point in entry_points(group)):
             raise ValueError(given)
@@ -120,7 +120,7 @@ def numbered(*words: str) -> Parser:
 
 
 def either(first: Parser, second: Parser) -> Parser:
-    """Accept what ``first`` takes, else what ``second`` takes."""
+    """Accept what ``first`` accepts, else what ``second`` accepts."""
 
     def convert(given: str) -> Any:
         try:
@@ -132,7 +132,7 @@ def either(first: Parser, second: Parser) -> Parser:
 
 
 def unless(word: str, parser: Parser, value: Any) -> Parser:
-    """Accept ``word``, which stands for ``value``, and otherwise what ``parser`` takes."""
+    """Accept ``word`` as ``value``, and otherwise what ``parser`` accepts."""
 
     def convert(given: str) -> Any:
         return value if given.strip().lower() == word else parser(given)

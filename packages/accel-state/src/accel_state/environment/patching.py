@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from accel_state.environment.door import export, restore, snapshot
+from accel_state.environment.environ import export, restore, snapshot
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _PREFIX = "ACCELERATE_"

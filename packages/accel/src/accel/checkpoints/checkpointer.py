@@ -125,6 +125,7 @@ class Checkpointer:
         *,
         safe_serialization: bool,
         blocking: bool,
+        metrics: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
@@ -138,6 +139,7 @@ class Checkpointer:
         if unknown:
             known = [
                 "blocking",
+                "metrics",
                 "checkpoint_format",
                 "max_shard_size",
                 *sorted(content.form.save_arguments),
@@ -164,7 +166,7 @@ class Checkpointer:
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
         is_late = bool(absence) and not self._processes.is_main_process
-        request = replace(self._request(output_dir, may_exist=is_late), token=token)
+        request = replace(self._request(output_dir, metrics, may_exist=is_late), token=token)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
@@ -436,25 +438,32 @@ class Checkpointer:
         folder = self.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
-    def _request(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Request:
+    def _request(
+        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, Any], *, may_exist: bool
+    ) -> Request:
         """Return what to save where."""
+        from accel_checkpoint.saving.retention import Retention, checked_metrics
         from accel_checkpoint.saving.transaction import Request
 
-        step, mesh = self._stepper.num_windows, current_runtime().layout.sizes
-        if self.project.automatic_checkpoint_naming:
+        step, mesh, project = self._stepper.num_windows, current_runtime().layout.sizes, self.project
+        if project.automatic_checkpoint_naming:
+            retention = project.retention or Retention(newest=project.total_limit)
             return Request(
                 self._next_target(output_dir, may_exist=may_exist),
-                keep=self.project.total_limit,
+                retention=retention,
                 step=step,
-                iteration=self.project.iteration,
+                iteration=project.iteration,
                 mesh=mesh,
+                metrics=checked_metrics(metrics, retention),
             )
         if output_dir is None:
             raise ConfigError(
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(Path(output_dir).resolve(), step=step, mesh=mesh)
+        return Request(
+            Path(output_dir).resolve(), step=step, mesh=mesh, metrics=checked_metrics(metrics, None)
+        )
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""

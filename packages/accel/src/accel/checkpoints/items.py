@@ -37,9 +37,9 @@ from accel_checkpoint.file_names import (
     numbers_of_custom,
     weight_format,
 )
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.pending_files import TorchFile
@@ -133,7 +133,7 @@ class SavedRun:
 
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
-        return read_torch_file(regular_file(self.found.path, name))
+        return read_torch_file(checked_file(self.found.path, name))
 
     def report_missing(self, what: str, *, note: str = "") -> None:
         """Report that something is missing in the checkpoint."""

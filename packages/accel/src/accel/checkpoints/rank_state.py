@@ -14,9 +14,9 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.weight_files import CheckpointFile
 from accel_checkpoint.random_states import States, from_file, reseed_for, to_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.weights import open_weights
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_ops.random import capture_rng_states, restore_rng_states
@@ -185,7 +185,7 @@ class RankItem(StateItem):
     def _restore_gradients(self, saved: SavedRun) -> None:
         name = gradients_file(self.index)
         with saved.strict.loading(name, "the gradients of this rank"):
-            file = CheckpointFile(regular_file(saved.found.path, name))
+            file = CheckpointFile(checked_file(saved.found.path, name))
             with open_weights([file]) as gradients:
                 restore_gradients(self.run.bare_models(), gradients)
 

@@ -20,9 +20,9 @@ from accel_checkpoint.file_names import (
     numbered_file,
     random_states_file,
 )
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.random_states import from_file, to_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
 from accel_ops.random import capture_rng_states, restore_rng_states
@@ -107,11 +107,11 @@ def load_accelerator_state(
             model.load_state_dict(weights, **load_model_func_kwargs)
     for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
         for index, one in enumerate(objects):
-            one.load_state_dict(read_torch_file(regular_file(folder, numbered_file(stem, index))))
+            one.load_state_dict(read_torch_file(checked_file(folder, numbered_file(stem, index))))
     if scaler is not None:
-        scaler.load_state_dict(read_torch_file(regular_file(folder, SCALER_NAME)))
+        scaler.load_state_dict(read_torch_file(checked_file(folder, SCALER_NAME)))
     name = random_states_file(process_index)
-    content = read_torch_file(regular_file(folder, name))
+    content = read_torch_file(checked_file(folder, name))
     states, accumulation = from_file(content, device_index=device_index, file_name=name)
     restore_rng_states(states)
     return {"step": accumulation["step"]}

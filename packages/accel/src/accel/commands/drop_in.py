@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel_launch.messages import show
 from accel_state.errors import ConfigError
-from accel_state.peer_package import refuse_accelerate
+from accel_state.versions import require_no_accelerate
 
 # Python executes it at every start, also when accel has been uninstalled since.
 LINE = "import importlib.util; importlib.util.find_spec('accel') and __import__('accel.drop_in')\n"
@@ -109,7 +109,7 @@ def install(file: Path, script: Path) -> None:
         StateError: If Accelerate itself is installed.
         ConfigError: If a folder cannot be written to; then neither file is new.
     """
-    refuse_accelerate()
+    require_no_accelerate()
     is_new = os.name != "nt" and not os.path.lexists(script)
     if is_new or is_ours(script):
         write(script, SCRIPT.format(python=shlex.quote(sys.executable)))

@@ -1,11 +1,11 @@
-"""Names that users import from `accel.commands.env`; see `accel.aliases`. Also ``accel env``."""
+"""Names that users import from `accel.commands.env`. Also ``accel env``."""
 
 import sys
 
-from accel.aliases import aliases
 from accel_launch.cli import env as main
+from accel_state.lazy import attach_stub
 
 if __name__ == "__main__":
     sys.exit(main())
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

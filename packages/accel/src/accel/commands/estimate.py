@@ -1,12 +1,11 @@
-"""Names that users import from `accel.commands.estimate`; see `accel.aliases`. Also ``accel estimate-memory``."""
+"""Names that users import from `accel.commands.estimate`. Also ``accel estimate-memory``."""
 
 import sys
 
-from accel.aliases import aliases
 from accel_launch.cli import estimate_memory as main
-from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
+from accel_state.lazy import attach_stub
 
 if __name__ == "__main__":
     sys.exit(main())
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -11,7 +11,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from accel_state.errors import StateError
-from accel_state.peer_package import refuse_accelerate
+from accel_state.versions import require_no_accelerate
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
@@ -29,7 +29,7 @@ class DropInFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return where `accelerate` or a module of it comes from, None for what accel does not have."""
         if fullname == THEIRS:
-            refuse_accelerate()
+            require_no_accelerate()
             return ModuleSpec(fullname, _RootLoader(), origin=__file__, is_package=True)
         if not fullname.startswith(f"{THEIRS}."):
             return None
@@ -118,7 +118,7 @@ def activate() -> None:
     """
     if is_active():
         return
-    refuse_accelerate()
+    require_no_accelerate()
     loaded = sys.modules.get(THEIRS)
     if loaded is not None:
         raise StateError(

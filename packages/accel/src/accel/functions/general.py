@@ -1,4 +1,4 @@
-"""Small functions and constants that libraries import beside the Accelerator."""
+"""Small functions and constants that libraries import next to the `Accelerator`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 from accel_state.environment.settings import SECTIONS, SETTINGS, Setting
 from accel_state.errors import StateError
-
-__all__ = [
-    "BETA_CP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_SP_AVAILABLE_DEEPSPEED_VERSION",
-    "BETA_TP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
-    "CUDA_DISTRIBUTED_TYPES",
-    "DTENSOR_PYTORCH_VERSION",
-    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "PROFILE_PATTERN_NAME",
-    "TORCH_DISTRIBUTED_OPERATION_TYPES",
-    "USE_TORCH_XLA",
-    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "ThreadLocalSharedDict",
-    "do_nothing",
-    "get_free_port",
-    "get_pretty_name",
-    "install_xla",
-    "is_port_in_use",
-    "merge_dicts",
-    "patch_optimizer_step",
-    "prepare_extend_env_parallelism_config",
-    "setup_fp8_env",
-    "wait_for_everyone",
-]
 
 CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
 """Names of `DistributedType` that CUDA devices may have."""
@@ -69,7 +45,7 @@ USE_TORCH_XLA = True
 
 
 def wait_for_everyone() -> None:
-    """Wait until all processes have come here."""
+    """Wait until all processes have called this."""
     from accel_state import PartialState
 
     PartialState().wait_for_everyone()
@@ -83,7 +59,7 @@ def get_pretty_name(obj: object) -> str:
 
 
 def merge_dicts(source: Mapping[Any, Any], destination: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
-    """Write `source` into `destination`, dicts in dicts likewise, and return `destination`."""
+    """Merge `source` into `destination`, nested dicts too, and return `destination`."""
     for key, value in source.items():
         if isinstance(value, Mapping):
             merge_dicts(value, destination.setdefault(key, {}))
@@ -95,10 +71,10 @@ def merge_dicts(source: Mapping[Any, Any], destination: MutableMapping[Any, Any]
 def prepare_extend_env_parallelism_config(
     args: argparse.Namespace, current_env: MutableMapping[str, str]
 ) -> MutableMapping[str, str]:
-    """Add to an environment what the launcher's arguments say about combined parallelism, and return it.
+    """Add the variables of the launcher's arguments for combined parallelism to an environment, and return it.
 
     Args:
-        args: With `parallelism_config_tp_size` and so on; what is missing or None is left out.
+        args: With `parallelism_config_tp_size` and so on; those missing or None are left out.
         current_env: Extended in place.
     """
     current_env[SETTINGS["use_parallelism_config"].variable] = "true"
@@ -109,10 +85,10 @@ def prepare_extend_env_parallelism_config(
 def setup_fp8_env(
     args: argparse.Namespace, current_env: MutableMapping[str, str]
 ) -> MutableMapping[str, str]:
-    """Add to an environment what the launcher's arguments say about 8-bit training, and return it.
+    """Add the variables of the launcher's arguments for FP8 to an environment, and return it.
 
     Args:
-        args: With `fp8_backend` and so on; what is missing or None is left out.
+        args: With `fp8_backend` and so on; those missing or None are left out.
         current_env: Extended in place.
     """
     overrides = getattr(args, "fp8_override_linear_precision", None)
@@ -134,13 +110,13 @@ def _extended(
 
 
 def is_port_in_use(port: int | None = None) -> bool:
-    """Tell whether something listens at a port of this machine; 29500 if omitted."""
+    """Whether a process listens on a port of this machine; 29500 if omitted."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
         return client.connect_ex(("localhost", 29500 if port is None else port)) == 0
 
 
 def get_free_port() -> int:
-    """Return a port of this machine at which nothing listens now; another program may take it before its use."""
+    """Return a free port of this machine; another program may take it before its use."""
     from accel_launch.launchers.ports import free_port
 
     return free_port()
@@ -167,7 +143,7 @@ def install_xla(upgrade: bool = False) -> None:
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Take anything, and do nothing."""
+    """Accept any arguments and do nothing."""
 
 
 def patch_optimizer_step(accelerated_optimizer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,23 +160,15 @@ class ThreadLocalSharedDict:
     """A class attribute: one dict for all objects of the class, or one in each thread.
 
     Args:
-        thread_local: Whether each thread has its own, as where the cores of a TPU are threads.
+        thread_local: Whether each thread has its own, as when the cores of a TPU are threads.
     """
 
     def __init__(self, thread_local: bool = False) -> None:
-        self._storage: Any = threading.local() if thread_local else _Storage()
+        self._storage: Any = threading.local() if thread_local else SimpleNamespace()
 
     def __get__(self, obj: object, objtype: type | None = None) -> dict[Any, Any]:
-        if not hasattr(self._storage, "content"):
-            self._storage.content = {}
-        content: dict[Any, Any] = self._storage.content
+        content: dict[Any, Any] = self._storage.__dict__.setdefault("content", {})
         return content
 
     def __set__(self, obj: object, value: dict[Any, Any]) -> None:
         self._storage.content = value
-
-
-class _Storage:
-    """A place for one dict, the same in all threads."""
-
-    content: dict[Any, Any]

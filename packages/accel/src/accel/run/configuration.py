@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MegatronLMPlugin,
         TorchTensorParallelPlugin,
     )
+    from accel_checkpoint import Retention
 
 Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
@@ -69,12 +70,16 @@ class ProjectConfiguration:
         project_dir: Folder for everything the project writes.
         logging_dir: Folder for local trackers; `project_dir` where not given.
         automatic_checkpoint_naming: Number checkpoints `checkpoints/checkpoint_0`, `checkpoint_1`, …
-        total_limit: Checkpoints to keep; older ones are deleted after a new one is complete.
+        total_limit: Number of newest checkpoints to keep; older ones are deleted after a new one is complete. Default:
+            all.
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on every machine's main process rather than on the one main process.
+        retention: Which checkpoints to keep beside the newest: the best by a metric, every n-th; in place of
+            `total_limit`.
 
     Raises:
-        ConfigError: If `total_limit` is below 1 or `iteration` is negative.
+        ConfigError: If `total_limit` is below 1 or `iteration` is negative, or if both `total_limit` and `retention`
+            are given.
     """
 
     project_dir: str | None = None
@@ -83,6 +88,7 @@ class ProjectConfiguration:
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         if self.total_limit is not None and not (_is_number(self.total_limit) and self.total_limit >= 1):
@@ -92,6 +98,14 @@ class ProjectConfiguration:
             )
         if not (_is_number(self.iteration) and self.iteration >= 0):
             raise ConfigError(f"`iteration` must be a whole number and not negative, got {self.iteration!r}.")
+        if self.total_limit is not None and self.retention is not None:
+            raise ConfigError(
+                "`total_limit` and `retention` both say how many checkpoints to keep. Use `Retention(newest=...)`."
+            )
+        if self.retention is not None and not self.automatic_checkpoint_naming:
+            raise ConfigError(
+                "`retention` is for numbered checkpoints. Set `automatic_checkpoint_naming=True`."
+            )
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:

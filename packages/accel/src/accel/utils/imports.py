@@ -1,5 +1,5 @@
-"""Names that users import from `accel.utils.imports`; see `accel.aliases`."""
+"""Names that users import from `accel.utils.imports`."""
 
-from accel.aliases import aliases
+from accel_state.lazy import attach_stub
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -1,7 +1,5 @@
-"""Names that users import from `accel.utils.launch`; see `accel.aliases`."""
+"""Names that users import from `accel.utils.launch`."""
 
-from accel.aliases import aliases
+from accel_state.lazy import attach_stub
 
-__getattr__, __dir__, __all__ = aliases(
-    __name__, private={"_convert_nargs_to_dict": "accel_launch.sagemaker.inputs:hyperparameters_of"}
-)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

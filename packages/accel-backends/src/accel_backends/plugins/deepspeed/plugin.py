@@ -18,7 +18,7 @@ from accel_backends.plugins.deepspeed.rules import AUTOTP_SIZE, autotp_size
 from accel_backends.plugins.deepspeed.zero3_init import announce, withdraw
 from accel_state.availability import why_not
 from accel_state.enums import DistributedType
-from accel_state.environment import door
+from accel_state.environment import environ
 from accel_state.errors import ConfigError, StateError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime, has_runtime
@@ -106,7 +106,7 @@ class DeepSpeedPlugin:
             # The Trainer of transformers builds models before its Accelerator.
             join_group(load_deepspeed(current_runtime()))
         if self.transformer_moe_cls_names is None:
-            names = door.read("deepspeed_moe_layer_cls_names")
+            names = environ.read("deepspeed_moe_layer_cls_names")
             self.transformer_moe_cls_names = None if names is None else ",".join(names)
 
     @property
@@ -334,7 +334,7 @@ class DeepSpeedPlugin:
         is_zero3 = bool(self.hf_ds_config.is_zero3())
         asked: Any = self.zero3_init_flag
         if asked is None:
-            asked = door.read("deepspeed_zero3_init")
+            asked = environ.read("deepspeed_zero3_init")
         elif not isinstance(asked, bool):
             asked = values.parsed("deepspeed_zero3_init", "zero3_init_flag", asked)
         if asked and not is_zero3:

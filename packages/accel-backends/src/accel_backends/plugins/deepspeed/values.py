@@ -11,7 +11,7 @@ from accel_backends.plugins.deepspeed.config_tree import AUTO, value_of
 from accel_backends.plugins.deepspeed.facts import Facts, Said
 from accel_backends.plugins.deepspeed.filling import CONFIG
 from accel_backends.plugins.deepspeed.hf_config import HfDeepSpeedConfig
-from accel_state.environment import door, find_setting
+from accel_state.environment import environ, find_setting
 from accel_state.errors import ConfigError
 
 # Where each field stands in the config.
@@ -76,7 +76,7 @@ def parsed(setting: str, field: str, value: object) -> Any:
 def config_of(given: Any) -> Any:
     """Return the config object of the argument, or of the variable where it is left out; None where none is named."""
     if given is None:
-        given = door.read("deepspeed_config_file")
+        given = environ.read("deepspeed_config_file")
     if given is None:
         return None
     return given if isinstance(getattr(given, "config", None), dict) else HfDeepSpeedConfig(given)
@@ -84,7 +84,7 @@ def config_of(given: Any) -> Any:
 
 def source_of(given: Any) -> str:
     """Return what messages call the config."""
-    path = door.read("deepspeed_config_file") if given is None else given
+    path = environ.read("deepspeed_config_file") if given is None else given
     is_path = isinstance(path, str | os.PathLike) and os.path.isfile(path)  # noqa: PTH113 -- may be base64
     return f"`{os.fspath(path)}`" if is_path else CONFIG
 
@@ -96,7 +96,9 @@ def facts_of(plugin: Any, *, has_config: bool) -> Facts:
         ConfigError: If a value is wrong.
     """
     said: dict[str, Any] = {name: _said(name, getattr(plugin, name)) for name in KEYS}
-    fields = [name for name in door.read("config_ds_fields") if name in _SAID_BY_CONFIG] if has_config else ()
+    fields = (
+        [name for name in environ.read("config_ds_fields") if name in _SAID_BY_CONFIG] if has_config else ()
+    )
     return Facts(
         **said,
         is_train_batch_min=plugin.is_train_batch_min,
@@ -111,8 +113,8 @@ def _said(field: str, given: object) -> Said | None:
     if given is not None:
         value = parsed(setting.name, field, given)
         return None if value is None else Said(value, f"`DeepSpeedPlugin({field}={given!r})`")
-    if door.is_set(setting.name):
-        value = door.read(setting.name)
+    if environ.is_set(setting.name):
+        value = environ.read(setting.name)
         if (
             field == "gradient_accumulation_steps" and value == 1
         ):  # what questionnaires write where nobody chose

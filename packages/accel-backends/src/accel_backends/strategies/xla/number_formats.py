@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from accel_backends.strategies.xla import packages
-from accel_state.environment import door, find_setting
+from accel_state.environment import environ, find_setting
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -23,9 +23,9 @@ def set_storage(*, dtype: torch.dtype | None) -> None:
     Raises:
         ConfigError: If floats would be stored in another format than the run asks for.
     """
-    wants_bf16 = dtype is torch.bfloat16 and door.read("downcast_bf16")
+    wants_bf16 = dtype is torch.bfloat16 and environ.read("downcast_bf16")
     if wants_bf16:
-        door.write("xla_downcast_bf16", True)
+        environ.write("xla_downcast_bf16", True)
     is_bf16 = torch.tensor(_ONE_AND_A_BIT, device=packages.package().device()).item() != _ONE_AND_A_BIT
     if wants_bf16 and not is_bf16:
         raise ConfigError(
@@ -34,7 +34,7 @@ def set_storage(*, dtype: torch.dtype | None) -> None:
             "`model.to(torch.bfloat16)`."
         )
     if is_bf16 and dtype is None:
-        variables = [f"`{find_setting(name).variable}`" for name in _SETTINGS if door.read(name)]
+        variables = [f"`{find_setting(name).variable}`" for name in _SETTINGS if environ.read(name)]
         raise ConfigError(
             f"{' and '.join(variables) or '`torch_xla`'} makes this process store fp32 as bf16, but the run has "
             '`mixed_precision=no`. Unset it, or pass `mixed_precision="bf16"`.'

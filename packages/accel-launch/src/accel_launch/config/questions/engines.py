@@ -110,7 +110,7 @@ FSDP = (
     ),
     Question(
         "fsdp_config.fsdp_reshard_after_forward",
-        "Give the gathered parameters up again after the forward pass?",
+        "Reshard the parameters after the forward pass?",
         boolean,
         True,
         _v2,

@@ -1,8 +1,5 @@
-"""Names that users import from `accel.commands.config.default`; see `accel.aliases`."""
+"""Names that users import from `accel.commands.config.default`."""
 
-from accel.aliases import aliases
-from accel_launch.commands.config import default_command_parser as default_command_parser
-from accel_launch.commands.config import write_default as default_config_command  # noqa: F401
-from accel_launch.commands.parsing import HelpFormatter as SubcommandHelpFormatter  # noqa: F401
+from accel_state.lazy import attach_stub
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

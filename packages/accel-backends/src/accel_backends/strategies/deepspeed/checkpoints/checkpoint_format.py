@@ -29,8 +29,9 @@ from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
-from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.deferred import DeferredTensor, FetchedOnAccess, fetched
+from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.saving.pending_files import JsonFile
 from accel_state.errors import CheckpointError
 
@@ -185,7 +186,7 @@ def _optimizer_of(
 
 def _names_in(folder: Path, mark: str) -> list[str]:
     try:
-        groups = json.loads(regular_file(folder, mark).read_text(encoding="utf-8"))["parameters"]
+        groups = json.loads(checked_file(folder, mark).read_text(encoding="utf-8"))["parameters"]
         return [str(name) for group in groups for name in group]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

@@ -13,10 +13,9 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.torch_archive import write_torch_archive
-from accel_checkpoint.saving.pending_files import PendingFile
+from accel_checkpoint.saving.pending_files import PendingFile, examine_tensors
 from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, map_tensors
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
 SAVE_ARGUMENTS = ("client_state", "exclude_frozen_parameters", "save_latest")
@@ -134,8 +133,10 @@ class EngineFile:
         return []
 
     def write(self, sink: FileSink) -> None:
-        """Write the content, one tensor at a time."""
-        write_torch_archive(sink, map_tensors(self.content, lambda _, tensor: tensor.detach()))
+        """Write the content."""
+        content = map_tensors(self.content, compact_on_cpu)
+        examine_tensors(content, sink)
+        torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.counters import counters_in
 from accel_backends.strategies.deepspeed.checkpoints.states import SavedTensor
-from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -230,7 +230,7 @@ class SavedEngine:
         return [found[rank] for rank in sorted(found)]
 
     def _read(self, file: str) -> Any:
-        path = regular_file(self._folder, f"{self._name}/{file}")
+        path = checked_file(self._folder, f"{self._name}/{file}")
         content = read_torch_file(path, mmap=True, allowed=_KNOWN)
         if not isinstance(content, Mapping):
             raise self._error(f"`{file}` holds a {type(content).__name__}")

@@ -1,0 +1,258 @@
+"""Save and load one model or optimizer of a sharded run, for loops that arrange their checkpoints themselves.
+
+`Accelerator.save_state` writes the same files, and more, in one transaction. These functions write directly to the
+folder; a sharded folder is complete when it has its table, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import accel_ops
+from accel_backends.checkpoint_formats.full import FullFormat, WholeState
+from accel_backends.checkpoint_formats.model_state import check_model, load_model
+from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
+from accel_backends.checkpoint_formats.per_rank import PerRankFormat
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
+from accel_backends.checkpoint_formats.sharded import ShardedFormat
+from accel_backends.module_lookup import is_peft_model
+from accel_backends.sharding.full_state import deferred_state
+from accel_backends.strategies.protocol import Strategy
+from accel_checkpoint.file_names import (
+    METADATA_NAME,
+    OPTIMIZER_NAME,
+    SHARDED_MODEL_NAME,
+    numbers_of_ranked,
+    sharded_folder,
+)
+from accel_checkpoint.files import force_to_disk, make_durably
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saving.collective_files import CollectiveFile
+from accel_checkpoint.saving.pending_files import TorchFile, write_file
+from accel_checkpoint.saving.sink import FileSink
+from accel_state import PartialState
+from accel_state.errors import CheckpointError, ConfigError
+from accel_state.logging import get_logger
+
+logger = get_logger(__name__)
+
+_FORMATS: dict[str, Callable[[], CheckpointFormat]] = {
+    "FULL_STATE_DICT": FullFormat,
+    "SHARDED_STATE_DICT": ShardedFormat,
+    "LOCAL_STATE_DICT": PerRankFormat,
+}
+
+
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Save a prepared model. Every rank must call it.
+
+    Args:
+        fsdp_plugin: Its ``state_dict_type`` selects the format.
+        accelerator: The `Accelerator` that prepared the model.
+        model: The prepared model.
+        output_dir: The folder, created if missing, for `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
+            `pytorch_model_fsdp_rank0.bin` and so on.
+        model_index: Index of the model.
+        adapter_only: Not supported: all weights are saved, with one warning if the model has adapters.
+        use_dcp: Must be True.
+
+    Raises:
+        CheckpointError: On every rank, if a file cannot be written.
+    """
+    _check(use_dcp)
+    if adapter_only and is_peft_model(model):
+        logger.warning_once(
+            "`adapter_only=True` has no effect: the weights below the adapters are saved too. Save adapters alone with "
+            "`save_pretrained` of the unwrapped model."
+        )
+    strategy: Strategy = accelerator.strategy
+    choices, form = _choices(), _format(fsdp_plugin)
+    state = strategy.own_model_state(model) if form.is_per_rank else strategy.local_model_state(model)
+    if isinstance(form, FullFormat):
+        whole = deferred_state(state, is_writer=choices.is_writer)
+        files = _whole(TorchFile(_full_name(model_index), whole), choices)
+    else:
+        files = form.model_files(state, index=model_index, choices=choices)
+    _write(files, Path(output_dir))
+
+
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Load a checkpoint of `save_fsdp_model`, in any of its formats, into a prepared model. Every rank must call it.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
+    """
+    _check(use_dcp)
+    strategy: Strategy = accelerator.strategy
+    form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
+    name = form.model_file(model_index)
+    folder = _home(Path(input_dir), name)
+    with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
+        if isinstance(form, FullFormat):
+            content = read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
+            saved: SavedState = WholeState(content)
+        else:
+            saved = opened.enter_context(form.open_model(folder, index=model_index))
+        misfits = check_model(strategy, model, saved)
+        if misfits:
+            raise ValueError("; ".join(misfits))
+        load_model(strategy, model, saved)
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Save the optimizer of a prepared model in the format of `save_fsdp_model`. Every rank must call it."""
+    _check(use_dcp)
+    strategy: Strategy = accelerator.strategy
+    form = _format(fsdp_plugin)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    files = form.optimizer_files(
+        strategy.own_optimizer_state(inner)
+        if form.is_per_rank
+        else strategy.local_optimizer_state(optimizer, model),
+        lambda: strategy.optimizer_parameters(inner, [model]),
+        index=optimizer_index,
+        choices=_choices(),
+    )
+    _write(files, Path(output_dir))
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Load a checkpoint of `save_fsdp_optimizer`, in any of its formats. Every rank must call it.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or is the state of another optimizer.
+    """
+    _check(use_dcp)
+    strategy: Strategy = accelerator.strategy
+    form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
+    name = form.optimizer_file(optimizer_index)
+    folder = _home(Path(input_dir), name)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if form.is_per_rank:
+        own = partial(strategy.own_optimizer_state, inner)
+        state = form.read_optimizer(folder, own, index=optimizer_index)
+        optimizer.load_state_dict(without_file(inner, state))
+        return
+    state = form.read_optimizer(
+        folder, lambda: strategy.optimizer_parameters(inner, [model]), index=optimizer_index
+    )
+    misfit = misfit_of(inner, state, strategy.optimizer_shapes(optimizer))
+    if misfit is not None:
+        raise CheckpointError(f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}.")
+    strategy.load_optimizer_state(optimizer, state, model)
+
+
+def _check(use_dcp: bool) -> None:
+    if not use_dcp:
+        raise ConfigError(
+            "`use_dcp=False` asks for files that only the same number of ranks can read, and is not supported. "
+            "Leave it out."
+        )
+
+
+def _format(plugin: Any) -> CheckpointFormat:
+    return _FORMATS[plugin.state_dict_type.name]()
+
+
+def _format_of(folder: Path, stem: str, index: int) -> CheckpointFormat:
+    """Return the format of the files in a folder, which may be the sharded folder itself."""
+    name = sharded_folder(stem, index)
+    if (_home(folder, name) / name / METADATA_NAME).is_file():
+        return ShardedFormat()
+    if index in numbers_of_ranked(stem, (path.name for path in folder.glob("*.bin"))):
+        return PerRankFormat()
+    return FullFormat()
+
+
+def _choices() -> SaveChoices:
+    processes = PartialState()
+    return SaveChoices(rank=processes.process_index, is_writer=processes.is_main_process, safe=False)
+
+
+def _full_name(index: int) -> str:
+    return f"{SHARDED_MODEL_NAME}.bin" if index == 0 else f"{SHARDED_MODEL_NAME}_{index}.bin"
+
+
+def _home(folder: Path, name: str) -> Path:
+    """Return the parent of the sharded folder, whether it or its parent was given."""
+    return folder.parent if folder.name == name else folder
+
+
+def _whole(file: TorchFile, choices: SaveChoices) -> Files:
+    if order := file.deferred():
+        return Files(collective=[CollectiveFile(order, file if choices.is_writer else None)])
+    return Files([file] if choices.is_writer else [])
+
+
+def _write(files: Files, folder: Path) -> None:
+    """Write all files; the tables last, and only when all ranks have written what they refer to."""
+    processes = PartialState()
+    make_durably(folder)
+    for table in files.merged:
+        (folder / table.name).unlink(missing_ok=True)
+    processes.wait_for_everyone()
+    notes: dict[str, str] = {}
+    error = ""
+    try:
+        for shared in files.collective:
+            shared.write(folder, replace=True)
+        for file in files.own:
+            notes[file.name] = write_file(file, folder, replace=True).note
+    except OSError as problem:
+        error = f"rank {processes.process_index}: {problem}"
+    reports = accel_ops.gather_object([json.dumps([error, notes])])
+    decoded = [json.loads(report) for report in reports]
+    failed = "; ".join(report[0] for report in decoded if report[0])
+    if failed:
+        raise CheckpointError(
+            f"`{folder}` was not written ({failed}). Free space on the disk or fix its permissions, and save again."
+        )
+    for table in files.merged:
+        with FileSink(folder / table.name) as sink:
+            table.write(sink, {name: note for report in decoded for name, note in report[1].items() if note})
+        force_to_disk((folder / table.name).parent)
+    processes.wait_for_everyone()

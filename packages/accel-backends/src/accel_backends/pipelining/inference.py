@@ -1,0 +1,137 @@
+"""Pipelined inference: each process computes a stage of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.forward import PipelinedForward
+from accel_ops.nested.describe import ignorant_find_batch_size
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+
+def prepare_pippy(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None = "auto",
+    no_split_module_classes: Sequence[str] | None = None,
+    example_args: Sequence[Any] | None = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    num_chunks: int | None = None,
+    gather_output: bool | None = False,
+) -> nn.Module:
+    """Split a model into pipeline stages for inference, one for each process.
+
+    Batches pass through the stages in chunks, so that all processes compute at the same time. Every process must build
+    the same model, call this, and then call the model with the same inputs. The last process returns the output, the
+    others None.
+
+    Args:
+        model: In evaluation mode, on the CPU. It is changed: it keeps the parameters of this process's stage, on its
+            device, and can only compute outputs.
+        split_points: The first modules of the second and all further stages, in the order in which the forward calls
+            them; or `auto`: stages of about the same size.
+        no_split_module_classes: With `auto`, names of classes that stay on one process, as repeated blocks do anyway.
+        example_args: Inputs, of any shape, to trace the model with now instead of in the first call.
+        example_kwargs: The same by name.
+        num_chunks: Chunks of a batch, which they need not divide; as many as processes if omitted.
+        gather_output: Return the output on every process.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ConfigError: If the forward cannot be split there; it says why.
+    """
+    processes = PartialState()
+    num_chunks = processes.num_processes if num_chunks is None else num_chunks
+    if num_chunks < 1:
+        raise ConfigError(f"`num_chunks` must be at least 1, got {num_chunks}.")
+    if processes.num_processes == 1:
+        return model.to(processes.device)
+    starts = _starts(model, split_points, no_split_module_classes or ())
+    model.forward = _pipeline(
+        model, starts, example_args, example_kwargs, num_chunks=num_chunks, gather_output=bool(gather_output)
+    )
+    model.hf_split_points = starts  # type: ignore[assignment] # where users look for them
+    return model
+
+
+def build_pipeline(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    num_chunks: int,
+) -> PipelinedForward:
+    """Return the forward of a model in pipeline stages, for `pippy_forward`; see `prepare_pippy`.
+
+    Args:
+        model: In evaluation mode, on the CPU. It keeps the parameters of this process's stage.
+        split_points: As for `prepare_pippy`.
+        args: Inputs to trace the model with.
+        kwargs: The same by name.
+        num_chunks: Chunks of a batch.
+
+    Raises:
+        ConfigError: If the forward cannot be split there; it says why.
+    """
+    return _pipeline(
+        model, _starts(model, split_points, ()), args, kwargs, num_chunks=num_chunks, gather_output=False
+    )
+
+
+def pippy_forward(
+    forward: PipelinedForward, num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the output of a batch on the last process, or with ``gather_output`` on every process; None elsewhere.
+
+    Args:
+        forward: The result of `build_pipeline`, or `forward` of a model that `prepare_pippy` returned.
+        num_chunks: Chunks of the batch.
+        gather_output: Return the output on every process.
+        *args: Inputs of the model, the same on every process.
+        **kwargs: The same by name.
+    """
+    return forward.run(args, kwargs, num_chunks=num_chunks, gather_output=gather_output)
+
+
+def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:
+    """Return the number of rows of the first tensor among the inputs of a model, None if there is none."""
+    return ignorant_find_batch_size((args or (), kwargs or {}))
+
+
+def _pipeline(
+    model: nn.Module,
+    starts: Sequence[str],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    num_chunks: int,
+    gather_output: bool,
+) -> PipelinedForward:
+    device = PartialState().device
+    forward = PipelinedForward(
+        model, starts, device=device, num_chunks=num_chunks, gather_output=gather_output
+    )
+    if args or kwargs:
+        forward.place(args or (), kwargs or {})
+    return forward
+
+
+def _starts(
+    model: nn.Module, split_points: str | Sequence[str] | None, no_split_module_classes: Sequence[str]
+) -> list[str]:
+    """Return the names of the modules with which all stages but the first begin."""
+    num_stages = PartialState().num_processes
+    if split_points is None or split_points == "auto":
+        return balanced_starts(model, num_stages, no_split_module_classes=no_split_module_classes)
+    if isinstance(split_points, str) or len(split_points) != num_stages - 1:
+        raise ConfigError(
+            f"`split_points` must be `auto` or name {num_stages - 1} modules, one for each of the {num_stages} "
+            f"processes but the first, got {split_points!r}."
+        )
+    return list(split_points)

@@ -1,0 +1,4 @@
+from accel_state.launched_by.detect import PROCESS_ENVIRONMENTS as PROCESS_ENVIRONMENTS
+from accel_state.launched_by.detect import ProcessEnvironment as ProcessEnvironment
+from accel_state.launched_by.detect import detect_topology as detect_topology
+from accel_state.launched_by.detect import process_environment as process_environment

@@ -1,4 +1,0 @@
-from accel_state.process_environments.detection import PROCESS_ENVIRONMENTS as PROCESS_ENVIRONMENTS
-from accel_state.process_environments.detection import detect_topology as detect_topology
-from accel_state.process_environments.detection import process_environment as process_environment
-from accel_state.process_environments.protocol import ProcessEnvironment as ProcessEnvironment

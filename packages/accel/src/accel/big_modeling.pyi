@@ -1,0 +1,40 @@
+import accel_backends.plans.transformers_models
+from accel_bigmodel import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+from accel_bigmodel import AlignDevicesHook as AlignDevicesHook
+from accel_bigmodel import CpuOffload as CpuOffload
+from accel_bigmodel import LayerwiseCastingHook as LayerwiseCastingHook
+from accel_bigmodel import OffloadedWeightsLoader as OffloadedWeightsLoader
+from accel_bigmodel import UserCpuOffloadHook as UserCpuOffloadHook
+from accel_bigmodel import add_hook_to_module as add_hook_to_module
+from accel_bigmodel import attach_align_device_hook as attach_align_device_hook
+from accel_bigmodel import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
+from accel_bigmodel import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
+from accel_bigmodel import check_device_map as check_device_map
+from accel_bigmodel import cpu_offload as cpu_offload
+from accel_bigmodel import cpu_offload_with_hook as cpu_offload_with_hook
+from accel_bigmodel import disk_offload as disk_offload
+from accel_bigmodel import dispatch_model as dispatch_model
+from accel_bigmodel import extract_submodules_state_dict as extract_submodules_state_dict
+from accel_bigmodel import find_tied_parameters as find_tied_parameters
+from accel_bigmodel import get_balanced_memory as get_balanced_memory
+from accel_bigmodel import infer_auto_device_map as infer_auto_device_map
+from accel_bigmodel import init_empty_weights as init_empty_weights
+from accel_bigmodel import init_on_device as init_on_device
+from accel_bigmodel import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+from accel_bigmodel import load_checkpoint_in_model as load_checkpoint_in_model
+from accel_bigmodel import offload_state_dict as offload_state_dict
+from accel_bigmodel import recursive_getattr as recursive_getattr
+from accel_bigmodel import retie_parameters as retie_parameters
+from accel_state.availability import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from accel_state.availability import is_bnb_available as is_bnb_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_sdaa_available as is_sdaa_available
+from accel_state.availability import is_xpu_available as is_xpu_available
+from accel_state.environment import parse_flag_from_env as parse_flag_from_env
+
+_refuse_recurrent_layers_under_sequence_parallelism = (
+    accel_backends.plans.transformers_models.check_layers_are_shareable
+)

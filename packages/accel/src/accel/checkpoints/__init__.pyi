@@ -1,2 +1,0 @@
-from accel.checkpoints.state_functions import load_accelerator_state as load_accelerator_state
-from accel.checkpoints.state_functions import save_accelerator_state as save_accelerator_state

@@ -1,0 +1,15 @@
+import accel_launch.commands.config
+import accel_launch.commands.parsing
+from accel_launch import ClusterConfig as ClusterConfig
+from accel_launch import write_basic_config as write_basic_config
+from accel_launch.commands.config import default_command_parser as default_command_parser
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_sdaa_available as is_sdaa_available
+from accel_state.availability import is_xpu_available as is_xpu_available
+
+default_config_command = accel_launch.commands.config.write_default
+SubcommandHelpFormatter = accel_launch.commands.parsing.HelpFormatter

@@ -1,0 +1,18 @@
+import accel_launch.cli
+from accel_bigmodel import add_timm_hub_prefix as add_timm_hub_prefix
+from accel_bigmodel import calculate_maximum_sizes as calculate_maximum_sizes
+from accel_bigmodel import check_has_model as check_has_model
+from accel_bigmodel import convert_bytes as convert_bytes
+from accel_bigmodel import create_ascii_table as create_ascii_table
+from accel_bigmodel import create_empty_model as create_empty_model
+from accel_bigmodel import estimate_command as estimate_command
+from accel_bigmodel import estimate_command_parser as estimate_command_parser
+from accel_bigmodel import estimate_training_usage as estimate_training_usage
+from accel_bigmodel import gather_data as gather_data
+from accel_bigmodel import init_empty_weights as init_empty_weights
+from accel_bigmodel import verify_on_hub as verify_on_hub
+from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
+from accel_state.availability import is_timm_available as is_timm_available
+from accel_state.availability import is_transformers_available as is_transformers_available
+
+main = accel_launch.cli.estimate_memory

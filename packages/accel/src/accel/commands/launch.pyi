@@ -1,0 +1,47 @@
+import accel_launch.cli
+import accel_launch.commands.launch_kinds
+import accel_launch.commands.parsing
+from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_launch import DYNAMO_BACKENDS as DYNAMO_BACKENDS
+from accel_launch import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel_launch import PrepareForLaunch as PrepareForLaunch
+from accel_launch import SageMakerConfig as SageMakerConfig
+from accel_launch import deepspeed_launcher as deepspeed_launcher
+from accel_launch import launch_command as launch_command
+from accel_launch import launch_command_parser as launch_command_parser
+from accel_launch import load_config_from_file as load_config_from_file
+from accel_launch import multi_gpu_launcher as multi_gpu_launcher
+from accel_launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accel_launch import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accel_launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accel_launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accel_launch import prepare_tpu as prepare_tpu
+from accel_launch import sagemaker_launcher as sagemaker_launcher
+from accel_launch import simple_launcher as simple_launcher
+from accel_launch import tpu_launcher as tpu_launcher
+from accel_launch import tpu_pod_launcher as tpu_pod_launcher
+from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
+from accel_launch.commands.parsing import clean_option as clean_option
+from accel_state import ComputeEnvironment as ComputeEnvironment
+from accel_state import DistributedType as DistributedType
+from accel_state.availability import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from accel_state.availability import is_bf16_available as is_bf16_available
+from accel_state.availability import is_deepspeed_available as is_deepspeed_available
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_rich_available as is_rich_available
+from accel_state.availability import is_sagemaker_available as is_sagemaker_available
+from accel_state.availability import is_sdaa_available as is_sdaa_available
+from accel_state.availability import is_torch_xla_available as is_torch_xla_available
+from accel_state.availability import is_xpu_available as is_xpu_available
+from accel_state.environment import convert_dict_to_env_variables as convert_dict_to_env_variables
+from accel_state.environment import get_int_from_env as get_int_from_env
+from accel_state.environment import patch_environment as patch_environment
+from accel_state.environment import str_to_bool as str_to_bool
+
+main = accel_launch.cli.launch
+CustomHelpFormatter = accel_launch.commands.parsing.HelpFormatter
+_validate_launch_command = accel_launch.commands.launch_kinds.validate_launch_command

@@ -1,8 +1,0 @@
-from accel.functions.fsdp_checkpoints import load_fsdp_model as load_fsdp_model
-from accel.functions.fsdp_checkpoints import load_fsdp_optimizer as load_fsdp_optimizer
-from accel.functions.fsdp_checkpoints import save_fsdp_model as save_fsdp_model
-from accel.functions.fsdp_checkpoints import save_fsdp_optimizer as save_fsdp_optimizer
-from accel.functions.pipeline_inference import build_pipeline as build_pipeline
-from accel.functions.pipeline_inference import find_pippy_batch_size as find_pippy_batch_size
-from accel.functions.pipeline_inference import generate_device_map as generate_device_map
-from accel.functions.pipeline_inference import pippy_forward as pippy_forward

@@ -1,0 +1,14 @@
+from accel_backends.pipelining.inference import build_pipeline as build_pipeline
+from accel_backends.pipelining.inference import find_pippy_batch_size as find_pippy_batch_size
+from accel_backends.pipelining.inference import pippy_forward as pippy_forward
+from accel_backends.pipelining.inference import prepare_pippy as prepare_pippy
+from accel_bigmodel import calculate_maximum_sizes as calculate_maximum_sizes
+from accel_bigmodel import convert_bytes as convert_bytes
+from accel_bigmodel import infer_auto_device_map as infer_auto_device_map
+from accel_bigmodel.planning.allocation import generate_device_map as generate_device_map
+from accel_ops import copy_tensor_to_devices as copy_tensor_to_devices
+from accel_ops import ignorant_find_batch_size as ignorant_find_batch_size
+from accel_ops import pad_input_tensors as pad_input_tensors
+from accel_ops import send_to_device as send_to_device
+from accel_state import PartialState as PartialState
+from accel_state.availability import is_pippy_available as is_pippy_available

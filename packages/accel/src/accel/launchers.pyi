@@ -1,0 +1,18 @@
+from accel_launch import (
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
+)
+from accel_launch import PrepareForLaunch as PrepareForLaunch
+from accel_launch import debug_launcher as debug_launcher
+from accel_launch import notebook_launcher as notebook_launcher
+from accel_launch import test_launch as test_launch
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import PartialState as PartialState
+from accel_state import PrecisionType as PrecisionType
+from accel_state import is_torch_version as is_torch_version
+from accel_state.availability import are_libraries_initialized as are_libraries_initialized
+from accel_state.availability import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from accel_state.availability import get_current_device_type as get_current_device_type
+from accel_state.availability import get_gpu_info as get_gpu_info
+from accel_state.availability import is_mps_available as is_mps_available
+from accel_state.availability import is_rocm_available as is_rocm_available
+from accel_state.environment import patch_environment as patch_environment

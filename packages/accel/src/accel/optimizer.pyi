@@ -1,0 +1,9 @@
+from accel.functions.general import patch_optimizer_step as patch_optimizer_step
+from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
+from accel_backends import move_to_device as move_to_device
+from accel_ops import honor_type as honor_type
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import DistributedType as DistributedType
+from accel_state import GradientState as GradientState
+from accel_state.availability import is_lomo_available as is_lomo_available
+from accel_state.availability import is_torch_xla_available as is_torch_xla_available

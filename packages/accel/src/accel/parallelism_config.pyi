@@ -1,0 +1,6 @@
+from accel_state import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
+from accel_state import DistributedType as DistributedType
+from accel_state import ParallelismConfig as ParallelismConfig
+from accel_state import TorchContextParallelConfig as TorchContextParallelConfig
+from accel_state import TorchTensorParallelConfig as TorchTensorParallelConfig
+from accel_state import is_torch_version as is_torch_version

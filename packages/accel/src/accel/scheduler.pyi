@@ -1,0 +1,3 @@
+from accel_backends import AcceleratedScheduler as AcceleratedScheduler
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import GradientState as GradientState

@@ -1,0 +1,7 @@
+from accel_backends import convert_model_to_fp8_ao as convert_model_to_fp8_ao
+from accel_backends import filter_first_and_last_linear_layers as filter_first_and_last_linear_layers
+from accel_backends import filter_linear_layers as filter_linear_layers
+from accel_backends import find_first_last_linear_layers as find_first_last_linear_layers
+from accel_backends import has_ao_layers as has_ao_layers
+from accel_state.availability import is_torchao_available as is_torchao_available
+from accel_state.availability import torchao_required as torchao_required

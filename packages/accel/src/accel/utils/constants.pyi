@@ -1,0 +1,49 @@
+from accel.functions.general import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accel.functions.general import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
+from accel.functions.general import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accel.functions.general import (
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+)
+from accel.functions.general import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel.functions.general import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
+from accel.functions.general import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions.general import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accel.functions.general import (
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+from accel_backends.plugins.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_backends.plugins.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_backends.plugins.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_backends.plugins.fsdp_constants import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
+from accel_bigmodel import MODEL_NAME as MODEL_NAME
+from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
+from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
+from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
+from accel_bigmodel import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
+from accel_bigmodel import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+from accel_bigmodel import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
+from accel_bigmodel import WEIGHTS_NAME as WEIGHTS_NAME
+from accel_bigmodel import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+from accel_checkpoint.file_names import OPTIMIZER_NAME as OPTIMIZER_NAME
+from accel_checkpoint.file_names import RNG_STATE_NAME as RNG_STATE_NAME
+from accel_checkpoint.file_names import SAMPLER_NAME as SAMPLER_NAME
+from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
+from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
+from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_launch import (
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
+)
+from accel_launch import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
+from accel_launch import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+from accel_launch import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+from accel_launch import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
+from accel_launch import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel_launch import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
+from accel_state import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC

@@ -1,0 +1,73 @@
+from accel.functions.general import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accel.functions.general import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accel.functions.general import (
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+)
+from accel.functions.general import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accel.functions.general import (
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel_backends import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
+from accel_backends import AORecipeKwargs as AORecipeKwargs
+from accel_backends import AutocastKwargs as AutocastKwargs
+from accel_backends import DeepSpeedPlugin as DeepSpeedPlugin
+from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+from accel_backends import FP8RecipeKwargs as FP8RecipeKwargs
+from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accel_backends import GradScalerKwargs as GradScalerKwargs
+from accel_backends import MegatronLMPlugin as MegatronLMPlugin
+from accel_backends import MSAMPRecipeKwargs as MSAMPRecipeKwargs
+from accel_backends import ProfileKwargs as ProfileKwargs
+from accel_backends import TERecipeKwargs as TERecipeKwargs
+from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
+from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
+from accel_backends import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
+from accel_backends import get_module_class_from_name as get_module_class_from_name
+from accel_backends import parse_bert_config as parse_bert_config
+from accel_backends import parse_glm4_moe_config as parse_glm4_moe_config
+from accel_backends import parse_gpt2_config as parse_gpt2_config
+from accel_backends import parse_llama_config as parse_llama_config
+from accel_backends import parse_t5_config as parse_t5_config
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_backends.plugins.fsdp_constants import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_backends.plugins.fsdp_constants import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_bigmodel import BnbQuantizationConfig as BnbQuantizationConfig
+from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_ops import TensorInformation as TensorInformation
+from accel_state import BaseEnum as BaseEnum
+from accel_state import ComputeEnvironment as ComputeEnvironment
+from accel_state import CustomDtype as CustomDtype
+from accel_state import DDPCommunicationHookType as DDPCommunicationHookType
+from accel_state import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
+from accel_state import DistributedType as DistributedType
+from accel_state import DynamoBackend as DynamoBackend
+from accel_state import EnumWithContains as EnumWithContains
+from accel_state import FP8BackendType as FP8BackendType
+from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_state import InitProcessGroupKwargs as InitProcessGroupKwargs
+from accel_state import KwargsHandler as KwargsHandler
+from accel_state import LoggerType as LoggerType
+from accel_state import PrecisionType as PrecisionType
+from accel_state import RNGType as RNGType
+from accel_state import SageMakerDistributedType as SageMakerDistributedType
+from accel_state import TorchContextParallelConfig as TorchContextParallelConfig
+from accel_state import TorchTensorParallelConfig as TorchTensorParallelConfig
+from accel_state import compare_versions as compare_versions
+from accel_state import is_torch_version as is_torch_version
+from accel_state.availability import is_cuda_available as is_cuda_available
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_msamp_available as is_msamp_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_rocm_available as is_rocm_available
+from accel_state.availability import is_torchao_available as is_torchao_available
+from accel_state.availability import is_transformer_engine_available as is_transformer_engine_available
+from accel_state.availability import is_xpu_available as is_xpu_available
+from accel_state.environment import parse_flag_from_env as parse_flag_from_env
+from accel_state.environment import str_to_bool as str_to_bool

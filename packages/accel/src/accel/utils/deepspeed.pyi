@@ -1,0 +1,13 @@
+from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
+from accel_backends import AcceleratedScheduler as AcceleratedScheduler
+from accel_backends import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+from accel_backends import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+from accel_backends import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+from accel_backends import DummyOptim as DummyOptim
+from accel_backends import DummyScheduler as DummyScheduler
+from accel_backends import HfDeepSpeedConfig as HfDeepSpeedConfig
+from accel_backends import get_active_deepspeed_plugin as get_active_deepspeed_plugin
+from accel_backends import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
+from accel_state import DistributedType as DistributedType
+from accel_state import compare_versions as compare_versions
+from accel_state.availability import is_bnb_available as is_bnb_available

@@ -1,0 +1,32 @@
+from accel_backends import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from accel_backends import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
+from accel_backends import get_module_children_bottom_up as get_module_children_bottom_up
+from accel_backends import get_module_class_from_name as get_module_class_from_name
+from accel_backends import get_parameters_from_modules as get_parameters_from_modules
+from accel_backends import is_compiled_module as is_compiled_module
+from accel_backends import is_peft_model as is_peft_model
+from accel_backends.checkpoint_formats.single_files import load_fsdp_model as load_fsdp_model
+from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
+from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
+from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
+from accel_backends.plugins.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
+from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from accel_backends.sharding.single_steps import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
+from accel_backends.sharding.single_steps import (
+    fsdp2_prepare_auto_wrap_policy as fsdp2_prepare_auto_wrap_policy,
+)
+from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
+from accel_backends.sharding.single_steps import (
+    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
+)
+from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
+from accel_bigmodel import WEIGHTS_NAME as WEIGHTS_NAME
+from accel_bigmodel import ensure_weights_retied as ensure_weights_retied
+from accel_bigmodel import get_non_persistent_buffers as get_non_persistent_buffers
+from accel_checkpoint import merge_fsdp_weights as merge_fsdp_weights
+from accel_checkpoint import save as save
+from accel_checkpoint.file_names import OPTIMIZER_NAME as OPTIMIZER_NAME
+from accel_state import get_logger as get_logger
+from accel_state import is_torch_version as is_torch_version

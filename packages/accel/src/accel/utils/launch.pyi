@@ -1,0 +1,34 @@
+import accel_launch.sagemaker.inputs
+from accel.functions.general import get_free_port as get_free_port
+from accel.functions.general import is_port_in_use as is_port_in_use
+from accel.functions.general import merge_dicts as merge_dicts
+from accel.functions.general import (
+    prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
+)
+from accel.functions.general import setup_fp8_env as setup_fp8_env
+from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_launch import PrepareForLaunch as PrepareForLaunch
+from accel_launch import SageMakerConfig as SageMakerConfig
+from accel_launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accel_launch import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accel_launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accel_launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accel_launch import prepare_tpu as prepare_tpu
+from accel_state import DistributedType as DistributedType
+from accel_state import DynamoBackend as DynamoBackend
+from accel_state import PrecisionType as PrecisionType
+from accel_state import SageMakerDistributedType as SageMakerDistributedType
+from accel_state import compare_versions as compare_versions
+from accel_state.availability import is_fp8_available as is_fp8_available
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_sdaa_available as is_sdaa_available
+from accel_state.availability import is_torch_xla_available as is_torch_xla_available
+from accel_state.availability import is_xpu_available as is_xpu_available
+from accel_state.environment import env_var_path_add as env_var_path_add
+from accel_state.environment import str_to_bool as str_to_bool
+
+_convert_nargs_to_dict = accel_launch.sagemaker.inputs.hyperparameters_of

@@ -1,0 +1,16 @@
+from accel_backends import AbstractTrainStep as AbstractTrainStep
+from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
+from accel_backends import AcceleratedScheduler as AcceleratedScheduler
+from accel_backends import BertTrainStep as BertTrainStep
+from accel_backends import GPTTrainStep as GPTTrainStep
+from accel_backends import MegatronEngine as MegatronEngine
+from accel_backends import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
+from accel_backends import MegatronLMDummyScheduler as MegatronLMDummyScheduler
+from accel_backends import MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper
+from accel_backends import MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper
+from accel_backends import T5TrainStep as T5TrainStep
+from accel_backends import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
+from accel_backends import gather_across_data_parallel_groups as gather_across_data_parallel_groups
+from accel_ops import recursively_apply as recursively_apply
+from accel_ops import send_to_device as send_to_device
+from accel_state.availability import is_megatron_lm_available as is_megatron_lm_available

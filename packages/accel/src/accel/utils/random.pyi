@@ -1,0 +1,15 @@
+from accel.functions.general import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel_ops import set_seed as set_seed
+from accel_ops import synchronize_rng_state as synchronize_rng_state
+from accel_ops import synchronize_rng_states as synchronize_rng_states
+from accel_state import AcceleratorState as AcceleratorState
+from accel_state import DistributedType as DistributedType
+from accel_state import RNGType as RNGType
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_mlu_available as is_mlu_available
+from accel_state.availability import is_musa_available as is_musa_available
+from accel_state.availability import is_neuron_available as is_neuron_available
+from accel_state.availability import is_npu_available as is_npu_available
+from accel_state.availability import is_sdaa_available as is_sdaa_available
+from accel_state.availability import is_torch_xla_available as is_torch_xla_available
+from accel_state.availability import is_xpu_available as is_xpu_available

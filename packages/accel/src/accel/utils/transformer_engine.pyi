@@ -1,0 +1,7 @@
+from accel_backends import GatheredParameters as GatheredParameters
+from accel_backends import apply_fp8_autowrap as apply_fp8_autowrap
+from accel_backends import contextual_fp8_autocast as contextual_fp8_autocast
+from accel_backends import convert_model as convert_model
+from accel_backends import has_transformer_engine_layers as has_transformer_engine_layers
+from accel_state.availability import is_hpu_available as is_hpu_available
+from accel_state.availability import is_transformer_engine_available as is_transformer_engine_available

@@ -1,0 +1,3 @@
+from accel_state import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
+from accel_state import compare_versions as compare_versions
+from accel_state import is_torch_version as is_torch_version

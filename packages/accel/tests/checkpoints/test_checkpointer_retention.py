@@ -1,0 +1,48 @@
+"""Checkpoints that the Accelerator keeps."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator, ProjectConfiguration, Retention
+from accel_state.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_best_checkpoints_are_kept_beside_the_newest(tmp_path):
+    retention = Retention(newest=1, best=2, metric="loss")
+    project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, retention=retention)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(nn.Linear(2, 2))
+    for loss in (3.0, 1.0, torch.tensor(2.0), 5.0, 4.0):
+        accelerator.save_state(metrics={"loss": loss})
+    assert names(tmp_path) == ["checkpoint_1", "checkpoint_2", "checkpoint_4"]
+    manifest = json.loads((tmp_path / "checkpoints" / "checkpoint_2" / "accel_checkpoint.json").read_text())
+    assert manifest["metrics"] == {"loss": 2.0}
+
+
+def test_a_checkpoint_that_is_named_has_metrics_too(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.save_state(tmp_path / "a", metrics={"accuracy": 0.5})
+    assert json.loads((tmp_path / "a" / "accel_checkpoint.json").read_text())["metrics"] == {"accuracy": 0.5}
+    with pytest.raises(ConfigError, match="`metrics` needs one number for `accuracy`"):
+        accelerator.save_state(tmp_path / "b", metrics={"accuracy": "high"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"total_limit": 2, "automatic_checkpoint_naming": True}, "both say how many"),
+        ({}, "`retention` is for numbered checkpoints"),
+    ],
+)
+def test_a_retention_that_would_have_no_effect_is_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        ProjectConfiguration("a", retention=Retention(newest=1), **settings)
