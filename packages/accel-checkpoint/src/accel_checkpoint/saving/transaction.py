@@ -16,7 +16,8 @@ from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdi
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.retention import Retention, remove_old, remove_stale_folders
+from accel_checkpoint.saving.removal import remove_old, remove_stale_folders
+from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target

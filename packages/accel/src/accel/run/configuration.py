@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
+from accel_checkpoint import Retention
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         MegatronLMPlugin,
         TorchTensorParallelPlugin,
     )
-    from accel_checkpoint import Retention
 
 Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
