@@ -1230,8 +1230,8 @@ class Accelerator:
     def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
-        `models` are the prepared models without wrappers. A hook that removes a model from the list must load it
-        itself.
+        `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that removes
+        a model from the list must load it itself.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
