@@ -228,6 +228,7 @@ class Accelerator:
             kwargs_handlers=kwargs_handlers,
             dynamo_backend=dynamo_backend,
             dynamo_plugin=dynamo_plugin,
+            earlier_dynamo=engine.earlier_dynamo(),
             scheduler_unit=scheduler_unit,
             fp8_backend=fp8_backend,
         )
@@ -1230,8 +1231,8 @@ class Accelerator:
     def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
-        `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that removes
-        a model from the list must load it itself.
+        `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
+        removes a model from the list must load it itself.
 
         Returns:
             A handle; its `remove()` unregisters the hook.

@@ -12,7 +12,15 @@ from typing import Any, Self
 
 from torch import nn
 
-from accel.checkpoints.items import KINDS, ModelItem, RunObjects, SavedRun, StateItem, model_items, other_items
+from accel.checkpoints.items import (
+    KINDS,
+    ModelItem,
+    RunObjects,
+    SavedRun,
+    StateItem,
+    model_items,
+    other_items,
+)
 from accel.checkpoints.rank_state import RankItem
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.files import files_below
@@ -87,7 +95,9 @@ class LoadOptions:
         if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
             wanted.discard("schedulers")
         if options.get("key_map") and "models" not in wanted:
-            raise ConfigError("`key_map` has no effect: no models are loaded. Leave it out, or load `models`.")
+            raise ConfigError(
+                "`key_map` has no effect: no models are loaded. Leave it out, or load `models`."
+            )
         skipped = [kind for name, kind in _ALL_KINDS.items() if name not in wanted]
         strict_models = bool(others.get("load_module_strict", True))
         return cls(skipped=skipped, strict_models=strict_models, **options)
