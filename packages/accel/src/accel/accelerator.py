@@ -1347,7 +1347,8 @@ class Accelerator:
                 `custom` and `random_states` (with the accumulation and the number of steps).
             skip: Kinds not to load, such as `["loaders", "random_states"]`.
             key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
-                The longest match counts; the empty prefix matches every name.
+                The longest match counts; the empty prefix matches every name. Optimizers in the sharded format keep
+                their names: skip them.
             **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and
                 unexpected weights are a warning), `load_optimizer_states=False`, `load_lr_scheduler_states=False` and
                 `load_module_only=True` (neither optimizers nor schedulers).
