@@ -28,7 +28,7 @@ def attach_stub(
     """
     spec = sys.modules[module_name].__spec__
     # `.py`, or `.pyc` where the sources are left out.
-    path = f"{os.path.splitext(spec.origin)[0]}{suffix}.pyi"  # type: ignore[union-attr, type-var]  # noqa: PTH122
+    path = f"{os.path.splitext(spec.origin)[0]}{suffix}.pyi"  # type: ignore[union-attr, arg-type]  # noqa: PTH122
     stub = spec.loader.get_data(path).decode()  # type: ignore[union-attr]  # also from an archive
     exports, submodules = {}, []
     for module, name, public_name in _IMPORT.findall(stub):
