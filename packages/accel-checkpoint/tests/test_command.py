@@ -1,7 +1,10 @@
 import argparse
+import math
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,3 +156,49 @@ def test_a_pinned_checkpoint_is_listed_as_such_and_stays(project, capsys):
     assert not (folder / "checkpoint_2" / "pinned").exists()
     with pytest.raises(CheckpointError, match="Name the folder of one checkpoint"):
         main("pin", project)
+
+
+def test_a_checkpoint_that_cannot_be_written_to_cannot_be_pinned(project):
+    (project / "checkpoints" / "checkpoint_2" / "pinned").mkdir()
+    with pytest.raises(CheckpointError, match="the file that keeps a checkpoint, cannot be changed: "):
+        main("unpin", project / "checkpoints" / "checkpoint_2")
+
+
+NAN, INF = math.nan, math.inf
+VALUES = [
+    (
+        torch.tensor([1, complex(0, NAN)]),
+        torch.tensor([2, complex(0, NAN)]),
+        "1 of 2 values differ, by at most 1",
+    ),
+    (torch.tensor([1j, 1j]).to(torch.complex32), torch.tensor([1j, 2j]).to(torch.complex32), "by at most 1"),
+    (torch.eye(2).to_sparse(), 3 * torch.eye(2).to_sparse(), "2 of 4 values differ, by at most 2"),
+    (torch.tensor([INF, 1.0]), torch.tensor([-INF, 1.0]), "1 of 2 values differ, by at most inf"),
+    (torch.tensor([NAN, NAN]), torch.tensor([NAN, 1.0]), "1 of 2 values differ, by at most inf"),
+    (torch.tensor([1.0, 2.0]).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2), "by at most 1"),
+    (torch.zeros(2, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8), "2 of 2 values differ"),
+    (np.array([1, 2]), np.array([1, 3]), r"array\(\[1, 2\]\) -> array\(\[1, 3\]\)"),
+    (("MT", np.array([1, 2])), ("MT", np.array([1, 3])), "->"),
+    ([NAN, 1.0], [NAN, 2.0], r"\[nan, 1.0\] -> \[nan, 2.0\]"),
+    (NAN, 1.0, "nan -> 1.0"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:ComplexHalf support")
+@pytest.mark.parametrize(("old", "new", "difference"), VALUES)
+def test_values_of_any_kind_are_compared(fresh_state, tmp_path, capsys, old, new, difference):
+    PartialState(cpu=True)
+    folder = CheckpointFolder(tmp_path)
+    for step, value in enumerate((old, new)):
+        with folder.save(step) as stage:
+            stage.write("state.bin", {"a": value})
+    assert main("diff", tmp_path / "checkpoint_0", tmp_path / "checkpoint_0") == 0
+    assert not capsys.readouterr().out
+    assert main("diff", tmp_path / "checkpoint_0", tmp_path / "checkpoint_1") == 1
+    assert re.search(difference, capsys.readouterr().out)
+
+
+def test_folders_without_checkpoints_are_not_equal(project, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint in `.*empty`"):
+        main("diff", tmp_path / "empty", tmp_path / "empty")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import compileall
 import importlib
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +118,16 @@ def test_a_stub_says_where_names_are(stubbed):
     assert stubbed.sqrt(4) == 2
     assert stubbed.ceiling(1.5) == 2
     assert stubbed.below is sys.modules[f"{stubbed.__name__}.below"]
+
+
+def test_stubs_are_read_where_the_sources_are_left_out(stubbed):
+    folder = Path(stubbed.__file__).parent
+    compileall.compile_dir(folder, legacy=True, quiet=1)
+    (folder / "below.py").unlink()
+    importlib.invalidate_caches()
+    below = importlib.import_module(f"{stubbed.__name__}.below")
+    assert below.__file__.endswith(".pyc")
+    assert below.__all__ == ["cos"]
 
 
 def test_a_name_with_an_underscore_can_be_imported_and_is_not_public(stubbed):

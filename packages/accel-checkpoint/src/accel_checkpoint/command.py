@@ -101,10 +101,16 @@ def pin(found: list[Found], *, is_pinned: bool) -> int:
             "There are several checkpoints in this folder. Name the folder of one checkpoint."
         )
     mark = found[0].path / PINNED_NAME
-    if is_pinned:
-        mark.touch()
-    else:
-        mark.unlink(missing_ok=True)
+    try:
+        if is_pinned:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"`{mark}`, the file that keeps a checkpoint, cannot be changed: {error.strerror}. Check the permissions "
+            "and the disk of the folder."
+        ) from error
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from accel_checkpoint.files import files_below, regular_file
 from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_state.errors import CheckpointError
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
@@ -67,8 +69,14 @@ def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
         old: A checkpoint.
         new: Another one.
         values: Also compare values, which reads all tensors that both have.
+
+    Raises:
+        CheckpointError: If a folder holds no checkpoint, or as `contents_of`.
     """
     before, after = ({(one.group, one.name): one for one in contents_of(folder)} for folder in (old, new))
+    for folder, items in ((old, before), (new, after)):
+        if not items:
+            raise CheckpointError(f"There is no checkpoint in `{folder}`. Name the folder of one checkpoint.")
     for key in before | after:
         label = ": ".join(key)
         if key not in after:
@@ -122,18 +130,43 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _difference(old: Any, new: Any) -> str:
-    """Say how two values of the same kind differ; an empty string if they do not."""
+    """Return how two values of the same kind differ; an empty string if they do not. NaN equals NaN."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-        return "" if old == new else f"{_shortened(old)} -> {_shortened(new)}"
+        return "" if _are_equal(old, new) else f"{_shortened(old)} -> {_shortened(new)}"
+    old, new = _comparable(old), _comparable(new)
     if torch.equal(old, new):
         return ""
-    if not old.is_floating_point():
+    if not old.is_floating_point() and not old.is_complex():
         return f"{int((old != new).sum())} of {old.numel()} values differ"
-    old, new = old.double(), new.double()
+    if old.is_floating_point():
+        old, new = old.double(), new.double()
     differs = (old != new) & ~(old.isnan() & new.isnan())
     if not differs.any():
         return ""
-    return f"{int(differs.sum())} of {old.numel()} values differ, by at most {(old - new).abs().max():.3g}"
+    largest = (old - new).abs()[differs].nan_to_num(nan=math.inf, posinf=math.inf).max()
+    return f"{int(differs.sum())} of {old.numel()} values differ, by at most {largest:.3g}"
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in a layout and a dtype that torch compares."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        return tensor.view(torch.uint8)
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor
+
+
+def _are_equal(old: Any, new: Any) -> bool:
+    """Whether two values that are no tensors are equal, with what they contain."""
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, Mapping):
+        return old.keys() == new.keys() and all(_are_equal(old[key], new[key]) for key in old)
+    if isinstance(old, (list, tuple)):
+        return len(old) == len(new) and all(map(_are_equal, old, new))
+    if hasattr(old, "__array__"):  # of numpy, which compares element by element
+        return bool(old.shape == new.shape and old.tobytes() == new.tobytes())
+    return bool(old == new or (old != old and new != new))
 
 
 def _shortened(value: Any) -> str:

@@ -77,7 +77,7 @@ class CheckpointFolder:
             retention=self.retention,
             step=step,
             iteration=step,
-            metrics=checked_metrics(metrics or {}, self.retention),
+            metrics=checked_metrics(metrics or {}, self.retention) if self._saver.topology.rank == 0 else {},
         )
         return self._saver.stage(request, blocking=blocking)
 

@@ -43,8 +43,14 @@ def test_nan_and_infinity_are_found_in_every_dtype(dtype):
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.ones(0), torch.ones(3, dtype=torch.int64), torch.tensor([0.0, -INF]), torch.eye(2).to_sparse()],
-    ids=["empty", "integers", "mask", "sparse"],
+    [
+        torch.ones(0),
+        torch.ones(3, dtype=torch.int64),
+        torch.tensor([0.0, -INF]),
+        torch.eye(2).to_sparse(),
+        torch.full((2,), 255, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    ],
+    ids=["empty", "integers", "mask", "sparse", "4-bit"],
 )
 def test_tensors_that_are_no_sign_of_a_failed_training_count_as_finite(tensor):
     assert is_finite(tensor)

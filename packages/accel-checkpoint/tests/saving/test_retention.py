@@ -89,3 +89,20 @@ def test_nothing_is_said_about_the_best_without_such_a_rule(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert left_after(tmp_path, Retention(newest=1), losses=[None, None]) == [1]
+
+
+@pytest.mark.parametrize(
+    "metrics", [0.3, {"loss": 10**400}, {"loss": torch.ones(2)}, {"loss": "low"}], ids=str
+)
+def test_what_is_no_number_by_name_is_an_error(tmp_path, metrics):
+    with pytest.raises(ConfigError, match="`metrics`"):
+        CheckpointFolder(tmp_path).save(0, metrics=metrics)
+
+
+def test_a_loss_with_its_graph_is_a_metric(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with checkpoints.save(0, metrics={"loss": torch.ones((), requires_grad=True) * 2}):
+            pass
+    assert checkpoints.newest().manifest.metrics == {"loss": 2.0}

@@ -96,7 +96,10 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
         node, local = divmod(rank, 2)
         topology = Topology(rank, 4, local, 2, node, 2)
         request = Request(
-            folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", retention=Retention(newest=1)
+            folder / f"node{node}" / name,
+            token=f"0a1b2c3d-{DEAD}-{value}",
+            retention=Retention(newest=1),
+            metrics={"loss": 1.0} if rank == 0 else {},
         )
         rounds, temporary = (
             Rounds(request, topology, Seat(table, rank)),
@@ -156,6 +159,8 @@ def test_each_machine_has_its_part_and_the_main_process_lists_all(tmp_path):
         (name, rank // 2) for rank in range(4) for name in (f"random_states_{rank}.pkl", f"by-hand-{rank}")
     }
     assert values_loaded(tmp_path) == all_of(1)
+    for node in ("node0", "node1"):  # so that both machines keep the same best checkpoints
+        assert read_manifest(tmp_path / node / "checkpoint_1").metrics == {"loss": 1.0}
 
 
 def test_a_folder_that_another_rank_of_the_machine_has_made_is_not_taken_for_a_shared_disk(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,8 @@ def attach_stub(
             type checkers; with it, the module has ``if TYPE_CHECKING: from <stub> import *``.
     """
     spec = sys.modules[module_name].__spec__
-    path = f"{spec.origin.removesuffix('.py')}{suffix}.pyi"  # type: ignore[union-attr]
+    # `.py`, or `.pyc` where the sources are left out.
+    path = f"{os.path.splitext(spec.origin)[0]}{suffix}.pyi"  # type: ignore[union-attr, arg-type]  # noqa: PTH122
     stub = spec.loader.get_data(path).decode()  # type: ignore[union-attr]  # also from an archive
     exports, submodules = {}, []
     for module, name, public_name in _IMPORT.findall(stub):

@@ -228,6 +228,7 @@ class Accelerator:
             kwargs_handlers=kwargs_handlers,
             dynamo_backend=dynamo_backend,
             dynamo_plugin=dynamo_plugin,
+            earlier_dynamo=engine.earlier_dynamo(),
             scheduler_unit=scheduler_unit,
             fp8_backend=fp8_backend,
         )
@@ -1230,8 +1231,8 @@ class Accelerator:
     def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
-        `models` are the prepared models without wrappers. A hook that removes a model from the list must load it
-        itself.
+        `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
+        removes a model from the list must load it itself.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
@@ -1347,7 +1348,8 @@ class Accelerator:
                 `custom` and `random_states` (with the accumulation and the number of steps).
             skip: Kinds not to load, such as `["loaders", "random_states"]`.
             key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
-                The longest match counts; the empty prefix matches every name.
+                The longest match counts; the empty prefix matches every name. Optimizers in the sharded format keep
+                their names: skip them.
             trusted: With a torch before 2.10, load pickled files of others, which can make it run code. Checkpoints of
                 this process and in the project's folder do not need it. Default: False.
             **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and

@@ -1,6 +1,7 @@
 """Checkpoints that the Accelerator keeps."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,24 @@ def test_a_checkpoint_that_is_named_has_metrics_too(tmp_path):
     assert json.loads((tmp_path / "a" / "accel_checkpoint.json").read_text())["metrics"] == {"accuracy": 0.5}
     with pytest.raises(ConfigError, match="`metrics` needs one number for `accuracy`"):
         accelerator.save_state(tmp_path / "b", metrics={"accuracy": "high"})
+
+
+def metrics_of_rank_0(folder, loss, other_loss):
+    accelerator = Accelerator(cpu=True)
+    loss = loss if accelerator.is_main_process else other_loss
+    try:
+        accelerator.save_state(folder, metrics={"loss": loss})
+    except ConfigError:
+        accelerator.save_state(folder, metrics={"loss": 5.0})
+    return json.loads((Path(folder) / "accel_checkpoint.json").read_text())["metrics"]
+
+
+@pytest.mark.parametrize(("loss", "other_loss", "saved"), [(2.0, None, 2.0), (None, 2.0, 5.0)])
+def test_the_metrics_of_rank_0_count_and_an_error_in_them_holds_up_no_rank(
+    world, tmp_path, loss, other_loss, saved
+):
+    outcome = world(2).run(metrics_of_rank_0, str(tmp_path / "a"), loss, other_loss)
+    assert outcome == [{"loss": saved}] * 2
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,18 @@ def sharded(folder):
 
 def test_a_sharded_model_is_read_under_other_names(world, tmp_path):
     assert world(3).run(sharded, str(tmp_path / "a")) == [True] * 3
+
+
+def test_hooks_do_not_get_the_models_that_are_not_loaded(folder):
+    accelerator, model, *_ = build(seed=1)
+    got = []
+    accelerator.register_load_state_pre_hook(lambda models, folder: got.append(list(models)))
+    accelerator.load_state(folder, skip="models")
+    accelerator.load_state(folder, only="models")
+    assert got == [[], [model]]
+
+
+def test_other_names_for_models_that_are_not_loaded_are_refused(folder):
+    accelerator, *_ = build()
+    with pytest.raises(ConfigError, match="`key_map` has no effect: no models are loaded"):
+        accelerator.load_state(folder, only="optimizers", key_map={"a.": "b."})

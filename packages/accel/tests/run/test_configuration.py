@@ -3,7 +3,7 @@ from typing import ClassVar
 
 import pytest
 
-from accel import DataLoaderConfiguration, ProjectConfiguration
+from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
 from accel.run.configuration import (
     NOT_GIVEN,
     one_of,
@@ -194,3 +194,15 @@ def test_two_ways_of_asking_for_a_compiler_are_refused():
 def test_rng_types_default_to_the_samplers_generator():
     assert [str(kind) for kind in resolve_rng_types(None)] == ["generator"]
     assert [str(kind) for kind in resolve_rng_types(["torch", "generator"])] == ["torch", "generator"]
+
+
+def test_an_earlier_compiler_is_used_again_where_no_other_is_asked_for():
+    earlier = TorchDynamoPlugin(backend="eager")
+    assert resolve_dynamo(None, None, earlier=earlier) is earlier
+    assert resolve_dynamo("inductor", None, earlier=earlier).backend == "INDUCTOR"
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_second_accelerator_compiles_as_the_first_one():
+    first = Accelerator(cpu=True, dynamo_backend="eager")
+    assert Accelerator().configuration.dynamo == first.configuration.dynamo

@@ -1,6 +1,8 @@
+import typing
+
 import pytest
 
-from accel import ProjectConfiguration
+from accel import ProjectConfiguration, Retention
 from accel_state.errors import ConfigError
 
 
@@ -27,3 +29,7 @@ def test_an_iteration_that_is_no_number_of_a_checkpoint_is_refused(iteration):
     match = f"`iteration` must be a whole number and not negative, got {iteration!r}"
     with pytest.raises(ConfigError, match=match):
         ProjectConfiguration(iteration=iteration)
+
+
+def test_the_types_of_its_fields_can_be_resolved():
+    assert typing.get_type_hints(ProjectConfiguration)["retention"] == Retention | None

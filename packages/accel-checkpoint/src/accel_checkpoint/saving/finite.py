@@ -21,6 +21,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point():
         return True
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        return True  # two numbers in a byte, neither of which can be NaN or infinity
     if tensor.dtype.itemsize == 1:  # torch has no maximum of these
         tensor = tensor.to(torch.bfloat16)
     largest = tensor.amax().item()

@@ -1,29 +1,19 @@
-"""Retention: remove old checkpoints and the temporary folders of interrupted saves."""
+"""Rules for which checkpoints to keep."""
 
 from __future__ import annotations
 
 import math
-import os
-import re
-import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
-from accel_checkpoint.files import remove_folder
-from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.reading.listing import Found, checkpoints_in, inspect, inspect_all
-from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active, name_of_displaced
+from accel_checkpoint.file_names import PINNED_NAME
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
-STALE_AFTER_S = 24 * 3600.0
-"""Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
-
-_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})")
+if TYPE_CHECKING:  # `ProjectConfiguration` needs the class, but none of what reads checkpoints
+    from accel_checkpoint.reading.listing import Found
 
 
 @dataclass(frozen=True)
@@ -87,13 +77,16 @@ def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> 
     Warns if the one is missing by which `retention` finds the best checkpoints: this one is then none of them.
 
     Raises:
-        ConfigError: If a value is no number.
+        ConfigError: If a value is no number, or the metrics have no names.
     """
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"`metrics` must be a dict of numbers by name, got {metrics!r}.")
     numbers = {}
     for name, value in metrics.items():
         try:
-            numbers[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+            # A loss may have a graph; torch warns when such a tensor becomes a number.
+            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(f"`metrics` needs one number for `{name}`, got {value!r}.") from error
     finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
     if retention is not None and retention.best is not None and retention.metric not in finite:
@@ -103,99 +96,3 @@ def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> 
             main_process_only=True,
         )
     return finite
-
-
-def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
-    """Remove the numbered checkpoints in ``folder`` that are not to be kept.
-
-    The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
-    moved aside counts under its original name.
-    Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
-
-    Args:
-        folder: The folder of checkpoints.
-        retention: Which to keep.
-        newest: The checkpoint that has just been saved; never removed.
-    """
-    names = map(name_of_displaced, folder.iterdir())
-    limit = retention.newest
-    if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
-        return  # without reading any manifest
-    numbered = sorted(
-        (
-            found
-            for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
-            if found.number is not None and found.can_be_loaded and found.path != newest
-        ),
-        key=lambda found: (found.number or 0, found.path),
-    )
-    added = inspect(newest)
-    everything = [*numbered, *([] if added is None else [added])]
-    kept = {*retention.kept(everything), newest}
-    last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
-    for found in numbered:
-        if found.path in kept:
-            continue
-        if found.path != last_finite:
-            remove_checkpoint(found.path)
-            continue
-        warn_user(
-            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
-            "Load it to resume from before they came.",
-            main_process_only=False,
-        )
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed."""
-    hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
-    try:
-        folder.rename(hidden)
-        remove_folder(hidden)
-    except OSError as error:
-        warn_user(
-            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",
-            main_process_only=False,
-        )
-
-
-def remove_stale_folders(folder: Path) -> None:
-    """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
-
-    A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
-    have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
-    use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
-    """
-    wanted = set(displaced_in(folder))
-    with os.scandir(folder) as entries:
-        paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for path in paths:
-        if path in wanted or is_active(path) or not is_stale(path):
-            continue
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            continue  # another process has removed it
-        except OSError as error:
-            warn_user(
-                f"The stale temporary folder `{path}` could not be removed: {error}. Remove it by hand.",
-                main_process_only=False,
-            )
-
-
-def is_stale(path: Path, *, now_s: float | None = None) -> bool:
-    """Whether a folder is the temporary folder of an interrupted save or removal."""
-    match = _OURS.fullmatch(path.name)
-    if match is None:
-        return False
-    left = match[1]
-    if left is None:  # of a removal
-        return True
-    has_ended = has_ended_by_stamp(left)
-    if has_ended is not None:
-        return has_ended or left == stamp()
-    try:
-        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
-    except FileNotFoundError:
-        return False
-    return age_s > STALE_AFTER_S

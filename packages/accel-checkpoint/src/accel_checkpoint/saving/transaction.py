@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,8 @@ from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdi
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.retention import Retention, remove_old, remove_stale_folders
+from accel_checkpoint.saving.removal import remove_old, remove_stale_folders
+from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target
@@ -39,7 +41,7 @@ class Request:
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
         mesh: Layout of the ranks; see `Manifest`.
-        metrics: Values by name, recorded in the manifest.
+        metrics: Values by name, recorded in the manifest; those of rank 0 count.
     """
 
     target: Path
@@ -137,6 +139,12 @@ class Rounds:
         """Wait until every rank has come to a stage, whether it has failed or not."""
         self._agreement.agree(self._topic(stage), "", first)
 
+    def share_metrics(self, stage: str) -> None:
+        """Wait as `wait`, and take over rank 0's metrics, by which each machine keeps its best parts."""
+        own = json.dumps(dict(self.request.metrics))
+        of_rank_0 = self._agreement.agree(self._topic(stage), own, first)
+        self.request = replace(self.request, metrics=json.loads(of_rank_0))
+
     def agree(
         self, stage: str, part: Part, files: Sequence[FileEntry] = (), *, is_saved: bool | None = False
     ) -> Verdict:
@@ -206,7 +214,7 @@ def begin(staging: Staging, rounds: Rounds) -> Part:
                 if topology.local_rank == 0:
                     # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
                     make_durably(staging.target.parent)
-            rounds.wait("begun")
+            rounds.share_metrics("begun")
             if not staging.path.exists():
                 part = Part(staging, place=topology.node_rank, is_owner=topology.local_rank == 0)
             # No rank creates the folder on this node before every rank here has checked for it.

@@ -152,6 +152,8 @@ class Checkpointer:
             max_shard_size=shard_size,
             engine_options=given,
         )
+        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
+        numbers = self._checked_metrics(metrics)
         saver = self._get_saver()
         saver.log_failure()
         is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
@@ -166,7 +168,7 @@ class Checkpointer:
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
         is_late = bool(absence) and not self._processes.is_main_process
-        request = replace(self._request(output_dir, metrics, may_exist=is_late), token=token)
+        request = replace(self._request(output_dir, numbers, may_exist=is_late), token=token)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
@@ -446,10 +448,10 @@ class Checkpointer:
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _request(
-        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, Any], *, may_exist: bool
+        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, float], *, may_exist: bool
     ) -> Request:
         """Return what to save where."""
-        from accel_checkpoint.saving.retention import Retention, checked_metrics
+        from accel_checkpoint.saving.retention import Retention
         from accel_checkpoint.saving.transaction import Request
 
         step, mesh, project = self._stepper.num_windows, current_runtime().layout.sizes, self.project
@@ -461,16 +463,22 @@ class Checkpointer:
                 step=step,
                 iteration=project.iteration,
                 mesh=mesh,
-                metrics=checked_metrics(metrics, retention),
+                metrics=metrics,
             )
         if output_dir is None:
             raise ConfigError(
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(
-            Path(output_dir).resolve(), step=step, mesh=mesh, metrics=checked_metrics(metrics, None)
-        )
+        return Request(Path(output_dir).resolve(), step=step, mesh=mesh, metrics=metrics)
+
+    def _checked_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics that the manifest records: those of the main process, which writes it."""
+        from accel_checkpoint.saving.retention import checked_metrics
+
+        if not self._processes.is_main_process:
+            return {}
+        return checked_metrics(metrics, self.project.retention)
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""

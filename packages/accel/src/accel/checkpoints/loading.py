@@ -12,7 +12,15 @@ from typing import Any, Self
 
 from torch import nn
 
-from accel.checkpoints.items import KINDS, RunObjects, SavedRun, StateItem, model_items, other_items
+from accel.checkpoints.items import (
+    KINDS,
+    ModelItem,
+    RunObjects,
+    SavedRun,
+    StateItem,
+    model_items,
+    other_items,
+)
 from accel.checkpoints.rank_state import RankItem
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
@@ -88,6 +96,10 @@ class LoadOptions:
             wanted.discard("optimizers")
         if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
             wanted.discard("schedulers")
+        if options.get("key_map") and "models" not in wanted:
+            raise ConfigError(
+                "`key_map` has no effect: no models are loaded. Leave it out, or load `models`."
+            )
         skipped = [kind for name, kind in _ALL_KINDS.items() if name not in wanted]
         strict_models = bool(others.get("load_module_strict", True))
         return cls(skipped=skipped, strict_models=strict_models, **options)
@@ -142,7 +154,7 @@ def load_checkpoint(
     with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
         with _not_loaded(saver, "opened", folder) as deferred:
             bare = run.bare_models()
-            left = list(bare)
+            left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
             saved = SavedRun(

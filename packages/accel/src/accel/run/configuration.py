@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
+from accel_checkpoint import Retention
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         MegatronLMPlugin,
         TorchTensorParallelPlugin,
     )
-    from accel_checkpoint import Retention
 
 Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
@@ -195,13 +195,14 @@ def resolve(
     kwargs_handlers: Sequence[KwargsHandler] | None,
     dynamo_backend: DynamoBackend | str | None,
     dynamo_plugin: TorchDynamoPlugin | None,
+    earlier_dynamo: TorchDynamoPlugin | None,
     scheduler_unit: Literal["process", "optimizer_step"],
     fp8_backend: FP8BackendType | str | None,
 ) -> RunConfiguration:
     """Combine the arguments of `Accelerator`, which have the same names, with the settings of the launcher.
 
-    `plugins` has the engine plugins by the name of their argument, None for those left out; `earlier_plugins` those
-    that the state of this process was built with.
+    `plugins` has the engine plugins by the name of their argument, None for those left out; `earlier_plugins` and
+    `earlier_dynamo` are those that the state of this process was built with.
 
     Raises:
         ConfigError: If arguments contradict each other.
@@ -215,7 +216,7 @@ def resolve(
         ),
         loader=loader,
         project=resolve_project(project_dir, project_config),
-        dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
+        dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin, earlier=earlier_dynamo),
         rng_types=resolve_rng_types(rng_types),
         plugins={**plugins, "torch_tp_plugin": torch_tp_plugin},
         plugin=plugin,
@@ -323,15 +324,18 @@ def resolve_project(
 
 
 def resolve_dynamo(
-    backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
+    backend: DynamoBackend | str | None,
+    plugin: TorchDynamoPlugin | None,
+    *,
+    earlier: TorchDynamoPlugin | None = None,
 ) -> TorchDynamoPlugin:
-    """Combine the two ways of asking for `torch.compile`.
+    """Combine the two ways of asking for `torch.compile`; an earlier `Accelerator`'s counts if neither is given.
 
     Raises:
         ConfigError: If both are given.
     """
     if backend is None:
-        return plugin or TorchDynamoPlugin()
+        return plugin or earlier or TorchDynamoPlugin()
     if plugin is not None:
         raise ConfigError("`dynamo_backend` and `dynamo_plugin` say the same thing. Pass one of them.")
     return TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))

@@ -10,6 +10,7 @@ from accel_backends import (
     Precision,
     Strategy,
     StrategyContext,
+    TorchDynamoPlugin,
     select_precision,
     select_strategy,
 )
@@ -28,6 +29,11 @@ def earlier_plugins() -> dict[str, Any]:
         "megatron_lm_plugin": state.megatron_lm_plugin,
         "strategy_plugin": state.strategy_plugin,
     }
+
+
+def earlier_dynamo() -> TorchDynamoPlugin | None:
+    """Return the compilation options that the state of this process was built with, if it has been built."""
+    return AcceleratorState().dynamo_plugin if AcceleratorState.is_initialized() else None
 
 
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
