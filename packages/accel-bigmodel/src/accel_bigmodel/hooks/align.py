@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.base import ModelHook
-from accel_bigmodel.offload.placeholders import forwards, make_plain, placeholder_for, set_values, weight_of
+from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
 from accel_bigmodel.offload.store import in_memory, is_shared
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.describe import find_device
 from accel_ops.nested.move import send_to_device

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -18,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import attributes_of, check_device_same
 from accel_state.errors import StateError
 
@@ -78,29 +77,6 @@ class OffloadedParameter(_Placeholder, nn.Parameter):
 
 class OffloadedBuffer(_Placeholder):
     """The placeholder of a buffer."""
-
-
-class ForwardDepth(threading.local):
-    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.held: list[OffloadedWeight] = []
-
-    def enter(self) -> None:
-        """Enter a forward pass."""
-        self.depth += 1
-
-    def leave(self) -> None:
-        """Leave a forward pass; leaving the outermost one releases the weights in use."""
-        self.depth -= 1
-        if self.depth == 0:
-            held, self.held = self.held, []
-            for weight in held:
-                weight.release()
-
-
-forwards = ForwardDepth()
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:

@@ -248,3 +248,26 @@ class OffloadedWeight:
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
             "(or `save_pretrained`), then load and offload them where the model is needed."
         )
+
+
+class ForwardDepth(threading.local):
+    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.held: list[OffloadedWeight] = []
+
+    def enter(self) -> None:
+        """Enter a forward pass."""
+        self.depth += 1
+
+    def leave(self) -> None:
+        """Leave a forward pass; leaving the outermost one releases the weights in use."""
+        self.depth -= 1
+        if self.depth == 0:
+            held, self.held = self.held, []
+            for weight in held:
+                weight.release()
+
+
+forwards = ForwardDepth()
