@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from accel_bigmodel.hooks.base import ModelHook
 from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
-from accel_bigmodel.offload.store import in_memory, is_shared
+from accel_bigmodel.offload.store import StoredWeight, in_memory
 from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.describe import find_device
@@ -268,10 +268,8 @@ class AlignDevicesHook(ModelHook):
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
         is_owned = weights is kept or self._settings.owns_weights
-        weight = OffloadedWeight(
-            weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
-            copy_on_write=not is_owned and is_shared(weights, place.full_name),
-        )  # fmt: skip
+        source = StoredWeight.of(weights, place.full_name, is_owned=is_owned)
+        weight = OffloadedWeight(source, name=name, device=device, dtype=tensor.dtype)
         return placeholder_for(tensor, weight, place.owner)
 
 

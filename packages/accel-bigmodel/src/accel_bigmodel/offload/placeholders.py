@@ -55,7 +55,7 @@ class _Placeholder(torch.Tensor):
         if weight_of(self) is None:
             return copy.deepcopy(make_plain(self), memo)
         if id(self) not in memo:
-            copied = _make(type(self), self._weight.__deepcopy__(memo), self)
+            copied = _make(type(self), copy.deepcopy(self._weight, memo), self)
             copied.__dict__.update({**vars(self), **vars(copied)})
             memo[id(self)] = copied
         return cast(torch.Tensor, memo[id(self)])
