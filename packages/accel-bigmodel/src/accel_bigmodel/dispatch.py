@@ -187,7 +187,8 @@ def dispatch_model(
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
-        remember_ties(model, ties)
+        if ties:
+            remember_ties(model, ties)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
@@ -319,11 +320,17 @@ def _device_map(
 
 def guard_moves(model: nn.Module) -> None:
     """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
-    for name in ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors())):
-        if hasattr(nn.Module, name) and name != "cpu":
+    for name in _moves():
+        if hasattr(nn.Module, name):
             guarded: Any = functools.partial(_guarded_move, model, name)
             guarded.__name__ = name
             setattr(model, name, guarded)
+
+
+@functools.cache
+def _moves() -> tuple[str, ...]:
+    """Return the names of methods that move a module, if it has them."""
+    return ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors() if vendor.name != "cpu"))
 
 
 def _guarded_move(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -16,8 +16,7 @@ from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors import as_parameter_like, assign
-from accel_bigmodel.ties import check_aliases
+from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, opener

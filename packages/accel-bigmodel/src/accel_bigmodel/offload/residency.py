@@ -24,15 +24,11 @@ class Slot:
         owner: The module.
         name: Its name in the module.
         placeholder: The placeholder.
-        original_device: The device before the weight was offloaded.
     """
 
-    def __init__(
-        self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
-    ) -> None:
+    def __init__(self, owner: nn.Module, name: str, placeholder: torch.Tensor) -> None:
         self.owner, self.name, self.placeholder = owner, name, placeholder
         self.weight: OffloadedWeight = vars(placeholder)["_weight"]
-        self.original_device = original_device
         self._num_uses = 0
         self._is_int8 = is_int8(placeholder)
         if self._is_int8:
@@ -68,11 +64,11 @@ class Slot:
                 set_values(self.placeholder, weight, now)  # the forward replaced a buffer
                 assign(self.owner, self.name, self.placeholder)
 
-    def restore(self) -> None:
-        """Put the weight into the module permanently, on its original device."""
+    def restore(self, device: torch.device) -> None:
+        """Put the weight into the module permanently."""
         self._follow_conversion()
         if self._table().get(self.name) is self.placeholder:
-            setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
+            setattr(self.owner, self.name, self.weight.resident(self.placeholder, device))
 
     def _follow_conversion(self) -> None:
         """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""

@@ -149,9 +149,7 @@ class OffloadedWeight:
 
     def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
         """Return a weight with the same stored values and another dtype in the model."""
-        return OffloadedWeight(
-            self._source, name=self.name, device=self.device, dtype=dtype, is_changed=True
-        )
+        return OffloadedWeight(self._source, name=self.name, device=self.device, dtype=dtype, is_changed=True)
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
