@@ -16,8 +16,8 @@ from accel_bigmodel.hooks.align import AlignDevicesHook, HookSettings
 from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import LoadOptions
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
+from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params

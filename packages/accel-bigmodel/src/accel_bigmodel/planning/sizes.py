@@ -1,4 +1,4 @@
-"""Sizes of the parts of a model in bytes, on any device, and planning functions of Accelerate that ours does not need."""
+"""Sizes of the parts of a model in bytes, and functions of Accelerate that plan with them; ours plans in one walk."""
 
 from __future__ import annotations
 
