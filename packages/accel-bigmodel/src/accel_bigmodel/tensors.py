@@ -262,9 +262,12 @@ def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[
 _OF_PLACEHOLDERS = ("_weight", "_itself", "resident_class")
 
 
-def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
-    """Return ``values`` as a parameter of the class of ``old``, with its attributes and ``requires_grad``."""
-    requires_grad = old.requires_grad and (values.is_floating_point() or values.is_complex())
+def as_parameter_like(
+    old: torch.Tensor, values: torch.Tensor, *, requires_grad: bool | None = None
+) -> nn.Parameter:
+    """Return ``values`` as a parameter of the class of ``old``, its attributes and ``requires_grad`` (by default)."""
+    requires_grad = old.requires_grad if requires_grad is None else requires_grad
+    requires_grad = requires_grad and (values.is_floating_point() or values.is_complex())
     wanted, attributes = resident_class(old), attributes_of(old)
     if wanted is nn.Parameter and not attributes and type(values) is torch.Tensor:
         # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.

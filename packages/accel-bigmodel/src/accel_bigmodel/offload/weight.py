@@ -187,7 +187,9 @@ class OffloadedWeight:
         return made
 
     def _make_live(self, placeholder: torch.Tensor) -> _Live:
-        is_trained = torch.is_grad_enabled() and placeholder.requires_grad
+        with torch._C.DisableTorchFunctionSubclass():  # these are its metadata: there is nothing to dispatch
+            shape, requires_grad = placeholder.shape, placeholder.requires_grad
+        is_trained = requires_grad and torch.is_grad_enabled()
         with torch.inference_mode(False), torch.no_grad():
             transfer, self._prefetched = self._prefetched, None
             if transfer is not None:
@@ -196,15 +198,14 @@ class OffloadedWeight:
                 values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
-            if values.shape != placeholder.shape and has_shape_of_values(placeholder):
+            if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
-                    f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
+                    f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
                     f"{tuple(values.shape)}. Give the weights of this model."
                 )
             if isinstance(placeholder, nn.Parameter):
-                values = as_parameter_like(placeholder, values)
-                values.requires_grad_(is_trained)
-                if is_trained:
+                values = as_parameter_like(placeholder, values, requires_grad=is_trained)
+                if values.requires_grad:
                     values.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
         return _Live(values)
 
