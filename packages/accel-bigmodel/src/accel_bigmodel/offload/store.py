@@ -183,7 +183,8 @@ class StoredWeight:
     def of(cls, weights: Mapping[str, Any], key: str, *, is_owned: bool) -> StoredWeight:
         """Return the weight ``key`` of ``weights``, which belongs to the model if ``is_owned``."""
         while isinstance(weights, PrefixedDataset):
-            weights, key = weights.dataset, f"{weights.prefix}{key}"
+            key = f"{weights.prefix}{key}"
+            weights = weights.dataset
         made = cls(weights, key)
         return made if is_owned or made.is_from_file else cls(weights, key, is_callers=True)
 
