@@ -212,7 +212,9 @@ def peak_of_a_save(folder, version, kind):
 @pytest.mark.parametrize("kind", ["SHARDED", "FULL"])
 def test_a_save_under_version_1_never_has_all_states_on_a_rank(world, tmp_path, kind):
     model = 12 * BLOCK + 2 * END
-    for peak in world(2).run(peak_of_a_save, tmp_path / "saved", 1, kind):
+    writer, other = world(2).run(peak_of_a_save, tmp_path / "saved", 1, kind)
+    # What writes the full state of an optimizer, which is one file, has all of it.
+    for peak in [other] if kind == "FULL" else [writer, other]:
         # Half of three times the model, and what torch frees by resizing, which counts here until the end: twice the
         # model at most. With full states it is 4.6 times.
         assert peak < 3.5 * model

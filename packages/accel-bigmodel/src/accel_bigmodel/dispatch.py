@@ -16,8 +16,8 @@ from accel_bigmodel.hooks.align import AlignDevicesHook, HookSettings
 from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import LoadOptions
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
+from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
@@ -187,7 +187,8 @@ def dispatch_model(
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
-        remember_ties(model, ties)
+        if ties:
+            remember_ties(model, ties)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
@@ -319,11 +320,17 @@ def _device_map(
 
 def guard_moves(model: nn.Module) -> None:
     """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
-    for name in ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors())):
-        if hasattr(nn.Module, name) and name != "cpu":
+    for name in _moves():
+        if hasattr(nn.Module, name):
             guarded: Any = functools.partial(_guarded_move, model, name)
             guarded.__name__ = name
             setattr(model, name, guarded)
+
+
+@functools.cache
+def _moves() -> tuple[str, ...]:
+    """Return the names of methods that move a module, if it has them."""
+    return ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors() if vendor.name != "cpu"))
 
 
 def _guarded_move(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:

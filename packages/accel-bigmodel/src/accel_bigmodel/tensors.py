@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,8 +10,8 @@ from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
 from accel_ops.memory import clear_device_cache
-from accel_ops.named_tensors import tied_names
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_ops.named_tensors import tied_names, walk_modules
+from accel_state.errors import ConfigError, StateError, UnknownNameError
 
 
 def named_module_tensors(
@@ -262,9 +262,12 @@ def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[
 _OF_PLACEHOLDERS = ("_weight", "_itself", "resident_class")
 
 
-def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
-    """Return ``values`` as a parameter of the class of ``old``, with its attributes and ``requires_grad``."""
-    requires_grad = old.requires_grad and (values.is_floating_point() or values.is_complex())
+def as_parameter_like(
+    old: torch.Tensor, values: torch.Tensor, *, requires_grad: bool | None = None
+) -> nn.Parameter:
+    """Return ``values`` as a parameter of the class of ``old``, its attributes and ``requires_grad`` (by default)."""
+    requires_grad = old.requires_grad if requires_grad is None else requires_grad
+    requires_grad = requires_grad and (values.is_floating_point() or values.is_complex())
     wanted, attributes = resident_class(old), attributes_of(old)
     if wanted is nn.Parameter and not attributes and type(values) is torch.Tensor:
         # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
@@ -293,3 +296,41 @@ def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     for key, attribute in attributes.items():
         made.__dict__.setdefault(key, attribute)
     return made
+
+
+# Attributes of every module: tables of torch's, and hooks, which are functions.
+_OWN = frozenset(vars(nn.Module()))
+_DEPTH = 3
+
+
+def check_aliases(model: nn.Module, replaced: Collection[int]) -> None:
+    """Raise if a plain attribute still holds a tensor without values that was replaced in its module.
+
+    Kernels such as that of ``F.linear`` accept it and return numbers that mean nothing.
+
+    Args:
+        model: Attributes of all its modules are searched, and lists, tuples and dictionaries in them.
+        replaced: The identities of the replaced tensors, all on the meta device.
+
+    Raises:
+        StateError: It names the attribute.
+    """
+    if not replaced:
+        return
+    for path, module in walk_modules(model):
+        for name in vars(module).keys() - _OWN:
+            if any(id(tensor) in replaced for tensor in _tensors_in(vars(module)[name], _DEPTH)):
+                raise StateError(
+                    f"`{path}.{name}`".replace("`.", "`")
+                    + f" of `{type(module).__name__}` keeps a weight of the "
+                    "skeleton, which has no values, outside of the parameters. Read the parameter in `forward`, or "
+                    "build the model with its weights."
+                )
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item, depth - 1)

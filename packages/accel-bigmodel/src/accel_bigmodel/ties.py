@@ -1,9 +1,9 @@
-"""Weights that a model shares between its parts, and aliases that cannot follow them."""
+"""Weights that a model shares between its parts."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ from torch import nn
 from accel_bigmodel.hooks.base import ModelHook, add_hook_to_module
 from accel_bigmodel.offload.placeholders import stored_values
 from accel_bigmodel.tensors import as_parameter_like, find_tied_parameters
-from accel_ops.named_tensors import walk_modules
-from accel_state.errors import StateError
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
@@ -122,41 +120,3 @@ class RetieHook(ModelHook):
                 kept, copy = stored_values(state[first]), stored_values(state[other])
                 if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
                     state[other] = state[first]
-
-
-# Attributes of every module: tables of torch's, and hooks, which are functions.
-_OWN = frozenset(vars(nn.Module()))
-_DEPTH = 3
-
-
-def check_aliases(model: nn.Module, replaced: Collection[int]) -> None:
-    """Raise if a plain attribute still holds a tensor without values that was replaced in its module.
-
-    Kernels such as that of ``F.linear`` accept it and return numbers that mean nothing.
-
-    Args:
-        model: Attributes of all its modules are searched, and lists, tuples and dictionaries in them.
-        replaced: The identities of the replaced tensors, all on the meta device.
-
-    Raises:
-        StateError: It names the attribute.
-    """
-    if not replaced:
-        return
-    for path, module in walk_modules(model):
-        for name in vars(module).keys() - _OWN:
-            if any(id(tensor) in replaced for tensor in _tensors_in(vars(module)[name], _DEPTH)):
-                raise StateError(
-                    f"`{path}.{name}`".replace("`.", "`")
-                    + f" of `{type(module).__name__}` keeps a weight of the "
-                    "skeleton, which has no values, outside of the parameters. Read the parameter in `forward`, or "
-                    "build the model with its weights."
-                )
-
-
-def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(item, depth - 1)

@@ -24,7 +24,7 @@ from accel_bigmodel import (
     offload_weight,
     save_offload_index,
 )
-from accel_bigmodel.offload.store import read_ahead, read_offload_index
+from accel_bigmodel.offload.store import StoredWeight, read_offload_index
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -137,7 +137,7 @@ def test_weights_in_files_are_read_ahead_by_their_range(tmp_path, monkeypatch):
     advised = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *advice: advised.append(advice))
     for name in ("w", "memory", "missing"):
-        read_ahead(PrefixedDataset(weights, name[:1]), name[1:])
+        StoredWeight.of(PrefixedDataset(weights, name[:1]), name[1:], is_owned=True).read_ahead()
     assert advised == [(place.start, 32, os.POSIX_FADV_WILLNEED)]
 
 

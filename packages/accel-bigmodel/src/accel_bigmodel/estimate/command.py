@@ -26,36 +26,22 @@ class EstimateMemoryCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
-        parser.add_argument(
-            "model_name",
-            help="a folder, a config.json, the name of a model on the Hub, or `module:factory`",
-        )
-        parser.add_argument(
-            "--library_name", choices=("timm", "transformers"), help="the library that defines the model"
-        )
-        parser.add_argument(
-            "--dtypes",
-            nargs="+",
-            default=list(DEFAULT_DTYPES),
-            choices=DTYPES,
-            help="dtypes to show, one row each",
-        )
-        parser.add_argument(
-            "--trust_remote_code", action="store_true", help="run code from the Hub; read it first"
-        )
-        parser.add_argument(
+        add = parser.add_argument
+        add("model_name", help="a folder, a config.json, the name of a model on the Hub, or `module:factory`")
+        add("--library_name", choices=("timm", "transformers"), help="the library that defines the model")
+        add(
+            "--dtypes", nargs="+", default=list(DEFAULT_DTYPES), choices=DTYPES, help="dtypes to show, one row each"
+        )  # fmt: skip
+        add("--trust_remote_code", action="store_true", help="run code from the Hub; read it first")
+        add(
             "--strategy",
             choices=STRATEGIES,
             help="show the memory of training per process with this strategy",
         )
-        parser.add_argument(
-            "--num_processes", type=int, default=1, help="number of training processes (default 1)"
-        )
-        parser.add_argument("--batch_size", type=int, help="show the KV cache for this batch size")
-        parser.add_argument(
-            "--sequence_length", type=int, default=512, help="tokens per sample (default 512)"
-        )
-        parser.add_argument("--json", action="store_true", help="print bytes as JSON")
+        add("--num_processes", type=int, default=1, help="number of training processes (default 1)")
+        add("--batch_size", type=int, help="show the KV cache for this batch size")
+        add("--sequence_length", type=int, default=512, help="tokens per sample (default 512)")
+        add("--json", action="store_true", help="print bytes as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the estimate."""

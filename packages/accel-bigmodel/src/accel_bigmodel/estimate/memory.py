@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from accel_bigmodel.dtypes import dtype_byte_size
-from accel_bigmodel.planning.sizes import compute_module_sizes, get_max_layer_size
+from accel_bigmodel.planning.sizes import maximum_sizes
 from accel_bigmodel.skeleton import init_empty_weights
-from accel_bigmodel.tensors import named_module_tensors
 from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import (
     ConfigError,
@@ -49,40 +47,23 @@ def estimate(
     result: dict[str, Any] = {"dtypes": {dtype: model_bytes(model, dtype) for dtype in dtypes}}
     if strategy is not None:
         full = model_bytes(model, "float32")
+        trained = sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
         per_process = training_bytes(
-            strategy, weights=full["total"], largest_layer=full["largest_layer"], num_processes=num_processes,
-            trained=sum(p.numel() * 4 for p in model.parameters() if p.requires_grad),
+            strategy, weights=full["total"], trained=trained, largest_layer=full["largest_layer"],
+            num_processes=num_processes,
         )  # fmt: skip
-        result["training"] = {
-            "strategy": strategy,
-            "num_processes": num_processes,
-            **asdict(per_process),
-            "total": per_process.total,
-        }
+        result["training"] = {"strategy": strategy, "num_processes": num_processes, **per_process}
     if batch_size is not None:
-        config = getattr(model, "config", None)
-        caches = {
-            dtype: kv_cache_bytes(config, batch_size=batch_size, sequence_length=sequence_length, dtype=dtype)
-            for dtype in dtypes
-        }
-        result["running"] = {
-            "batch_size": batch_size,
-            "sequence_length": sequence_length,
-            "kv_cache": {dtype: size for dtype, size in caches.items() if size is not None},
-        }
+        num_elements = kv_cache_elements(getattr(model, "config", None), batch_size, sequence_length)
+        caches = {dtype: int(num_elements * dtype_byte_size(dtype)) for dtype in dtypes if num_elements}
+        result["running"] = {"batch_size": batch_size, "sequence_length": sequence_length, "kv_cache": caches}
     return result
 
 
 def model_bytes(model: nn.Module, dtype: str) -> dict[str, int]:
     """Return the bytes of the largest layer, of the model, and of training it with Adam."""
-    sizes = compute_module_sizes(model, dtype=dtype)
-    parts: list[Any] = [*named_module_tensors(model), *model.named_children()]
-    largest, names = get_max_layer_size(parts, sizes, getattr(model, "_no_split_modules", None))
-    return {
-        "largest_layer": largest if names else sizes[""],
-        "total": sizes[""],
-        "training_adam": 4 * sizes[""],
-    }
+    total, (largest, names) = maximum_sizes(model, dtype)
+    return {"largest_layer": largest if names else total, "total": total, "training_adam": 4 * total}
 
 
 def estimate_training_usage(
@@ -108,25 +89,9 @@ def estimate_training_usage(
     return dict.fromkeys(("model", "optimizer", "gradients", "step"), -1)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingBytes:
-    """Bytes of one process on its device, and on the host."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    working: int
-    host: int = 0
-
-    @property
-    def total(self) -> int:
-        """The total on the device."""
-        return self.parameters + self.gradients + self.optimizer + self.working
-
-
 def training_bytes(
     strategy: str, *, weights: int, trained: int, largest_layer: int, num_processes: int
-) -> TrainingBytes:
+) -> dict[str, int]:
     """Return the bytes of each process during training with Adam, activations excluded.
 
     Args:
@@ -137,6 +102,9 @@ def training_bytes(
         largest_layer: Bytes of the largest layer, which is gathered for its computation and updated with temporary
             memory of its size.
         num_processes: Number of processes that share the work.
+
+    Returns:
+        ``parameters``, ``gradients``, ``optimizer`` and ``working``, their ``total`` on the device, and ``host``.
     """
     if num_processes < 1:
         raise ConfigError(f"`num_processes` must be at least 1, not {num_processes}.")
@@ -144,42 +112,43 @@ def training_bytes(
     def share(size: int) -> int:
         return -(-size // num_processes)
 
-    moments = 2 * trained
-    if strategy == "ddp":
+    moments, is_alone = 2 * trained, num_processes == 1
+    # The current layer and the next one are gathered, and the gradient of one layer is unsharded.
+    gathered = largest_layer if is_alone else 3 * largest_layer
+    sharded = (share(weights), share(trained), share(moments), gathered)
+    strategies = {
         # DDP copies the gradients into buckets for the all-reduce.
-        buckets = trained if num_processes > 1 else 0
-        return TrainingBytes(weights, trained + buckets, moments, largest_layer)
-    if strategy == "zero1":
-        return TrainingBytes(weights, trained, share(moments), largest_layer)
-    if strategy == "zero2":
-        return TrainingBytes(weights, share(trained), share(moments), 2 * largest_layer)
-    if strategy in ("zero3", "fsdp"):
-        # The current layer and the next one are gathered, and the gradient of one layer is unsharded.
-        gathered = 3 * largest_layer if num_processes > 1 else largest_layer
-        return TrainingBytes(share(weights), share(trained), share(moments), gathered)
-    if strategy == "offload":
-        return TrainingBytes(weights, trained, 0, largest_layer, host=share(moments + trained))
-    raise UnknownNameError.of("strategy", strategy, ["ddp", "fsdp", "zero1", "zero2", "zero3", "offload"])
+        "ddp": (weights, trained if is_alone else 2 * trained, moments, largest_layer),
+        "fsdp": sharded,
+        "zero1": (weights, trained, share(moments), largest_layer),
+        "zero2": (weights, share(trained), share(moments), 2 * largest_layer),
+        "zero3": sharded,
+        "offload": (weights, trained, 0, largest_layer),
+    }
+    if strategy not in strategies:
+        raise UnknownNameError.of("strategy", strategy, strategies)
+    parts = dict(zip(("parameters", "gradients", "optimizer", "working"), strategies[strategy], strict=True))
+    host = share(moments + trained) if strategy == "offload" else 0
+    return {**parts, "host": host, "total": sum(parts.values())}
 
 
-def kv_cache_bytes(config: Any, *, batch_size: int, sequence_length: int, dtype: str) -> int | None:
-    """Return the bytes of the KV cache for a batch of sequences, ``None`` if the config describes no attention.
+def kv_cache_elements(config: Any, batch_size: int, sequence_length: int) -> int:
+    """Return the number of elements in the KV cache of a batch, 0 if the config describes no attention.
 
     Args:
         config: The config of a transformers model.
         batch_size: Number of sequences.
         sequence_length: Tokens per sequence, prompt and completion together.
-        dtype: The dtype of the cache.
     """
     config = getattr(config, "text_config", config)
     layers = getattr(config, "num_hidden_layers", None) or getattr(config, "n_layer", None)
     heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_head", None)
     width = getattr(config, "hidden_size", None) or getattr(config, "n_embd", None)
     if not layers or not heads or not width:
-        return None
+        return 0
     head_dim = getattr(config, "head_dim", None) or width // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * layers * kv_heads * head_dim * batch_size * sequence_length * dtype_byte_size(dtype))
+    return int(2 * layers * kv_heads * head_dim * batch_size * sequence_length)
 
 
 def create_empty_model(
@@ -246,7 +215,7 @@ def _from_timm(name: str, *, token: str | None) -> nn.Module:
         known = add_timm_hub_prefix(name)
         if known == name:
             raise ConfigError(f"timm has no model `{name}`.{did_you_mean(name, timm.list_models())}")
-        _refuse_missing(name, verify_on_hub(name, token))
+        _hub_info(name, token)
     return _made_by_timm(timm, known)
 
 
@@ -258,19 +227,19 @@ def _made_by_timm(timm: Any, name: str) -> nn.Module:
 
 def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token: str | None) -> nn.Module:
     try:
-        info = verify_on_hub(name, token)
+        info = _hub_info(name, token)
     except (NotAvailableError, UnreachableError) as unreachable:
         try:
             return _from_transformers(name, trust_remote_code=trust_remote_code, is_cached=True)
         except ConfigError:
             raise unreachable from None
-    _refuse_missing(name, info)
     if library is None and getattr(info, "library_name", None) == "timm":
         return _made_by_timm(_imported("timm", name), f"hf-hub:{name}")
     return _from_transformers(name, trust_remote_code=trust_remote_code, token=token)
 
 
-def _refuse_missing(name: str, info: Any) -> None:
+def _hub_info(name: str, token: str | None) -> Any:
+    info = verify_on_hub(name, token)
     if info == "repo":
         raise MissingFileError(
             f"There is no model `{name}`, neither as a folder here nor on the Hub. Check the name; a private model "
@@ -280,6 +249,7 @@ def _refuse_missing(name: str, info: Any) -> None:
         raise NoAccessError(
             f"`{name}` is gated: accept its terms on the Hub, log in (`hf auth login`), and try again."
         )
+    return info
 
 
 def _from_transformers(
@@ -290,7 +260,9 @@ def _from_transformers(
         config = transformers.AutoConfig.from_pretrained(
             name, trust_remote_code=trust_remote_code, token=token, local_files_only=is_cached
         )
-        made = _architecture(transformers, config)
+        # The class that the config names, if transformers has it; `AutoModel` would omit the head.
+        [architecture, *_] = getattr(config, "architectures", None) or [None]
+        made = getattr(transformers, architecture, None) if architecture else None
         with init_empty_weights():
             if made is not None:
                 model: nn.Module = made(config)
@@ -307,28 +279,16 @@ def _from_transformers(
 def _imported(library: str, name: str) -> Any:
     try:
         return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name != library:
-            raise _broken(library, name, error) from error
-        raise NotAvailableError(
-            f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or give "
-            "a model of your own as `module:factory`."
-        ) from error
     except (ImportError, RuntimeError) as error:  # for example a torchvision built for another torch
-        raise _broken(library, name, error) from error
-
-
-def _broken(library: str, name: str, error: Exception) -> NotAvailableError:
-    return NotAvailableError(
-        f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install what is "
-        "missing, built for this torch."
-    )
-
-
-def _architecture(transformers: Any, config: Any) -> Any:
-    """Return the class that the config names, if transformers has it; ``AutoModel`` would omit the head."""
-    names = getattr(config, "architectures", None) or [None]
-    return getattr(transformers, names[0], None) if names[0] else None
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
+            raise NotAvailableError(
+                f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or "
+                "give a model of your own as `module:factory`."
+            ) from error
+        raise NotAvailableError(
+            f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install "
+            "what is missing, built for this torch."
+        ) from error
 
 
 def verify_on_hub(repo: str, token: str | None = None) -> Any:

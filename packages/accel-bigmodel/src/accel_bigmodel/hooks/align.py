@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.base import ModelHook
-from accel_bigmodel.offload.placeholders import forwards, make_plain, placeholder_for, set_values, weight_of
+from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
-from accel_bigmodel.offload.store import in_memory, is_shared
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.store import StoredWeight, in_memory
+from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.describe import find_device
 from accel_ops.nested.move import send_to_device
@@ -96,7 +96,6 @@ class AlignDevicesHook(ModelHook):
         self.residency = Residency([])
         self.keeps_placeholders = False  # when detached, of weights that were on the meta device
         self._slots: dict[str, Slot] = {}
-        self._has_offloaded = False
         self._module_name = module_name
         self._settings = HookSettings() if settings is None else settings
         self._surrounds_offloaded = surrounds_offloaded
@@ -136,12 +135,12 @@ class AlignDevicesHook(ModelHook):
         if self.offload:
             self._offload(module)
         elif self.execution_device is not None:
-            for place in _places(module, recurse=self.place_submodules):
-                self._place(place)
+            for _, owner, name in _tensors_of(module, recurse=self.place_submodules):
+                self._place(owner, name)
         return module
 
     def attached(self, module: nn.Module) -> None:
-        if self.offload and not self._has_offloaded:
+        if self.offload and not self._handles:
             self._offload(module)
 
     def pre_forward(
@@ -200,56 +199,56 @@ class AlignDevicesHook(ModelHook):
             forwards.leave()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        for slot in self._slots.values():
-            if self.offload and slot.original_device.type != "meta":
-                slot.restore()
+        for name, slot in self._slots.items():
+            device = self.original_devices[name]
+            if self.offload and device.type != "meta":
+                slot.restore(device)
             elif not self.keeps_placeholders:
                 make_plain(slot.placeholder)
-        self._slots, self.residency, self._has_offloaded = {}, Residency([]), False
+        self._slots, self.residency = {}, Residency([])
         for handle in self._handles:
             handle.remove()
         self._handles = []
         return module
 
-    def _place(self, place: _Place) -> None:
+    def _place(self, owner: nn.Module, name: str) -> None:
         """Move a weight that is not offloaded to the execution device."""
-        assert self.execution_device is not None
-        if weight_of(place.tensor) is None:
+        if self.execution_device is not None and weight_of(getattr(owner, name)) is None:
             set_module_tensor_to_device(
-                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map,
-                clear_cache=False,
-            )  # fmt: skip
+                owner, name, self.execution_device, tied_params_map=self.tied_params_map, clear_cache=False
+            )
 
     def _offload(self, module: nn.Module) -> None:
-        self._slots = self._offload_weights_of(module)
-        self.residency = Residency(list(self._slots.values()))
-        self._handles = self.residency.follow_state_dicts(module)
-        self._has_offloaded = True
-
-    def _offload_weights_of(self, module: nn.Module) -> dict[str, Slot]:
+        """Replace the weights by placeholders."""
         kept: dict[str, torch.Tensor] = {}
-        known = self._settings.placeholders
         slots: dict[str, Slot] = {}
-        places = _places(module, recurse=self.place_submodules)
-        if self.original_devices and not any(place.tensor.is_meta for place in places):
+        known = self._settings.placeholders
+        tensors = [
+            (full_name, owner, name, getattr(owner, name))
+            for full_name, owner, name in _tensors_of(module, recurse=self.place_submodules)
+        ]
+        if self.original_devices and not any(tensor.is_meta for *_, tensor in tensors):
             self._weights_map, self.original_devices = None, {}  # it has the weights of another module
-        for place in places:
-            if place.is_buffer and (not self.offload_buffers or not _is_persistent(place)):
-                if self.execution_device is not None and not place.tensor.is_meta:
-                    self._place(place)
+        for full_name, owner, name, tensor in tensors:
+            is_buffer, is_persistent = name in owner._buffers, name not in owner._non_persistent_buffers_set
+            if is_buffer and not (self.offload_buffers and is_persistent):
+                if not tensor.is_meta:
+                    self._place(owner, name)
                 continue
-            if id(place.tensor) not in known:
-                known[id(place.tensor)] = (place.tensor, self._placeholder(place, kept))
-            placeholder = known[id(place.tensor)][1]
-            slots[place.full_name] = Slot(place.owner, place.name, placeholder, place.tensor.device)
-            self.original_devices[place.full_name] = place.tensor.device
-            setattr(place.owner, place.name, placeholder)
+            if id(tensor) not in known:
+                known[id(tensor)] = (tensor, self._placeholder(full_name, owner, tensor, kept))
+            placeholder = known[id(tensor)][1]
+            slots[full_name] = Slot(owner, name, placeholder)
+            self.original_devices[full_name] = tensor.device
+            setattr(owner, name, placeholder)
         if self._weights_map is None:
             self._weights_map = kept
-        return slots
+        self._slots, self.residency = slots, Residency(list(slots.values()))
+        self._handles = self.residency.follow_state_dicts(module)
 
-    def _placeholder(self, place: _Place, kept: dict[str, torch.Tensor]) -> torch.Tensor:
-        tensor = place.tensor
+    def _placeholder(
+        self, full_name: str, owner: nn.Module, tensor: torch.Tensor, kept: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         device = torch.device("cpu" if self.execution_device is None else self.execution_device)
         weight = weight_of(tensor)
         if weight is not None:  # it was offloaded before
@@ -259,47 +258,29 @@ class AlignDevicesHook(ModelHook):
         if weights is None:
             weights = kept
             if not tensor.is_meta:
-                kept[place.full_name] = in_memory(tensor)
-        name = f"{self._module_name}.{place.full_name}".lstrip(".")
-        if place.full_name not in weights:
+                kept[full_name] = in_memory(tensor)
+        name = f"{self._module_name}.{full_name}".lstrip(".")
+        if full_name not in weights:
             missing = "it is on the meta device, and " if tensor.is_meta else ""
             raise StateError(
                 f"`{name}` cannot be offloaded: {missing}the given weights do not include it. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
         is_owned = weights is kept or self._settings.owns_weights
-        weight = OffloadedWeight(
-            weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
-            copy_on_write=not is_owned and is_shared(weights, place.full_name),
-        )  # fmt: skip
-        return placeholder_for(tensor, weight, place.owner)
+        source = StoredWeight.of(weights, full_name, is_owned=is_owned)
+        weight = OffloadedWeight(source, name=name, device=device, dtype=tensor.dtype)
+        return placeholder_for(tensor, weight, owner)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A tensor of a module, and where it is held."""
-
-    full_name: str
-    owner: nn.Module
-    name: str
-    tensor: torch.Tensor
-    is_buffer: bool
-
-
-def _places(module: nn.Module, *, recurse: bool) -> list[_Place]:
-    modules = module.named_modules() if recurse else [("", module)]
+def _tensors_of(module: nn.Module, *, recurse: bool) -> list[tuple[str, nn.Module, str]]:
+    """Return the full name of each parameter and buffer, the module that has it, and its name there."""
     return [
-        _Place(f"{prefix}.{name}" if prefix else name, owner, name, tensor, is_buffer)
-        for prefix, owner in modules
-        for members, is_buffer in ((owner._parameters, False), (owner._buffers, True))
+        (f"{prefix}.{name}".lstrip("."), owner, name)
+        for prefix, owner in (module.named_modules() if recurse else [("", module)])
+        for members in (owner._parameters, owner._buffers)
         for name, tensor in members.items()
         if tensor is not None
     ]
-
-
-def _is_persistent(place: _Place) -> bool:
-    """Whether checkpoints and folders have it: a buffer that is not persistent stays in memory."""
-    return place.name not in place.owner._non_persistent_buffers_set
 
 
 def _refuse_empty(module: nn.Module, output: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +12,7 @@ from accel_bigmodel.hooks.align import AlignDevicesHook, HookSettings
 from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.tensors import TiedParams
-from accel_bigmodel.ties import check_aliases
+from accel_bigmodel.tensors import TiedParams, check_aliases
 from accel_state.errors import StateError
 
 Device = int | str | torch.device
@@ -35,7 +34,7 @@ def attach_execution_device_hook(
         preload_module_classes: Names of classes whose submodules get no hooks.
         tied_params_map: As for `AlignDevicesHook`.
     """
-    if not hooks_of(module) and _own_tensors(module):
+    if not hooks_of(module) and _has_tensors(module):
         hook = AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         add_hook_to_module(module, hook)
     if type(module).__name__ in (preload_module_classes or ()):
@@ -131,13 +130,9 @@ def _settings_of(
     """Return the settings for weights that belong to the caller."""
     if isinstance(weights, OffloadedWeightsLoader):
         weights = weights.replaced(weights.state_dict, weights.index)  # so that no write is shared
+    preloaded = frozenset(preload or ())
     return HookSettings(
-        weights,
-        offload_buffers,
-        skip_keys,
-        frozenset(preload or ()),
-        tied_params_map,
-        owns_weights=weights is None,
+        weights, offload_buffers, skip_keys, preloaded, tied_params_map, owns_weights=weights is None
     )
 
 
@@ -161,37 +156,16 @@ def attach(
         StateError: If a scripted module is to be offloaded; nothing is changed then.
     """
     first = name if name in devices else ""
-    for planned in list(_planned(module, name, devices, offloads, settings, first, set())):
-        if not planned.offload:
-            _restore(planned)
-        hook = AlignDevicesHook(
-            planned.device, planned.offload, weights_map=_weights_of(planned.name, settings.weights),
-            offload_buffers=settings.offload_buffers, place_submodules=planned.includes_submodules,
-            skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
-            settings=settings,
-        )  # fmt: skip
-        add_hook_to_module(planned.module, hook, append=bool(hooks_of(planned.module)))
+    for part, hook in list(_hooks_for(module, name, devices, offloads, settings, first, set())):
+        if not hook.offload:
+            _restore(part, hook.execution_device)
+        add_hook_to_module(part, hook, append=bool(hooks_of(part)))
     placeholders = settings.placeholders
     check_aliases(module, {key for key, (old, new) in placeholders.items() if old.is_meta and new is not old})
     placeholders.clear()
 
 
-def _weights_of(name: str, weights: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the stored weights of the module called ``name``."""
-    return weights if weights is None or not name else PrefixedDataset(weights, f"{name}.")
-
-
-class _Planned(NamedTuple):
-    """A hook to be added to a module; with ``includes_submodules`` these get no hooks of their own."""
-
-    module: nn.Module
-    name: str
-    device: Device | None
-    offload: bool
-    includes_submodules: bool
-
-
-def _planned(
+def _hooks_for(
     module: nn.Module,
     name: str,
     devices: Mapping[str, Device | None],
@@ -199,7 +173,8 @@ def _planned(
     settings: HookSettings,
     entry: str,
     seen: set[int],
-) -> Iterator[_Planned]:
+) -> Iterator[tuple[nn.Module, AlignDevicesHook]]:
+    """Yield the modules that need a hook, each with its hook; ``entry`` is the nearest one above in ``devices``."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -207,30 +182,38 @@ def _planned(
     device, offload = devices.get(entry), offloads.get(entry, False)
     if isinstance(module, torch.jit.ScriptModule) and offload:
         _refuse_scripted(module, name)
-    is_whole = type(module).__name__ in settings.preload
     prefix = f"{name}." if name else ""
-    has_inner_entry = offload and is_whole and any(key != name and key.startswith(prefix) for key in devices)
-    includes_submodules = offload and is_whole and not has_inner_entry
+    is_preloaded = (
+        offload
+        and type(module).__name__ in settings.preload
+        and not any(key != name and key.startswith(prefix) for key in devices)
+    )
     has_align_hook = any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
-    if includes_submodules or (_own_tensors(module) and not has_align_hook):
-        yield _Planned(module, name, device, offload, includes_submodules)
-    if includes_submodules:
+    if is_preloaded or (_has_tensors(module) and not has_align_hook):
+        weights = settings.weights
+        if weights is not None and name:
+            weights = PrefixedDataset(weights, prefix)
+        yield module, AlignDevicesHook(
+            device, offload, weights_map=weights, offload_buffers=settings.offload_buffers,
+            place_submodules=is_preloaded, skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map,
+            module_name=name, settings=settings,
+        )  # fmt: skip
+    if is_preloaded:
         return
     for child_name, child in module.named_children():
-        yield from _planned(child, f"{prefix}{child_name}", devices, offloads, settings, entry, seen)
+        yield from _hooks_for(child, prefix + child_name, devices, offloads, settings, entry, seen)
 
 
-def _restore(planned: _Planned) -> None:
+def _restore(module: nn.Module, device: Device | None) -> None:
     """Restore weights that an earlier call offloaded, in a module that is not to be offloaded now."""
-    owner: Any = planned.module
-    device = torch.device("cpu" if planned.device is None else planned.device)
-    for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
+    target = torch.device("cpu" if device is None else device)
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
         weight = weight_of(tensor)
-        if weight is not None:
-            setattr(owner, name, weight.resident(tensor, device))
+        if tensor is not None and weight is not None:
+            setattr(module, name, weight.resident(tensor, target))
 
 
-def _own_tensors(module: nn.Module) -> bool:
+def _has_tensors(module: nn.Module) -> bool:
     return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
 
 

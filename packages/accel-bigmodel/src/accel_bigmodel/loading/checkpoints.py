@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.loading.distributed import load_distributed
-from accel_bigmodel.loading.filling import CheckpointLoader, LoadOptions, gc_paused
-from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
+from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
+from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, device_of
 from accel_checkpoint.formats.weight_files import read_weights
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
@@ -124,36 +123,6 @@ def load_checkpoint_in_model(
     load_weights(model, checkpoint, options, strict=strict)
 
 
-def load_weights(
-    model: nn.Module,
-    checkpoint: str | os.PathLike[str],
-    options: LoadOptions,
-    *,
-    strict: bool,
-    ignored: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Load a checkpoint in this process, and return the index of the weights that stay on disk.
-
-    Names in the checkpoint that end with one of ``ignored`` are skipped.
-    """
-    if options.device_map is not None:
-        check_device_map(model, options.device_map)
-    with gc_paused():
-        loader = CheckpointLoader(model, checkpoint, options)
-        loader.check(strict=strict, ignored=ignored)
-        loader.load()
-    return loader.offload_index
-
-
 def _device(name: str, device_map: DeviceMap) -> torch.device:
     found = device_of(name, device_map)
     return torch.device("cpu") if found in (None, "disk") else torch.device(found)
-
-
-def holds_dtensors(model: nn.Module) -> bool:
-    """Whether parameters of ``model`` are sharded over processes."""
-    if not dist.is_available() or not dist.is_initialized():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_bigmodel.loading.filling import LoadOptions
+from accel_bigmodel.loading.loader import LoadOptions
 from accel_bigmodel.loading.matching import match
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_ops.named_tensors import named_tensors, tied_names

@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import attributes_of, check_device_same
+from accel_ops.nested.describe import iterate_tensors
+from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import StateError
 
 
@@ -36,7 +37,7 @@ class _Placeholder(torch.Tensor):
         if _is_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        for tensor in _tensors_in((args, dict(kwargs or {}))):
+        for tensor in iterate_tensors((args, dict(kwargs or {}))):
             if isinstance(tensor, _Placeholder) and weight_of(tensor) is None:
                 make_plain(tensor)
                 return func(*args, **(kwargs or {}))
@@ -56,7 +57,7 @@ class _Placeholder(torch.Tensor):
         if weight_of(self) is None:
             return copy.deepcopy(make_plain(self), memo)
         if id(self) not in memo:
-            copied = _make(type(self), self._weight.__deepcopy__(memo), self)
+            copied = _make(type(self), copy.deepcopy(self._weight, memo), self)
             copied.__dict__.update({**vars(self), **vars(copied)})
             memo[id(self)] = copied
         return cast(torch.Tensor, memo[id(self)])
@@ -78,29 +79,6 @@ class OffloadedParameter(_Placeholder, nn.Parameter):
 
 class OffloadedBuffer(_Placeholder):
     """The placeholder of a buffer."""
-
-
-class ForwardDepth(threading.local):
-    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.held: list[OffloadedWeight] = []
-
-    def enter(self) -> None:
-        """Enter a forward pass."""
-        self.depth += 1
-
-    def leave(self) -> None:
-        """Leave a forward pass; leaving the outermost one releases the weights in use."""
-        self.depth -= 1
-        if self.depth == 0:
-            held, self.held = self.held, []
-            for weight in held:
-                weight.release()
-
-
-forwards = ForwardDepth()
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
@@ -156,44 +134,30 @@ def _make(
 
 def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call ``func`` within a forward pass, with values in place of placeholders at any depth."""
-    used: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    used: list[tuple[_Placeholder, torch.Tensor]] = []
+
+    def value_of(placeholder: _Placeholder) -> torch.Tensor:
+        used.append((placeholder, placeholder._weight.acquire(placeholder)))
+        return used[-1][1]
+
     try:
-        replaced_args, replaced_kwargs = _with_values((args, dict(kwargs)), used)
-        result = func(*replaced_args, **replaced_kwargs)
-        for placeholder, value in used.values():
+        args, kwargs = recursively_apply(value_of, (args, dict(kwargs)), test_type=_is_placeholder)
+        result = func(*args, **kwargs)
+        for placeholder, value in used:
             if result is value:
                 return placeholder
-            if any(_shares_memory(part, value) for part in _tensors_in(result)):
+            if any(_shares_memory(part, value) for part in iterate_tensors(result)):
                 # What is written through the view is stored at the end of the forward pass.
-                cast(_Placeholder, placeholder)._weight.acquire(placeholder)
-                forwards.held.append(cast(_Placeholder, placeholder)._weight)
+                placeholder._weight.acquire(placeholder)
+                forwards.held.append(placeholder._weight)
         return result
     finally:
-        for placeholder, _ in used.values():
-            cast(_Placeholder, placeholder)._weight.release()
+        for placeholder, _ in used:
+            placeholder._weight.release()
 
 
-def _with_values(item: Any, used: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    if isinstance(item, _Placeholder):
-        if id(item) not in used:
-            used[id(item)] = (item, item._weight.acquire(item))
-        return used[id(item)][1]
-    if isinstance(item, list | tuple):
-        inner = [_with_values(part, used) for part in item]
-        return type(item)(*inner) if hasattr(item, "_fields") else type(item)(inner)
-    if type(item) is dict:
-        return {key: _with_values(part, used) for key, part in item.items()}
-    return item
-
-
-def _tensors_in(item: Any) -> Iterator[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif isinstance(item, list | tuple):
-        for part in item:
-            yield from _tensors_in(part)
-    elif type(item) is dict:
-        yield from _tensors_in(list(item.values()))
+def _is_placeholder(item: object) -> bool:
+    return isinstance(item, _Placeholder)
 
 
 def _shares_memory(result: torch.Tensor, value: torch.Tensor) -> bool:
@@ -221,7 +185,7 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             return _make(type(placeholder), weight.in_dtype(dtype), placeholder, dtype)
         if stays and func in (torch.Tensor.to, torch.Tensor.cpu, *_CONVERSIONS):
             return placeholder
-    names = [t._weight.name for t in _tensors_in((args, dict(kwargs))) if isinstance(t, _Placeholder)]
+    names = [t._weight.name for t in iterate_tensors((args, dict(kwargs))) if isinstance(t, _Placeholder)]
     raise StateError(
         f"`{names[0]}` is offloaded, so that it has values in a forward pass only. "
         "Read and write it inside `with align_module_device(module):` of the module that it belongs to."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.placeholders import set_values, weight_of
+from accel_bigmodel.offload.weight import OffloadedWeight, forwards
 from accel_bigmodel.tensors import assign, forget_int8_values, is_int8
 from accel_state.errors import AccelError
-
-_IDLE_S = 2.0
 
 
 class Slot:
@@ -27,61 +24,56 @@ class Slot:
         owner: The module.
         name: Its name in the module.
         placeholder: The placeholder.
-        original_device: The device before the weight was offloaded.
     """
 
-    def __init__(
-        self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
-    ) -> None:
+    def __init__(self, owner: nn.Module, name: str, placeholder: torch.Tensor) -> None:
         self.owner, self.name, self.placeholder = owner, name, placeholder
         self.weight: OffloadedWeight = vars(placeholder)["_weight"]
-        self.original_device = original_device
-        self._num_inside = 0
+        self._num_uses = 0
         self._is_int8 = is_int8(placeholder)
         if self._is_int8:
             forget_int8_values(owner)
 
-    def fill(self) -> bool:
-        """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
+    def fill(self) -> None:
+        """Insert the live value, unless other code has replaced the placeholder: that remains."""
         self._follow_conversion()
         weight = self.weight
         with weight.lock:
             now = self._table().get(self.name)
-            if now is not self.placeholder and not weight.is_value(now):
-                return False
-            assign(self.owner, self.name, weight.acquire(self.placeholder))
-            self._num_inside += 1
-            return True
+            if now is self.placeholder or weight.is_value(now):
+                assign(self.owner, self.name, weight.acquire(self.placeholder))
+                self._num_uses += 1
 
     def empty(self) -> None:
         """End one use of the value; the last one puts the placeholder back."""
         weight = self.weight
         with weight.lock:
-            self._num_inside -= 1
+            if self._num_uses == 0:
+                return  # it was not filled
+            self._num_uses -= 1
             now = self._table().get(self.name)
-            is_value = weight.is_value(now)
-            if is_value and self.owner.training and not isinstance(self.placeholder, nn.Parameter):
+            is_value, is_buffer = weight.is_value(now), not isinstance(self.placeholder, nn.Parameter)
+            if is_value and is_buffer and self.owner.training:
                 weight.store_live_if_changed()  # kernels update running statistics without bumping the version
             weight.release()
-            if is_value and self._num_inside == 0:
+            if is_value and self._num_uses == 0:
                 assign(self.owner, self.name, self.placeholder)
                 if self._is_int8:
                     forget_int8_values(self.owner)
-            elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
-                set_values(self.placeholder, self.weight, now)  # the forward replaced a buffer
+            elif is_buffer and now is not None and not is_value:
+                set_values(self.placeholder, weight, now)  # the forward replaced a buffer
                 assign(self.owner, self.name, self.placeholder)
 
-    def restore(self) -> None:
-        """Put the weight into the module permanently, on its original device."""
+    def restore(self, device: torch.device) -> None:
+        """Put the weight into the module permanently."""
         self._follow_conversion()
         if self._table().get(self.name) is self.placeholder:
-            setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
+            setattr(self.owner, self.name, self.weight.resident(self.placeholder, device))
 
     def _follow_conversion(self) -> None:
         """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""
         now: Any = self._table().get(self.name)
-        weight = weight_of(now)
-        if weight is not None and now is not self.placeholder:
+        if now is not self.placeholder and (weight := weight_of(now)) is not None:
             self.placeholder, self.weight = now, weight
 
     def _table(self) -> dict[str, Any]:
@@ -93,7 +85,7 @@ class Slot:
 
 
 class Residency:
-    """Loads the weights of one module for its forward pass; reentrant, and separate for each thread.
+    """Loads the weights of one module for its forward pass; reentrant, also in several threads.
 
     Args:
         slots: The slots of the weights, in this module or its submodules.
@@ -108,25 +100,24 @@ class Residency:
         return [slot.weight for slot in self.slots]
 
     def onload(self, *_: Any) -> None:
-        """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread."""
-        filled: list[Slot] = []
-        _filled.calls.setdefault(id(self), []).append(filled)
+        """Insert the values; each call, also one by a hook of torch, needs an `offload`."""
         forwards.enter()
+        filled: list[Slot] = []
         try:
             for slot in self.slots:
-                if slot.fill():
-                    filled.append(slot)
+                slot.fill()
+                filled.append(slot)
         except BaseException:
-            self.offload()
+            self._empty(filled)
             raise
 
     def offload(self, *_: Any) -> None:
-        """Undo this thread's last `onload`."""
-        calls = _filled.calls[id(self)]
-        for slot in calls.pop():
+        """Undo one `onload`."""
+        self._empty(self.slots)
+
+    def _empty(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
             slot.empty()
-        if not calls:
-            del _filled.calls[id(self)]
         forwards.leave()
 
     @contextlib.contextmanager
@@ -150,16 +141,6 @@ class Residency:
             untyped.register_load_state_dict_pre_hook(self.onload),
             untyped.register_load_state_dict_post_hook(self.offload),
         ]
-
-
-class _Filled(threading.local):
-    """The slots that this thread filled, a stack of calls for each residency by its identity."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, list[list[Slot]]] = {}
-
-
-_filled = _Filled()
 
 
 class Prefetcher:
@@ -188,13 +169,22 @@ class Prefetcher:
                 return
             self._predicted = following
         if any(weight.is_copied for weight in following.weights):
-            _worker.submit(self, following)
+            threading.Thread(
+                target=self._fetch, args=(following,), name="accel-prefetch", daemon=True
+            ).start()
         else:
-            _fetch(self, following)  # the system reads ahead on its own: nothing here waits for it
+            self._fetch(following)  # the system reads ahead on its own: nothing here waits for it
 
-    def expects(self, block: Residency) -> bool:
-        """Whether ``block`` is still the predicted one."""
-        return self._predicted is block
+    def _fetch(self, block: Residency) -> None:
+        for weight in block.weights:
+            try:
+                with torch.no_grad():
+                    weight.prefetch()
+            except (AccelError, OSError, RuntimeError, KeyError):
+                return  # the forward pass loads it again, and raises the error
+            if self._predicted is not block:
+                _discard(block)
+                return
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prefetcher:
         copied: Prefetcher = memo.setdefault(id(self), Prefetcher())
@@ -204,50 +194,6 @@ class Prefetcher:
         return Prefetcher, ()
 
 
-class _Worker:
-    """One thread for the whole process, which ends when it is idle."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Prefetcher, Residency]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def submit(self, prefetcher: Prefetcher, block: Residency) -> None:
-        with self._lock:
-            self._jobs.put((prefetcher, block))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="accel-prefetch", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                prefetcher, block = self._jobs.get(timeout=_IDLE_S)
-            except queue.Empty:
-                with self._lock:
-                    if self._jobs.empty():
-                        self._thread = None
-                        return
-                continue
-            _fetch(prefetcher, block)
-            del prefetcher, block  # an idle worker keeps no model alive
-
-
-def _fetch(prefetcher: Prefetcher, block: Residency) -> None:
-    for weight in block.weights:
-        if not prefetcher.expects(block):
-            _discard(block)
-            return
-        try:
-            with torch.no_grad():
-                weight.prefetch()
-        except (AccelError, OSError, RuntimeError, KeyError):
-            return  # the forward pass loads it again, and raises the error
-
-
 def _discard(block: Residency) -> None:
     for weight in block.weights:
         weight.discard_prefetched()
-
-
-_worker = _Worker()

@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ class PrefixedDataset(Mapping[str, Any]):
         return f"{self.prefix}{key}" in self.dataset
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrefixedDataset:
-        known = isinstance(self.dataset, dict | PrefixedDataset | OffloadedWeightsLoader)
-        return PrefixedDataset(copy.deepcopy(self.dataset, memo) if known else self.dataset, self.prefix)
+        return PrefixedDataset(_copied(self.dataset, memo), self.prefix)
 
     def __iter__(self) -> Iterator[str]:
         return iter([key for key in self.dataset if key.startswith(self.prefix)])
@@ -165,6 +165,56 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return self._files[path]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """One weight in a mapping of stored weights.
+
+    Args:
+        weights: A mapping by name.
+        key: The name.
+        is_callers: The tensor belongs to the caller, and is copied before it may be written to.
+    """
+
+    weights: Mapping[str, Any]
+    key: str
+    is_callers: bool = False
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Any], key: str, *, is_owned: bool) -> StoredWeight:
+        """Return the weight ``key`` of ``weights``, which belongs to the model if ``is_owned``."""
+        while isinstance(weights, PrefixedDataset):
+            key = f"{weights.prefix}{key}"
+            weights = weights.dataset
+        made = cls(weights, key)
+        return made if is_owned or made.is_from_file else cls(weights, key, is_callers=True)
+
+    @property
+    def is_from_file(self) -> bool:
+        """Whether a reader makes the tensor, so that no other code has the same."""
+        if isinstance(self.weights, OffloadedWeightsLoader):
+            return self.key not in self.weights.state_dict
+        return not isinstance(self.weights, dict)
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor, mapped if it is on disk."""
+        tensor: torch.Tensor = self.weights[self.key]
+        return tensor
+
+    def read_ahead(self) -> None:
+        """Start to read the tensor from its file into memory; does nothing if it is there."""
+        if isinstance(self.weights, OffloadedWeightsLoader):
+            self.weights.read_ahead(self.key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoredWeight:
+        return self if self.is_callers else StoredWeight(_copied(self.weights, memo), self.key)
+
+
+def _copied(weights: Mapping[str, Any], memo: dict[int, Any]) -> Mapping[str, Any]:
+    """Return a copy of stored weights; a mapping of another class is shared."""
+    is_known = isinstance(weights, dict | PrefixedDataset | OffloadedWeightsLoader)
+    return copy.deepcopy(weights, memo) if is_known else weights
+
+
 def offloaded_weights(
     tensors: Sequence[NamedTensor],
     device_map: DeviceMap,
@@ -239,23 +289,6 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False):
             values = values.clone()  # an inference tensor could never be written to again
     return values
-
-
-def is_shared(weights: Mapping[str, Any], key: str) -> bool:
-    """Whether a mapping returns the caller's own tensor; tensors from disk belong to the reader."""
-    if isinstance(weights, PrefixedDataset):
-        return is_shared(weights.dataset, f"{weights.prefix}{key}")
-    if isinstance(weights, OffloadedWeightsLoader):
-        return key in weights.state_dict
-    return isinstance(weights, dict)
-
-
-def read_ahead(weights: Mapping[str, Any], key: str) -> None:
-    """Start to read a weight from its file into memory; does nothing for weights in memory."""
-    if isinstance(weights, PrefixedDataset):
-        read_ahead(weights.dataset, f"{weights.prefix}{key}")
-    elif isinstance(weights, OffloadedWeightsLoader):
-        weights.read_ahead(key)
 
 
 def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.store import is_shared, read_ahead
+from accel_bigmodel.offload.store import StoredWeight
 from accel_bigmodel.tensors import as_parameter_like, has_shape_of_values
 from accel_bigmodel.transfers import Transfer, start_transfer
 from accel_state.errors import ConfigError, StateError
@@ -20,14 +18,16 @@ from accel_state.errors import ConfigError, StateError
 _CPU = torch.device("cpu")
 
 
-@dataclass
 class _Live:
     """The values on their device while they have users."""
 
-    tensor: torch.Tensor
-    num_users: int = 0
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.num_users = 0
+        self.mark_stored()
 
-    def __post_init__(self) -> None:
+    def mark_stored(self) -> None:
+        """Record that everything written until now is stored."""
         self._version = self.tensor._version
         self._memory = self.tensor.untyped_storage()  # referenced, so that no other memory takes its address
 
@@ -41,32 +41,29 @@ class _Live:
 class OffloadedWeight:
     """The values of one weight, stored or on their device.
 
-    Between uses they are stored in ``weights``. On the CPU the live value is the stored one, elsewhere a copy, which is
-    stored again if a forward pass has written to it.
+    On the CPU the live value is the stored one, elsewhere a copy, which is stored again if a forward pass has written
+    to it.
 
     Args:
-        weights: Stored weights by name; replaced by a mapping of this weight alone as soon as it is written to.
-        key: The name in ``weights``.
+        source: The stored values; replaced by a mapping of this weight alone as soon as it is written to.
         name: The name in the model, for messages.
         device: Where the values are used.
         dtype: The dtype in the model; values stored in another dtype are converted at each use.
-        copy_on_write: The stored tensors belong to the caller: copy them before they may be written to.
+        is_changed: Whether other values were stored than the first.
     """
 
     def __init__(
         self,
-        weights: Mapping[str, Any],
-        key: str,
+        source: StoredWeight,
         *,
         name: str,
         device: torch.device,
         dtype: torch.dtype,
-        copy_on_write: bool = False,
+        is_changed: bool = False,
     ) -> None:
-        self.weights, self.key, self.name, self.device, self.dtype = weights, key, name, device, dtype
+        self.name, self.device, self.dtype, self.is_changed = name, device, dtype, is_changed
         self.lock = threading.RLock()
-        self.is_changed = False  # whether other values than those in the first `weights` were stored
-        self._copy_on_write = copy_on_write
+        self._source = source
         self._live: _Live | None = None
         self._prefetched: Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
@@ -82,13 +79,18 @@ class OffloadedWeight:
         """Whether the values have been prefetched."""
         return self._prefetched is not None
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the values are copied to their device; on the CPU they are used where they are stored."""
+        return self.device.type != "cpu"
+
     def is_value(self, tensor: object) -> bool:
         """Whether ``tensor`` is the live value."""
         return self._live is not None and self._live.tensor is tensor
 
     def stored(self) -> torch.Tensor:
         """Return the stored values in the dtype of the model; read only."""
-        tensor: torch.Tensor = self.weights[self.key]
+        tensor = self._source.read()
         return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
     def shared_values(self) -> torch.Tensor:
@@ -131,39 +133,29 @@ class OffloadedWeight:
         """Store ``values`` as the weight's own memory."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
             own = values.detach()
-            self.weights, self._copy_on_write = {self.key: own if own.is_meta else own.to(_CPU)}, False
-            self.dtype, self.is_changed = own.dtype, True
-            self._prefetched = self._shared = None
+            own = own if own.is_meta else own.to(_CPU)
+            self._change(StoredWeight({self._source.key: own}, self._source.key), own.dtype)
             if self._live is not None:
-                self._live.__post_init__()  # writes until now are out of date
-
-    def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
-        """Return a weight with the same stored values and another dtype in the model."""
-        made = OffloadedWeight(self.weights, self.key, name=self.name, device=self.device, dtype=dtype)
-        made._copy_on_write, made.is_changed = self._copy_on_write, True
-        return made
+                self._live.mark_stored()
 
     def share_store_of(self, other: OffloadedWeight) -> None:
         """Use stored values and dtype of another weight, from the next use on."""
         with self.lock:
-            self.weights, self.key, self.dtype = other.weights, other.key, other.dtype
-            self._copy_on_write, self.is_changed, self._prefetched, self._shared = (
-                other._copy_on_write,
-                True,
-                None,
-                None,
-            )
+            self._change(other._source, other.dtype)
+
+    def _change(self, source: StoredWeight, dtype: torch.dtype) -> None:
+        self._source, self.dtype, self.is_changed = source, dtype, True
+        self._prefetched = self._shared = None
+
+    def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
+        """Return a weight with the same stored values and another dtype in the model."""
+        return OffloadedWeight(self._source, name=self.name, device=self.device, dtype=dtype, is_changed=True)
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
         with self.lock:
             if device != self.device:
                 self.device, self._prefetched = device, None
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether the values are copied to their device; on the CPU they are used where they are stored."""
-        return self.device.type != "cpu"
 
     def prefetch(self) -> None:
         """Start to copy the values to their device, which may block, or to read them into memory."""
@@ -173,7 +165,7 @@ class OffloadedWeight:
             if self.is_copied:
                 self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
             else:
-                read_ahead(self.weights, self.key)
+                self._source.read_ahead()
 
     def discard_prefetched(self) -> None:
         """Discard prefetched values that were not used."""
@@ -185,18 +177,19 @@ class OffloadedWeight:
 
         Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
         """
-        made = self._resident
+        made, source = self._resident, self._source
         if made is None or made.device != device:
-            must_copy = self._copy_on_write or not is_shared(self.weights, self.key)
-            made = self.stored().to(device, copy=must_copy)
+            made = self.stored().to(device, copy=source.is_callers or source.is_from_file)
             if isinstance(placeholder, nn.Parameter):
                 made = as_parameter_like(placeholder, made)
-            self._resident, self.weights = made, {self.key: made.detach()}
-            self._copy_on_write = False
+            self._resident = made
+            self._source = StoredWeight({source.key: made.detach()}, source.key)
         return made
 
     def _make_live(self, placeholder: torch.Tensor) -> _Live:
-        is_trained = torch.is_grad_enabled() and placeholder.requires_grad
+        with torch._C.DisableTorchFunctionSubclass():  # these are its metadata: there is nothing to dispatch
+            shape, requires_grad = placeholder.shape, placeholder.requires_grad
+        is_trained = requires_grad and torch.is_grad_enabled()
         with torch.inference_mode(False), torch.no_grad():
             transfer, self._prefetched = self._prefetched, None
             if transfer is not None:
@@ -205,23 +198,22 @@ class OffloadedWeight:
                 values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
-            if values.shape != placeholder.shape and has_shape_of_values(placeholder):
+            if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
-                    f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
+                    f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
                     f"{tuple(values.shape)}. Give the weights of this model."
                 )
             if isinstance(placeholder, nn.Parameter):
-                values = as_parameter_like(placeholder, values)
-                values.requires_grad_(is_trained)
-                if is_trained:
+                values = as_parameter_like(placeholder, values, requires_grad=is_trained)
+                if values.requires_grad:
                     values.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
         return _Live(values)
 
     def _stored_for_writing(self) -> torch.Tensor:
         """Return the stored values, in memory that is not the caller's."""
-        values = self.stored()
-        if self._copy_on_write:
-            values = values.clone() if values is self.weights[self.key] else values
+        values, source = self.stored(), self._source
+        if source.is_callers:
+            values = values.clone() if values is source.read() else values
             self.store(values)
         return values
 
@@ -232,19 +224,36 @@ class OffloadedWeight:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeight:
-        if id(self) not in memo:
-            weights = self.weights if self._copy_on_write else copy.deepcopy(self.weights, memo)
-            copied = OffloadedWeight(
-                weights, self.key, name=self.name, device=self.device, dtype=self.dtype,
-                copy_on_write=self._copy_on_write,
-            )  # fmt: skip
-            copied.is_changed = self.is_changed
-            memo[id(self)] = copied
-        known: OffloadedWeight = memo[id(self)]
-        return known
+        source, changed = copy.deepcopy(self._source, memo), self.is_changed
+        return OffloadedWeight(
+            source, name=self.name, device=self.device, dtype=self.dtype, is_changed=changed
+        )
 
     def __reduce__(self) -> Any:
         raise StateError(
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
             "(or `save_pretrained`), then load and offload them where the model is needed."
         )
+
+
+class ForwardDepth(threading.local):
+    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.held: list[OffloadedWeight] = []
+
+    def enter(self) -> None:
+        """Enter a forward pass."""
+        self.depth += 1
+
+    def leave(self) -> None:
+        """Leave a forward pass; leaving the outermost one releases the weights in use."""
+        self.depth -= 1
+        if self.depth == 0:
+            held, self.held = self.held, []
+            for weight in held:
+                weight.release()
+
+
+forwards = ForwardDepth()

@@ -1,10 +1,11 @@
-"""Sizes of a model's parts in bytes, on any device, and planning functions that users know; the planner needs none."""
+"""Sizes of the parts of a model in bytes, and functions of Accelerate that plan with them; ours plans in one walk."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -41,11 +42,11 @@ def compute_module_sizes(
     special = special_dtypes or {}
     sizes: dict[str, int] = {"": 0}
     for name, tensor in tensors:
-        loaded = as_dtype(special[name]) if name in special else _loaded_as(tensor, dtype)
-        size = math.ceil(tensor.numel() * memory_byte_size(loaded))
-        parts = name.split(".")
-        for depth in range(len(parts) + 1):
-            prefix = ".".join(parts[:depth])
+        loaded = special.get(
+            name, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        )
+        size = math.ceil(tensor.numel() * memory_byte_size(as_dtype(loaded)))
+        for prefix in ("", *accumulate(name.split("."), "{}.{}".format)):
             sizes[prefix] = sizes.get(prefix, 0) + size
     return sizes
 
@@ -73,20 +74,24 @@ def get_max_layer_size(
         module_sizes: The result of `compute_module_sizes` for the model.
         no_split_module_classes: Names of classes that stay on one device.
     """
-    largest, names = 0, list[str]()
-    waiting = list(reversed(modules))
+    layers: list[str] = []
+    waiting: list[tuple[str, Any]] = list(reversed(modules))
     while waiting:
         name, part = waiting.pop()
         inner = _inner(name, part, no_split_module_classes or ())
-        if inner:
-            waiting.extend(reversed(inner))
-            continue
-        size = module_sizes.get(name, 0)
-        if size > largest:
-            largest, names = size, [name]
-        elif size == largest and size > 0:
-            names.append(name)
-    return largest, names
+        waiting.extend(reversed(inner))
+        if not inner and module_sizes.get(name, 0):
+            layers.append(name)
+    largest = max((module_sizes[name] for name in layers), default=0)
+    return largest, [name for name in layers if module_sizes[name] == largest]
+
+
+def maximum_sizes(
+    model: nn.Module, dtype: str | torch.dtype | CustomDtype | None
+) -> tuple[int, tuple[int, list[str]]]:
+    """Return what `calculate_maximum_sizes` returns, for a model loaded in ``dtype``."""
+    sizes = compute_module_sizes(model, dtype=dtype)
+    return sizes[""], get_max_layer_size(_parts("", model), sizes, getattr(model, "_no_split_modules", None))
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
@@ -94,19 +99,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
     A module of a class in the model's ``_no_split_modules`` counts as one layer.
     """
-    sizes = compute_module_sizes(model)
-    not_split = getattr(model, "_no_split_modules", None)
-    parts: list[tuple[str, torch.Tensor | nn.Module]] = [
-        *named_module_tensors(model),
-        *model.named_children(),
-    ]
-    return sizes[""], get_max_layer_size(parts, sizes, not_split)
-
-
-def _loaded_as(
-    tensor: torch.Tensor, dtype: str | torch.dtype | CustomDtype | None
-) -> torch.dtype | CustomDtype:
-    return as_dtype(dtype) if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return maximum_sizes(model, None)
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
@@ -132,16 +125,15 @@ def get_module_size_with_ties(
     Raises:
         ConfigError: If a name lies in none of ``modules_to_treat``.
     """
-    candidates = list(modules_to_treat)
-    names: dict[str, nn.Module] = {}
+    modules = dict(modules_to_treat)
+    names: dict[str, None] = {}
     for parameter in tied_params:
-        found = [item for item in candidates if f"{parameter}.".startswith(f"{item[0]}.")]
-        if not found:
+        owner = next((name for name in modules if f"{parameter}.".startswith(f"{name}.")), None)
+        if owner is None:
             raise ConfigError(f"`{parameter}` is in none of `modules_to_treat`. Add the module that has it.")
-        names[found[0][0]] = found[0][1]
+        names[owner] = None
         module_size -= module_sizes.get(parameter, 0)
-    module_size += sum(module_sizes[name] for name in names)
-    return module_size, list(names), list(names.values())
+    return module_size + sum(module_sizes[n] for n in names), list(names), [modules[n] for n in names]
 
 
 def fallback_allocate(
@@ -161,34 +153,35 @@ def fallback_allocate(
         tied_parameters: Groups of names; modules with such weights are skipped.
     """
     limit = convert_file_size_to_int(size_limit)
-    tied = [name for group in tied_parameters or () for name in group]
-    level: deque[tuple[_Item, tuple[_Item, ...]]] = deque((item, (item,)) for item in modules)
+    tied = [f"{name}." for group in tied_parameters or () for name in group]
+    level = deque(modules)
     while level:
-        (name, module), path = level.popleft()
-        is_tied = any(f"{other}.".startswith(f"{name}.") for other in tied)
-        if module_sizes.get(name, 0) <= limit and not is_tied:
-            return name, module, _without(modules, path)
-        for child in _inner(name, module, no_split_module_classes or ()):
-            level.append((child, (*path, child)))
+        name, module = level.popleft()
+        if module_sizes.get(name, 0) <= limit and not any(other.startswith(f"{name}.") for other in tied):
+            return name, module, _without(modules, name)
+        level.extend(_inner(name, module, no_split_module_classes or ()))
     return None, None, list(modules)
 
 
-def _without(modules: Iterable[_Item], path: Sequence[_Item]) -> list[_Item]:
-    """Return ``modules`` without the last of ``path``, its enclosing modules replaced by their other parts."""
+def _without(modules: Iterable[_Item], removed: str) -> list[_Item]:
+    """Return ``modules`` without one of them, or with the other parts of the module that it is in."""
     left: list[_Item] = []
     for name, module in modules:
-        if name != path[0][0]:
+        if f"{removed}.".startswith(f"{name}.") and name != removed:
+            left.extend(_without(_inner(name, module, ()), removed))
+        elif name != removed:
             left.append((name, module))
-        elif len(path) > 1:
-            left.extend(_without(_inner(name, module, ()), path[1:]))
     return left
 
 
 def _inner(name: str, module: Any, not_split: Sequence[str]) -> list[_Item]:
+    """Return the parts into which a module splits; none for a layer."""
     if isinstance(module, torch.Tensor) or type(module).__name__ in not_split:
         return []
-    children = list(module.named_children())
-    if not children:
-        return []
-    parts: list[tuple[str, Any]] = [*named_module_tensors(module), *children]
+    return _parts(name, module) if any(True for _ in module.children()) else []
+
+
+def _parts(name: str, module: nn.Module) -> list[_Item]:
+    """Return the tensors and the children of a module."""
+    parts: list[tuple[str, Any]] = [*named_module_tensors(module), *module.named_children()]
     return [(f"{name}.{inner}" if name else inner, part) for inner, part in parts]

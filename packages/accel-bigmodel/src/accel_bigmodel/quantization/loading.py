@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from accel_bigmodel.dispatch import MODES, dispatch_model
-from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import LoadOptions
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
+from accel_bigmodel.loading.loader import LoadOptions, load_weights
 from accel_bigmodel.offload.store import offload_weight
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of

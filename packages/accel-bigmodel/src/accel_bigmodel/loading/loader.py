@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
-from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors import as_parameter_like, assign
-from accel_bigmodel.ties import check_aliases
+from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap, check_device_map
+from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
@@ -47,6 +48,52 @@ class LoadOptions:
         return torch.float32 if kept else self.dtype
 
 
+def load_weights(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    options: LoadOptions,
+    *,
+    strict: bool,
+    ignored: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Load a checkpoint in this process, and return the index of the weights that stay on disk.
+
+    Names in the checkpoint that end with one of ``ignored`` are skipped.
+    """
+    if options.device_map is not None:
+        check_device_map(model, options.device_map)
+    with _gc_paused():
+        loader = CheckpointLoader(model, checkpoint, options)
+        loader.check(strict=strict, ignored=ignored)
+        loader.load()
+    return loader.offload_index
+
+
+def holds_dtensors(model: nn.Module) -> bool:
+    """Whether parameters of ``model`` are sharded over processes."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+@contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Pause the garbage collector.
+
+    The allocation of many thousand tensors would trigger collections over all objects of the process, and loading
+    creates no reference cycles.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class CheckpointLoader:
     """Loads one checkpoint into a model.
 
@@ -72,7 +119,6 @@ class CheckpointLoader:
         self._reads = ParallelReads()
         self._fresh: list[tuple[NamedTensor, torch.Tensor]] = []
         self._duplicates: list[tuple[str, NamedTensor, torch.Tensor]] = []
-        self._current: dict[int, torch.Tensor] = {}
         self._first_names: dict[int, str] = {}
         self._for_folder: dict[str, torch.Tensor | DeferredTensor] = {}
 
@@ -110,10 +156,9 @@ class CheckpointLoader:
         self._reads.run()
         for named, fresh in self._fresh:
             self._set(named, fresh)
-        for name, named, value in self._duplicates:
-            self._check_duplicate(name, named, value)
-        is_replaced = [n for n in self._persistent if self._current.get(id(n), n.tensor) is not n.tensor]
-        check_aliases(self._model, {id(named.tensor) for named in is_replaced if named.tensor.is_meta})
+        self._check_duplicates()
+        replaced = {id(n.tensor) for n in self._persistent if n.tensor.is_meta and _now(n) is not n.tensor}
+        check_aliases(self._model, replaced)
         folder = self._options.folder
         if folder is not None and self.offload_index:
             folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +195,7 @@ class CheckpointLoader:
             elif name in self._tensors:
                 named, value = self._tensors[name], content[name]
                 if self._is_duplicate(name, named):
-                    self._check_duplicate(name, named, value)
+                    self._duplicates.append((name, named, value))
                 else:
                     self._from_value(name, named, value, file.path)
         self._flush_to_folder()
@@ -198,7 +243,7 @@ class CheckpointLoader:
             if fresh.is_floating_point() == old.is_floating_point():
                 old.data = fresh
                 return
-        self._current[id(named)] = fresh = as_parameter_like(old, fresh) if named.is_parameter else fresh
+        fresh = as_parameter_like(old, fresh) if named.is_parameter else fresh
         for module, name in named.places:
             assign(module, name, fresh)
 
@@ -250,35 +295,26 @@ class CheckpointLoader:
         """Whether the tied weight has already been loaded under another name."""
         return len(named.names) > 1 and self._first_names.setdefault(id(named), name) != name
 
-    def _check_duplicate(self, name: str, named: NamedTensor, value: torch.Tensor) -> None:
-        """Check that a tied weight has the same values under its other name."""
-        now = self._current.get(id(named), named.tensor).detach()
-        if not now.is_meta and not torch.equal(now, value.to(now)):
-            raise CheckpointError(
-                f"`{self._first_names[id(named)]}` and `{name}` are one tied weight in the model, but differ in the "
-                "checkpoint. Untie them in the model, or remove one from the checkpoint."
-            )
+    def _check_duplicates(self) -> None:
+        """Check that tied weights have the same values under their other names."""
+        for name, named, value in self._duplicates:
+            now = _now(named).detach()
+            if not now.is_meta and not torch.equal(now, value.to(now)):
+                raise CheckpointError(
+                    f"`{self._first_names[id(named)]}` and `{name}` are one tied weight in the model, but differ in "
+                    "the checkpoint. Untie them in the model, or remove one from the checkpoint."
+                )
+
+
+def _now(named: NamedTensor) -> torch.Tensor:
+    """Return the tensor that the model has now."""
+    tensor: torch.Tensor = getattr(*named.places[0])
+    return tensor
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether values for this device and dtype can be written to the tensor itself."""
     return not tensor.is_meta and tensor.device == device and tensor.dtype == dtype
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause the garbage collector.
-
-    The allocation of many thousand tensors would trigger collections over all objects of the process, and loading
-    creates no reference cycles.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
