@@ -30,7 +30,6 @@ class Stepper:
         models: The prepared models; the list may grow.
         optimizers: The prepared optimizers; likewise.
         num_processes: Processes in the run.
-        on_window_end: Called after the backward that ends a window.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class Stepper:
         models: Sequence[nn.Module],
         optimizers: Sequence[AcceleratedOptimizer],
         num_processes: int,
-        on_window_end: Callable[[], None],
     ) -> None:
         self._step = 0
         self._num_windows = 0
@@ -54,7 +52,7 @@ class Stepper:
         self._models = models
         self._optimizers = optimizers
         self._num_processes = num_processes
-        self._on_window_end = on_window_end
+        self._on_window_end: Callable[[], None] | None = None
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_debugging = has_runtime() and current_runtime().debug
@@ -107,6 +105,10 @@ class Stepper:
     def set_num_windows(self, num_windows: int) -> None:
         """Count windows on from ``num_windows``, those of a run that is resumed."""
         self._num_windows = num_windows
+
+    def call_on_window_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each backward that ends a window, in place of an earlier one."""
+        self._on_window_end = callback
 
     def reset(self) -> None:
         """Begin anew, with the first micro-batch of a window."""
@@ -257,7 +259,8 @@ class Stepper:
 
     def _end_window(self) -> None:
         self._num_windows += 1
-        self._on_window_end()
+        if self._on_window_end is not None:
+            self._on_window_end()
 
     def fused_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter at once, by the one optimizer that can.

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 import accel_data
 import accel_ops
-from accel.preemption.guard import PreemptionGuard
 from accel.run import rank_settings
 from accel.run.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
@@ -155,7 +154,6 @@ class Preparer:
         strategy: Prepares models, optimizers and schedulers.
         prepared: Where prepared objects are remembered.
         stepper: Knows where the accumulation stands.
-        preemption: Lets the workers of loaders outlive its signals.
     """
 
     def __init__(
@@ -166,14 +164,12 @@ class Preparer:
         strategy: Strategy,
         prepared: PreparedObjects,
         stepper: Stepper,
-        preemption: PreemptionGuard,
     ) -> None:
         self._configuration = configuration
         self._processes = processes
         self._strategy = strategy
         self._prepared = prepared
         self._stepper = stepper
-        self._preemption = preemption
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
         """Return the prepared objects; one alone, not in a tuple. See `Accelerator.prepare`."""
@@ -264,7 +260,6 @@ class Preparer:
         )
         ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._prepared.loaders.add(ready)
-        self._preemption.keep_workers(ready)
         return ready
 
     @contextmanager
