@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_backends.precisions.loss_scaler import step_scaled
-from accel_backends.state_placement import place_optimizer_state
+from accel_ops.nested.move import send_to_device
 from accel_state.gradient_state import current_gradient
 
 
@@ -160,3 +160,19 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
+
+
+def move_to_device(state: Any, device: torch.device | str) -> Any:
+    """Return nested lists, tuples and mappings with all tensors on ``device`` and the rest unchanged."""
+    return send_to_device(state, device)
+
+
+def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Move the state of each parameter to that parameter's device, in place and without changing any type.
+
+    Step counters stay where they are: torch keeps them on the CPU on purpose, and moves the others by itself.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name != "step":
+                state[name] = send_to_device(value, parameter.device)

@@ -40,7 +40,7 @@ from accel_backends import Strategy
 from accel_backends import TERecipeKwargs as TERecipeKwargs
 from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.strategies.prepare_checks import has_device_map
+from accel_backends.strategies.checks import has_device_map
 from accel_backends.strategies.protocol import Sync
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_state import AcceleratorState as AcceleratorState
@@ -281,7 +281,11 @@ class Accelerator:
                 warn_user(
                     f"`{name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
                 )
-            self.configuration.handlers.replace(_HANDLERS[name], value)
+            handlers, kind = self.configuration.handlers, _HANDLERS[name]
+            if value is None:
+                handlers.pop(kind, None)
+            else:
+                handlers[kind] = value
         elif name == "trackers":
             self._trackers.replace(value)
         elif name in _LISTS:

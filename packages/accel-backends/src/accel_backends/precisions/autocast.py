@@ -11,7 +11,7 @@ import torch
 from accel_backends.containers import innermost
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.precisions.full import FullPrecision
+from accel_backends.precisions.precision import Precision
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel_state.devices import DeviceBackend
 
 
-class AutocastPrecision(FullPrecision):
+class AutocastPrecision(Precision):
     """Casts operations inside forward to one type and outputs back to fp32; parameters stay as they are.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.precisions.protocol import Precision
+from accel_backends.precisions.precision import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime

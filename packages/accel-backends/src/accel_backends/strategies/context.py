@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,8 @@ from accel_state.topology import Topology
 
 if TYPE_CHECKING:
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
-    from accel_backends.precisions.protocol import Precision
+    from accel_backends.precisions.precision import Precision
     from accel_backends.scheduler import SchedulerUnit
-    from accel_backends.transforms.protocol import ModelTransform
     from accel_state.gradient_state import GradientState
     from accel_state.kwargs_handler import KwargsHandler
     from accel_state.mesh_layout import MeshLayout
@@ -45,8 +44,7 @@ class StrategyContext:
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
-        dynamo: How models are compiled; None: not at all.
-        transforms: What else is done to each model, beside precision and compilation, before it is wrapped.
+        dynamo: How models are compiled; None does not compile them.
         parallelism: How each axis of the layout does its work, where that was given.
     """
 
@@ -58,7 +56,6 @@ class StrategyContext:
     make_loader: Callable[..., Any] | None = None
     scheduling: SchedulerSettings = field(default_factory=SchedulerSettings)
     dynamo: TorchDynamoPlugin | None = None
-    transforms: Sequence[ModelTransform] = ()
     parallelism: ParallelismConfig | None = None
 
     @property

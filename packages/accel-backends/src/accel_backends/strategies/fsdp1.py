@@ -40,7 +40,6 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
-from accel_backends.transforms.protocol import apply_transforms
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh
@@ -129,7 +128,6 @@ class FlatShardedStrategy(ShardedStrategy):
             )
         self._refuse_shared(model)
         self.context.precision.convert_layers(model)
-        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:

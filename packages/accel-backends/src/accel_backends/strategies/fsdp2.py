@@ -38,7 +38,6 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
-from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
@@ -121,7 +120,6 @@ class FullyShardedStrategy(ShardedStrategy):
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
         self.context.precision.convert_layers(model)
-        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = self._plan(model, dynamo=self.context.dynamo)
         shard_model(
             model,

@@ -19,9 +19,7 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
 from accel_backends.strategies.protocol import Capabilities, Feature, Sync
-from accel_backends.transforms.compile import CompileTransform, check_compiler
-from accel_backends.transforms.low_precision import LowPrecisionTransform
-from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.transforms.compile import check_compiler, compile_model
 from accel_backends.unwrap import extract_model_from_parallel
 from accel_state.devices import find_vendor
 from accel_state.enums import DDPCommunicationHookType
@@ -31,7 +29,7 @@ _NOTHING = nullcontext()
 
 
 class TorchStrategy:
-    """Places, converts and transforms models, and leaves it to a subclass to wrap them for parallel work.
+    """Places, converts and compiles models; a subclass wraps them for parallel work.
 
     States are handled as if every rank held the whole model.
     """
@@ -70,8 +68,6 @@ class TorchStrategy:
             if hooks.comm_hook != DDPCommunicationHookType.NO:
                 self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
         self.context = context
-        compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)
-        self._transforms = (LowPrecisionTransform(context.precision), *compiling, *context.transforms)
         # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.
         self._optimizers: weakref.WeakSet[AcceleratedOptimizer] = weakref.WeakSet()
 
@@ -100,10 +96,12 @@ class TorchStrategy:
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Place, convert, transform and wrap one model."""
+        """Place, convert, compile and wrap one model, in this order."""
         if self._choice(device_placement):
             model = place_model(model, self.context.device)
-        model = apply_transforms(model, self._transforms, evaluation_mode=evaluation_mode)
+        model = self.context.precision.convert(model)
+        if self.context.dynamo is not None:
+            model = compile_model(model, self.context.dynamo)
         return model if evaluation_mode else self._parallelise(model)
 
     def _parallelise(self, model: nn.Module) -> nn.Module:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
+from accel_backends.handlers.collection import Handlers
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     )
     from accel_checkpoint import Retention
 
-Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""
 
@@ -113,41 +113,6 @@ class ProjectConfiguration:
         self.project_dir = None if project_dir is None else os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
-
-
-class Handlers(Mapping[type[KwargsHandler], KwargsHandler]):
-    """Handlers by their class; what is replaced holds for everything that is prepared later.
-
-    Args:
-        given: The user's handlers.
-
-    Raises:
-        ConfigError: If one is of an unknown class, or two are of the same class.
-    """
-
-    def __init__(self, given: Iterable[KwargsHandler] | None) -> None:
-        self._handlers = dict(collect(given))
-
-    def __getitem__(self, kind: type[KwargsHandler]) -> KwargsHandler:
-        return self._handlers[kind]
-
-    def __iter__(self) -> Iterator[type[KwargsHandler]]:
-        return iter(self._handlers)
-
-    def __len__(self) -> int:
-        return len(self._handlers)
-
-    def of(self, kind: type[Handler]) -> Handler | None:
-        """Return the handler of a class, None if there is none."""
-        found = self._handlers.get(kind)
-        return found if isinstance(found, kind) else None
-
-    def replace(self, kind: type[Handler], handler: Handler | None) -> None:
-        """Put `handler` in the place of the one of its class; None removes that."""
-        if handler is None:
-            self._handlers.pop(kind, None)
-        else:
-            self._handlers[kind] = handler
 
 
 @dataclass
@@ -235,12 +200,12 @@ def resolve_handlers(
     Raises:
         ConfigError: If a handler is not known, or the two name different libraries.
     """
-    handlers = Handlers(given)
+    handlers = collect(given)
     if fp8_backend is not None:
         asked = recipe_named(fp8_backend)
         recipe = given_recipe(handlers)
         if recipe is None:
-            handlers.replace(type(asked), asked)
+            handlers[type(asked)] = asked
         elif recipe.library != asked.library:
             raise ConfigError(
                 f"`fp8_backend` is `{asked.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass "

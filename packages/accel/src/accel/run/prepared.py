@@ -20,9 +20,8 @@ from accel.run import rank_settings
 from accel.run.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.strategies.bundle_builder import BundleBuilder
-from accel_backends.strategies.own_mesh import check_own_mesh, has_own_mesh
-from accel_backends.strategies.prepare_checks import check_parameters, check_placement
+from accel_backends.strategies.bundle import BundleBuilder
+from accel_backends.strategies.checks import check_own_mesh, check_parameters, check_placement, has_own_mesh
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime

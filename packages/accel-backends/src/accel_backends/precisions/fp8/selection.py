@@ -15,7 +15,7 @@ from accel_state.user_warnings import warn_user
 from accel_state.versions import installed_version
 
 if TYPE_CHECKING:
-    from accel_backends.precisions.protocol import Precision
+    from accel_backends.precisions.precision import Precision
     from accel_state.devices import DeviceBackend
 
 Handlers = Mapping[type[KwargsHandler], KwargsHandler]

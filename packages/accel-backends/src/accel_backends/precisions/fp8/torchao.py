@@ -20,7 +20,7 @@ from accel_state.kwargs_handler import KwargsHandler
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
-    from accel_backends.precisions.protocol import GatheredWeights
+    from accel_backends.precisions.precision import GatheredWeights
     from accel_state.devices import DeviceBackend
 
 
