@@ -12,6 +12,7 @@ from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.fp8 import RECIPE_KINDS
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.loss_scaler import unscale_once
+from accel_backends.unwrap import inner_optimizer
 from accel_state.enums import FP8BackendType
 from accel_state.kwargs_handler import KwargsHandler
 from accel_state.registry import Registry
@@ -94,7 +95,7 @@ class Precision:
         Call it when the gradients are complete: those accumulated later would be too large.
         """
         if self.scaler is not None:
-            unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
+            unscale_once(self.scaler, inner_optimizer(optimizer))
 
     def share_overflows(self) -> None:
         """Skip steps on all ranks together; for strategies that shard gradients over the ranks."""

@@ -16,6 +16,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.precision import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
+from accel_backends.unwrap import inner_optimizer
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime
 
 
@@ -199,7 +200,7 @@ class Stepper:
             self._end_window()
 
     def _step_in_backward(self, loss: Tensor, learning_rate: float) -> None:
-        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
+        inner = [inner_optimizer(optimizer) for optimizer in self._optimizers]
         fused = [optimizer for optimizer in inner if hasattr(optimizer, "fused_backward")]
         if not fused:
             raise ConfigError(
@@ -273,7 +274,7 @@ class Stepper:
                 "`lomo_backward` updates parameters before their gradients are averaged over processes, which "
                 "would then train models of their own. Start one process, or use another optimizer."
             )
-        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
+        inner = [inner_optimizer(optimizer) for optimizer in self._optimizers]
         fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
         if len(fused) != 1:
             raise ConfigError(

@@ -20,8 +20,7 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
 from accel_backends.strategies.protocol import Capabilities, Feature, Sync
 from accel_backends.transforms.compile import check_compiler, compile_model
-from accel_backends.unwrap import extract_model_from_parallel
-from accel_state.devices import find_vendor
+from accel_backends.unwrap import extract_model_from_parallel, inner_optimizer
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
 
@@ -62,7 +61,7 @@ class TorchStrategy:
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
         if context.dynamo is not None:
-            check_compiler(context.dynamo, find_vendor(context.device.type))
+            check_compiler(context.dynamo, context.runtime.device_backend.vendor)
         hooks = context.handlers.get(DistributedDataParallelKwargs)
         if isinstance(hooks, DistributedDataParallelKwargs) and context.topology.world_size > 1:
             if hooks.comm_hook != DDPCommunicationHookType.NO:
@@ -233,8 +232,7 @@ class TorchStrategy:
 
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer that was prepared."""
-        inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-        return inner
+        return inner_optimizer(optimizer)
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
         """Return the class of the optimizer that was prepared."""

@@ -48,7 +48,9 @@ class Trackers:
 
     def choose(self, log_with: TrackerChoices) -> None:
         """Choose other trackers, for the next `start`."""
-        self._chosen = accel_trackers.filter_trackers(log_with, self._logging_dir)
+        self._chosen: list[str | GeneralTracker] = (
+            [] if log_with is None else accel_trackers.filter_trackers(log_with, self._logging_dir)
+        )
 
     def start(
         self,
