@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bigmodel.offload import weight
+from accel_bigmodel.offload.weight import OffloadedWeight
 
 
 @pytest.fixture(params=["same memory", "second memory"])
 def execution_memory(request, monkeypatch):
     """Whether weights are used where they are stored, as on the CPU, or in a copy, as on every accelerator."""
     if request.param == "second memory":
-        monkeypatch.setattr(weight, "is_copied", lambda device: True)
+        monkeypatch.setattr(OffloadedWeight, "is_copied", True)
     return request.param

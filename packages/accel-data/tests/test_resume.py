@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -90,6 +91,16 @@ class OddSampler(Sampler[int]):
         return SIZE
 
 
+class DefaultSampler(Sampler[int]):
+    """An order of its own, from torch's default generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(torch.randperm(SIZE).tolist()))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
 class OddBatches:
     batch_size = 3
     drop_last = False
@@ -107,6 +118,11 @@ class OddBatches:
 def shuffled(**kwargs: Any) -> DataLoader[Any]:
     torch.manual_seed(1)
     return DataLoader(range(SIZE), batch_size=3, shuffle=True, **kwargs)  # type: ignore[arg-type]
+
+
+def from_default_generator() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(range(SIZE), batch_size=3, sampler=DefaultSampler())  # type: ignore[arg-type]
 
 
 def weighted() -> DataLoader[Any]:
@@ -130,6 +146,7 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
     "own generator": (lambda: shuffled(generator=torch.Generator().manual_seed(2)), {}),
     "seedable": (shuffled, {"use_seedable_sampler": True, "data_seed": 3}),
     "own sampler": (lambda: DataLoader(range(SIZE), batch_size=3, sampler=OddSampler()), {}),  # type: ignore[arg-type]
+    "own sampler without a generator": (from_default_generator, {}),
     "own batch sampler": (lambda: DataLoader(range(SIZE), batch_sampler=OddBatches()), {}),  # type: ignore[arg-type]
     "no batches": (lambda: DataLoader(range(SIZE), batch_size=None), {}),  # type: ignore[arg-type]
     "dispatched": (shuffled, {"dispatch_batches": True}),
@@ -382,14 +399,21 @@ def test_a_stream_read_by_workers_is_replayed_batch_by_batch() -> None:
 
 
 @pytest.mark.parametrize(("dispatch", "persistent"), [(False, False), (True, True)])
-def test_workers_go_on_with_a_stateful_stream_where_each_of_them_left_off(
+def test_with_torchdata_workers_resume_a_stateful_stream_where_each_of_them_was(
     dispatch: bool, persistent: bool
 ) -> None:
     def loader() -> Any:
         # Of 11 samples the first worker reads 6 and the second 5: the last batch of the one is full, of the other not.
         given = DataLoader(DealtStream(11), batch_size=3, num_workers=2, persistent_workers=persistent)
-        return prepare_data_loader(given, num_processes=1, process_index=0, dispatch_batches=dispatch)
+        return prepare_data_loader(
+            given,
+            num_processes=1,
+            process_index=0,
+            dispatch_batches=dispatch,
+            use_stateful_dataloader=True,
+        )
 
+    pytest.importorskip("torchdata")
     whole = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
     state = loader().state_dict()
     for num_seen in range(5):
@@ -415,7 +439,7 @@ class LazyLoader(DataLoader):
             yield batch + 100
 
 
-def test_workers_of_a_loader_class_with_an_iteration_of_its_own_are_resumed_too() -> None:
+def test_without_torchdata_a_stream_with_a_state_in_workers_is_read_again() -> None:
     def loader() -> Any:
         given = LazyLoader(DealtStream(11), batch_size=3, num_workers=2)
         return prepare_data_loader(given, num_processes=1, process_index=0, dispatch_batches=False)
@@ -425,25 +449,9 @@ def test_workers_of_a_loader_class_with_an_iteration_of_its_own_are_resumed_too(
     assert [rows(next(batches)) for _ in range(3)] == [[100, 102, 104], [101, 103, 105], [106, 108, 110]]
     second = loader()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert [rows(batch) for batch in second] == [[107, 109]]
+    with pytest.warns(UserWarning, match="3 batches are read again .* `use_stateful_dataloader=True`"):
+        assert [rows(batch) for batch in second] == [[107, 109]]
     assert len(list(second)) == 4
-
-
-def test_workers_go_on_with_a_stateful_stream_for_another_number_of_ranks() -> None:
-    def loaders(num: int) -> list[Any]:
-        given = [DataLoader(DealtStream(24), batch_size=2, num_workers=2) for _ in range(num)]
-        return [
-            prepare_data_loader(one, num_processes=num, process_index=rank, dispatch_batches=False)
-            for rank, one in enumerate(given)
-        ]
-
-    two = loaders(2)
-    iterators = [iter(loader) for loader in two]
-    seen = [row for _ in range(3) for iterator in iterators for row in rows(next(iterator))]
-    assert seen == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14]
-    one = loaders(1)[0]
-    one.load_state_dict(two[0].state_dict())
-    assert [rows(batch) for batch in one] == [[9, 11], [16, 18], [13, 15], [20, 22], [17, 19], [21, 23]]
 
 
 @pytest.mark.parametrize("stream", [DealtStream, Stream])
@@ -611,18 +619,14 @@ class Counted(Augmented):
     ("flags", "leg"),
     [
         ({"dispatch_batches": True}, 3),
-        ({"num_workers": 2}, 3),
-        ({"num_workers": 2, "dispatch_batches": True}, 3),
         ({"num_workers": 2, "use_stateful_dataloader": True}, 3),
-        ({"num_workers": 2, "persistent_workers": True}, 5),
-        # Each of these workers imports torch, for seconds: one instead of two, in two legs instead of four.
-        ({"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}, 5),
+        ({"num_workers": 2, "use_stateful_dataloader": True, "dispatch_batches": True}, 3),
+        ({"num_workers": 2, "use_stateful_dataloader": True, "persistent_workers": True}, 5),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else f"{value} steps",
 )
 def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[str, Any], leg: int) -> None:
-    # The samples are the same however the workers are started, and forked ones are there at once.
-    unbroken = [rows(batch) for batch in counted(**{**flags, "multiprocessing_context": None})]
+    unbroken = [rows(batch) for batch in counted(**flags)]
     seen: list[list[int]] = []
     state = None
     while len(seen) < len(unbroken):
@@ -636,25 +640,26 @@ def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[st
     assert seen == unbroken
 
 
-def test_workers_that_live_on_keep_their_states_between_epochs_and_others_do_not() -> None:
-    for lives_on in (True, False):
-        loader = counted(num_workers=2, persistent_workers=lives_on)
-        list(loader)
-        state = json.dumps(loader.state_dict())
-        wanted = [rows(batch) for batch in loader]
-        again = counted(num_workers=2, persistent_workers=lives_on)
-        again.load_state_dict(json.loads(state))
-        assert [rows(batch) for batch in again] == wanted
+def test_without_torchdata_the_states_of_workers_are_not_saved_with_a_warning() -> None:
+    loader = counted(num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    with pytest.warns(UserWarning, match="in its 2 workers is not saved.*`use_stateful_dataloader=True`"):
+        state = loader.state_dict()
+    batches.close()
+    other = counted(num_workers=2)
+    other.load_state_dict(state)
+    assert [row // 100 for batch in other for row in rows(batch)] == list(range(2, 20))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_states_of_workers_are_not_given_to_fewer(num_workers: int) -> None:
-    loader = counted(num_workers=2)
+    loader = counted(num_workers=2, use_stateful_dataloader=True)
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     batches.close()
-    other = counted(num_workers=num_workers)
+    other = counted(num_workers=num_workers, use_stateful_dataloader=True)
     with pytest.raises(CheckpointError, match="Use `num_workers=2`"):
         other.load_state_dict(state)
     other.load_state_dict(state, position=False)
@@ -690,8 +695,28 @@ def test_a_state_of_other_data_is_refused() -> None:
 
 def test_a_state_of_another_version_is_refused() -> None:
     loader = start("in order", 1)[0]
-    with pytest.raises(CheckpointError, match="has version 99, this release reads version 1"):
+    with pytest.raises(CheckpointError, match="has version 99, this release reads version 2 and older ones"):
         loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+def test_a_state_of_version_1_goes_on_in_its_order() -> None:
+    """There the state was that of a generator which the sampler was given."""
+    drawn_from = torch.Generator().manual_seed(8)
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(8)).tolist()
+    state = {
+        "version": 1, "epoch": 2, "samples": 12, "batches": 4, "num_processes": 2, "rank": None, "num_samples": SIZE,
+        "seed": None, "generator": base64.b64encode(drawn_from.get_state().numpy().tobytes()).decode(),
+        "is_order_drawn": True, "dataset": None, "workers": None, "stream_workers": None, "num_workers": None,
+        "loader": None, "is_complete": False,
+    }  # fmt: skip
+    loader = start("shuffled", 1)[0].loader
+    loader.load_state_dict(state)
+    assert loader.iteration == 2
+    batches = iter(loader)
+    assert [row for _ in range(3) for row in rows(next(batches))] == order[12:21]
+    again = start("shuffled", 1)[0].loader
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [row for batch in again for row in rows(batch)] == order[21:]
 
 
 def test_another_epoch_forgets_the_position() -> None:

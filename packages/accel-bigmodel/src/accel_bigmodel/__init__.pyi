@@ -34,14 +34,14 @@ from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloa
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model as load_checkpoint_in_model
 from accel_bigmodel.loading.checkpoints import load_state_dict as load_state_dict
 from accel_bigmodel.offload.state import align_module_device as align_module_device
+from accel_bigmodel.offload.state import extract_submodules_state_dict as extract_submodules_state_dict
 from accel_bigmodel.offload.state import get_state_dict_from_offload as get_state_dict_from_offload
 from accel_bigmodel.offload.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
 from accel_bigmodel.offload.state import has_offloaded_params as has_offloaded_params
+from accel_bigmodel.offload.state import load_offloaded_weights as load_offloaded_weights
 from accel_bigmodel.offload.store import OffloadedWeightsLoader as OffloadedWeightsLoader
 from accel_bigmodel.offload.store import PrefixedDataset as PrefixedDataset
-from accel_bigmodel.offload.store import extract_submodules_state_dict as extract_submodules_state_dict
 from accel_bigmodel.offload.store import load_offloaded_weight as load_offloaded_weight
-from accel_bigmodel.offload.store import load_offloaded_weights as load_offloaded_weights
 from accel_bigmodel.offload.store import offload_state_dict as offload_state_dict
 from accel_bigmodel.offload.store import offload_weight as offload_weight
 from accel_bigmodel.offload.store import save_offload_index as save_offload_index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,16 +12,16 @@ import torch
 from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
+from accel_bigmodel.hooks.align import AlignDevicesHook, HookSettings
 from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of, remove_hook_from_submodules
-from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
+from accel_bigmodel.hooks.blocks import attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.loading.checkpoints import holds_dtensors, load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import Destination
-from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
+from accel_bigmodel.loading.filling import LoadOptions
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
+from accel_bigmodel.offload.store import offloaded_weights
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
@@ -58,11 +59,11 @@ def cpu_offload(
     device = _execution_device(model, execution_device)
     weights: Mapping[str, Any] | None = state_dict
     if weights is None:
-        weights = offloaded_weights(named_tensors(model), {"": "cpu"}, WeightSource())
-    context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+        weights = offloaded_weights(named_tensors(model), {"": "cpu"})
     settings = HookSettings(
-        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
-    )
+        weights, offload_buffers, preload=frozenset(preload_module_classes or ()),
+        owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None,
+    )  # fmt: skip
     attach_blocks(model, "", {"": device}, {"": True}, settings)
     return model
 
@@ -110,12 +111,13 @@ def disk_offload(
     _remove_hooks(model)
     device = _execution_device(model, execution_device)
     is_skeleton = any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters())
-    source = WeightSource({} if is_skeleton else None, offload_dir)
-    weights = offloaded_weights(named_tensors(model), {"": "disk"}, source)
-    context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
-    settings = HookSettings(
-        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
+    weights = offloaded_weights(
+        named_tensors(model), {"": "disk"}, state_dict={} if is_skeleton else None, folder=offload_dir
     )
+    settings = HookSettings(
+        weights, offload_buffers, preload=frozenset(preload_module_classes or ()),
+        owns_weights=True, prefetcher=Prefetcher() if prefetch else None,
+    )  # fmt: skip
     attach_blocks(model, "", {"": device}, {"": True}, settings)
     return model
 
@@ -171,16 +173,16 @@ def dispatch_model(
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
         ties = sorted(sorted(named.names) for named in tied)
         check_tied_parameters_on_same_device(ties, device_map)
-        source = WeightSource(state_dict, offload_dir, offload_index)
-        weights = (
-            offloaded_weights(tensors, device_map, source, offloaded_devices=offloaded_devices)
-            if offloaded
-            else None
-        )
-        context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+        weights = None
+        if offloaded:
+            weights = offloaded_weights(
+                tensors, device_map, state_dict=state_dict, folder=offload_dir, index=offload_index,
+                offloaded_devices=offloaded_devices,
+            )  # fmt: skip
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
-            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta}, context,
+            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta},
+            owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
@@ -281,12 +283,12 @@ def load_checkpoint_and_dispatch(
         )  # fmt: skip
         index: dict[str, Any] = {}
     else:
-        destination = Destination(
+        options = LoadOptions(
             placed, None if dtype is None else as_torch_dtype(dtype),
             folder=None if offload_folder is None else Path(offload_folder),
             offload_buffers=offload_buffers, may_map=mmap,
         )  # fmt: skip
-        index = load_weights(model, checkpoint, destination, strict=strict)
+        index = load_weights(model, checkpoint, options, strict=strict)
     if placed is None:
         return model
     return dispatch_model(
@@ -315,33 +317,27 @@ def _device_map(
     return infer_auto_device_map(model, max_memory, not_split, dtype=dtype, offload_buffers=offload_buffers)
 
 
-class GuardedMove:
-    """Replaces a method that would move a dispatched model."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.model, self.name = model, name
-        self.__name__ = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.name == "to" and torch._C._nn._parse_to(*args, **kwargs)[0] is None:
-            return type(self.model).to(self.model, *args, **kwargs)  # it is converted, and not moved
-        if any(has_offloaded_params(module) for module in self.model.modules()):
-            raise StateError(
-                "You can't move a model that has some modules offloaded to cpu or disk. Remove the hooks first with "
-                "`remove_hook_from_submodules`, or dispatch it with another `device_map`."
-            )
-        if any(hooks_of(module) for module in self.model.modules()):
-            warn_user(
-                "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
-                "`hf_device_map`, and are moved back in the next forward pass. "
-                "Let them stay where `device_map` puts them.",
-                main_process_only=False,
-            )
-        return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
-
-
 def guard_moves(model: nn.Module) -> None:
     """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
     for name in ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors())):
         if hasattr(nn.Module, name) and name != "cpu":
-            setattr(model, name, GuardedMove(model, name))
+            guarded: Any = functools.partial(_guarded_move, model, name)
+            guarded.__name__ = name
+            setattr(model, name, guarded)
+
+
+def _guarded_move(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+    is_move = name != "to" or torch._C._nn._parse_to(*args, **kwargs)[0] is not None  # or a conversion
+    if is_move and any(has_offloaded_params(module) for module in model.modules()):
+        raise StateError(
+            "You can't move a model that has some modules offloaded to cpu or disk. Remove the hooks first with "
+            "`remove_hook_from_submodules`, or dispatch it with another `device_map`."
+        )
+    if is_move and any(hooks_of(module) for module in model.modules()):
+        warn_user(
+            "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
+            "`hf_device_map`, and are moved back in the next forward pass. "
+            "Let them stay where `device_map` puts them.",
+            main_process_only=False,
+        )
+    return getattr(type(model), name)(model, *args, **kwargs)

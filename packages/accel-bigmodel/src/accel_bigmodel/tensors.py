@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -126,7 +126,7 @@ def set_module_tensor_to_device(
         raise ConfigError(
             f"`{tensor_name}` is on the meta device: to put it on `{device}`, give its `value`."
         )
-    if value is not None and value.shape != old.shape and kind_of(type(old)).has_shape_of_values:
+    if value is not None and value.shape != old.shape and has_shape_of_values(old):
         raise ConfigError(
             f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
         )
@@ -144,9 +144,21 @@ def set_module_tensor_to_device(
     if fp16_statistics is not None:
         new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
     if new is not old:
-        setattr(owner, name, new) if isinstance(new, nn.Parameter) else members.__setitem__(name, new)
+        assign(owner, name, new)
     if clear_cache and new is not old and target.type not in ("cpu", "meta"):
         clear_device_cache()
+
+
+_PLAIN_SETATTR = nn.Module.__setattr__
+
+
+def assign(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Put ``tensor`` in the place of a parameter or buffer of ``owner``; much faster than ``setattr``."""
+    if type(owner).__setattr__ is _PLAIN_SETATTR:
+        members: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+        members[name] = tensor
+    else:
+        setattr(owner, name, tensor)  # recurrent layers also keep a list of their weights
 
 
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
@@ -200,98 +212,29 @@ def _is_same_memory(moved: torch.Tensor, old: torch.Tensor) -> bool:
     return moved.is_meta or moved.data_ptr() == old.data_ptr()
 
 
-class TensorKind:
-    """How parameters of one class are taken apart and made again; this one serves plain parameters and most others."""
-
-    has_shape_of_values = True
-    """Whether the parameter has the shape of the weight that it stands for."""
-
-    def attributes(self, parameter: torch.Tensor, owner: nn.Module | None) -> dict[str, Any]:
-        """Return the attributes that a new parameter needs, without a second copy of the values.
-
-        Args:
-            parameter: Of this kind.
-            owner: The module that it belongs to, if that is known.
-        """
-        return dict(vars(parameter))
-
-    def make(
-        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
-    ) -> nn.Parameter:
-        """Return a parameter of the class ``kind`` with these values."""
-        if isinstance(values, kind) and values.requires_grad == requires_grad:
-            made = values
-        elif issubclass(kind, nn.Parameter):
-            made = kind(values, requires_grad=requires_grad)
-        else:
-            made = nn.Parameter(values, requires_grad=requires_grad)
-        for key, attribute in attributes.items():
-            made.__dict__.setdefault(key, attribute)
-        assert isinstance(made, nn.Parameter)
-        return made
-
-    def after_forward(self, owner: nn.Module) -> None:
-        """Drop what the forward of ``owner`` kept of the values."""
+_INT8 = "bitsandbytes.nn.modules.Int8Params"
+_FOUR_BITS = "bitsandbytes.nn.modules.Params4bit"
 
 
-class Int8Kind(TensorKind):
-    """``Int8Params`` of bitsandbytes: int8 values, which stand in ``CB`` too, and the scales of their rows, ``SCB``."""
-
-    def attributes(self, parameter: torch.Tensor, owner: nn.Module | None) -> dict[str, Any]:
-        carried = {
-            "has_fp16_weights": vars(parameter)["has_fp16_weights"],
-            "SCB": vars(parameter)["SCB"],
-            "CB": None,
-        }
-        state: Any = getattr(owner, "state", None)
-        if carried["SCB"] is None and state is not None:
-            carried["SCB"] = state.SCB  # the first forward moves the scales there
-        return carried
-
-    def make(
-        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
-    ) -> nn.Parameter:
-        plain, scales = values.as_subclass(torch.Tensor), attributes["SCB"]
-        made: nn.Parameter = kind(
-            plain, requires_grad=requires_grad, has_fp16_weights=attributes["has_fp16_weights"],
-            CB=plain if plain.dtype == torch.int8 else None, SCB=None if scales is None else scales.to(plain.device),
-        )  # fmt: skip
-        return made
-
-    def after_forward(self, owner: nn.Module) -> None:
-        state: Any = getattr(owner, "state", None)
-        if state is not None:
-            state.CB = state.SCB = None
+def _is_a(tensor_class: type, name: str) -> bool:
+    """Whether a class is, or is derived from, the one with a full name, which need not be imported."""
+    return any(f"{base.__module__}.{base.__qualname__}" == name for base in tensor_class.__mro__)
 
 
-class Params4bitKind(TensorKind):
-    """``Params4bit`` of bitsandbytes: two values in a byte, and a ``quant_state`` to read them."""
-
-    has_shape_of_values = False
-
-    def make(
-        self, kind: Any, values: torch.Tensor, *, requires_grad: bool, attributes: dict[str, Any]
-    ) -> nn.Parameter:
-        plain = values.as_subclass(torch.Tensor)
-        made: nn.Parameter = kind(plain, requires_grad=requires_grad, **attributes).to(plain.device)
-        return made
+def has_shape_of_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the shape of the weight that it represents; 4-bit weights hold two values in a byte."""
+    return not _is_a(resident_class(tensor), _FOUR_BITS)
 
 
-_PLAIN = TensorKind()
-_KINDS: dict[str, TensorKind] = {
-    "bitsandbytes.nn.modules.Int8Params": Int8Kind(),
-    "bitsandbytes.nn.modules.Params4bit": Params4bitKind(),
-}
-"""By the full name of the class that they handle, which includes derived ones."""
+def is_int8(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a weight of an 8-bit layer, whose ``state`` refers to values and scales after a forward."""
+    return _is_a(resident_class(tensor), _INT8)
 
 
-def kind_of(tensor_class: type) -> TensorKind:
-    """Return what handles a class of tensors."""
-    for base in tensor_class.__mro__:
-        found = _KINDS.get(f"{base.__module__}.{base.__qualname__}")
-        if found is not None:
-            return found
-    return _PLAIN
+def forget_int8_values(layer: Any) -> None:
+    """Release the values and scales to which an 8-bit layer refers after its forward."""
+    if getattr(layer, "state", None) is not None:
+        layer.state.CB = layer.state.SCB = None
 
 
 def resident_class(tensor: torch.Tensor) -> type:
@@ -301,13 +244,22 @@ def resident_class(tensor: torch.Tensor) -> type:
 
 
 def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[str, Any]:
-    """Return the attributes of a parameter or buffer, or of what a placeholder stands for, without its values."""
-    if not tensor.__dict__:
-        return {}
-    attributes = kind_of(resident_class(tensor)).attributes(tensor, owner)
-    for own in ("_weight", "_itself", "resident_class"):
-        attributes.pop(own, None)
-    return attributes
+    """Return the attributes that a new tensor in place of this one needs, without a second copy of the values.
+
+    Args:
+        tensor: A parameter, a buffer or a placeholder.
+        owner: The module that it belongs to, if that is known.
+    """
+    found = {key: value for key, value in vars(tensor).items() if key not in _OF_PLACEHOLDERS}
+    if found and is_int8(tensor):
+        state: Any = getattr(owner, "state", None)
+        found["CB"] = None  # the values
+        if found["SCB"] is None and state is not None:
+            found["SCB"] = state.SCB  # the first forward moves the scales there
+    return found
+
+
+_OF_PLACEHOLDERS = ("_weight", "_itself", "resident_class")
 
 
 def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
@@ -316,6 +268,28 @@ def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     wanted, attributes = resident_class(old), attributes_of(old)
     if wanted is nn.Parameter and not attributes and type(values) is torch.Tensor:
         # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
-        plain: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
-        return plain
-    return kind_of(wanted).make(wanted, values, requires_grad=requires_grad, attributes=attributes)
+        made: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
+        return made
+    plain, make = values.as_subclass(torch.Tensor), cast(Any, wanted)
+    if _is_a(wanted, _INT8):
+        codes, scales = plain if plain.dtype == torch.int8 else None, attributes["SCB"]
+        scales = None if scales is None else scales.to(plain.device)
+        made = make(
+            plain, requires_grad, has_fp16_weights=attributes["has_fp16_weights"], CB=codes, SCB=scales
+        )
+        return made
+    if _is_a(wanted, _FOUR_BITS):
+        made = make(plain, requires_grad=requires_grad, **attributes).to(plain.device)
+        return made
+    if (
+        isinstance(values, wanted)
+        and isinstance(values, nn.Parameter)
+        and values.requires_grad == requires_grad
+    ):
+        made = values
+    else:
+        kind = make if issubclass(wanted, nn.Parameter) else nn.Parameter
+        made = kind(values, requires_grad=requires_grad)
+    for key, attribute in attributes.items():
+        made.__dict__.setdefault(key, attribute)
+    return made

@@ -16,7 +16,6 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from accel_checkpoint.reading.direct_reads import DirectReads
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -105,10 +104,50 @@ def test_parameters_that_have_values_stay_the_same_objects(tmp_path, mmap, asked
     assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
 
 
-def test_bytes_are_never_read_into_a_tensor_of_another_size(tmp_path):
-    path = tmp_path / "bytes"
-    path.write_bytes(bytes(64))
-    reads = DirectReads(path)
-    for tensor in (torch.zeros(15), torch.zeros(17), torch.zeros(8, 4)[:, ::2]):
-        with pytest.raises(ValueError, match="64 bytes of .* cannot be read into a tensor"):
-            reads.add(tensor, 0, 64)
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_a_tensor_with_another_layout_or_class_is_filled_in_place(tmp_path, kind):
+    class Tagged(nn.Parameter):
+        pass
+
+    model = nn.Linear(3, 5)
+    model.weight = nn.Parameter(torch.zeros(3, 5).T)
+    model.bias = Tagged(torch.zeros(5))
+    before, memory = list(model.parameters()), [p.data_ptr() for p in model.parameters()]
+    wanted = nn.Linear(3, 5)
+    write(wanted.state_dict(), tmp_path, kind, 1)
+    load_checkpoint_in_model(model, tmp_path)
+    assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+    assert [p.data_ptr() for p in model.parameters()] == memory
+    assert all(torch.equal(now, p) for now, p in zip(model.parameters(), wanted.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_a_replaced_parameter_keeps_what_it_is(tmp_path, kind):
+    linear = nn.Linear(2, 2, device="meta").requires_grad_(False)
+    linear.bias.requires_grad_(True)
+    linear.bias.note = "kept"
+    write(nn.Linear(2, 2).state_dict(), tmp_path, kind, 1)
+    load_checkpoint_in_model(linear, tmp_path, dtype=torch.float16)
+    assert (linear.weight.requires_grad, linear.bias.requires_grad, linear.bias.note) == (False, True, "kept")
+    assert (linear.weight.dtype, type(linear.weight)) == (torch.float16, nn.Parameter)
+
+
+def test_buffers_and_extra_states_are_loaded(tmp_path):
+    class Counting(nn.BatchNorm1d):
+        count = 0
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    model = Counting(2)
+    model.count = 3
+    model.running_mean.fill_(7)
+    write(model.state_dict(), tmp_path, "torch", 1)
+    with torch.device("meta"):
+        skeleton = Counting(2)
+    load_checkpoint_in_model(skeleton, tmp_path)
+    assert dict(skeleton.named_buffers())["running_mean"].tolist() == [7, 7]
+    assert (skeleton.count, "running_mean" in dict(skeleton.named_parameters())) == (3, False)

@@ -12,7 +12,7 @@ from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
-from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
+from accel_checkpoint.saving.retention import Retention, remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -172,7 +172,7 @@ def test_the_oldest_go_by_number_and_never_the_newest_save(tmp_path):
         staged(tmp_path / f"checkpoint_{number}").commit()
     (tmp_path / "checkpoint_1").mkdir()  # a person's
     staged(tmp_path / "other").commit()
-    remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_9")
+    remove_old(tmp_path, retention=Retention(newest=2), newest=tmp_path / "checkpoint_9")
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_100", "checkpoint_9", "other"]
 
 
@@ -181,10 +181,10 @@ def test_a_checkpoint_moved_aside_counts_like_any_other_of_its_number(tmp_path):
         committed(tmp_path / f"checkpoint_{number}")
     displaced = f"{module.PREVIOUS_PREFIX}checkpoint_10-0a1b2c3d-{stamp()}-2"
     (tmp_path / "checkpoint_10").rename(tmp_path / displaced)
-    remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_11")
+    remove_old(tmp_path, retention=Retention(newest=2), newest=tmp_path / "checkpoint_11")
     assert sorted(os.listdir(tmp_path)) == [displaced, "checkpoint_11"]
     committed(tmp_path / "checkpoint_12")
-    remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_12")
+    remove_old(tmp_path, retention=Retention(newest=2), newest=tmp_path / "checkpoint_12")
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_11", "checkpoint_12"]
 
 
@@ -237,7 +237,7 @@ def test_an_old_checkpoint_that_is_a_link_is_replaced_or_removed_without_a_trace
         )
     newest = tmp_path / "checkpoints" / "checkpoint_2"
     committed(newest, token="token-2")
-    remove_old(newest.parent, keep=1, newest=newest)
+    remove_old(newest.parent, retention=Retention(newest=1), newest=newest)
     assert os.listdir(newest.parent) == ["checkpoint_2"]
     assert not newest.is_symlink()
     assert sorted(os.listdir(tmp_path / "disk")) == ["checkpoint_1", "checkpoint_2"]

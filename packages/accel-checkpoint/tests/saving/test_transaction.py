@@ -12,6 +12,7 @@ from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
 from accel_checkpoint.saving.pending_files import TorchFile
+from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.staging import Staging
 from accel_checkpoint.saving.transaction import (
     Content,
@@ -94,7 +95,9 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
     def run(rank):
         node, local = divmod(rank, 2)
         topology = Topology(rank, 4, local, 2, node, 2)
-        request = Request(folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", keep=1)
+        request = Request(
+            folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", retention=Retention(newest=1)
+        )
         rounds, temporary = (
             Rounds(request, topology, Seat(table, rank)),
             Staging(request.target, token=request.token),

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch.utils.data import IterableDataset
 
-from accel_data.dataset_proxy import DatasetProxy
+from accel_data.delegation import DatasetProxy
 from accel_data.step import StepShape, full_step, rows_of_rank, shape_of_step, split_step
 
 
@@ -92,7 +92,7 @@ class IterableDatasetShard(DatasetProxy):
     def __iter__(self) -> Iterator[Any]:
         for piece, shape in self._steps():
             if self._is_marking:
-                yield from [Marked(sample, shape) for sample in piece] or (Placeholder(is_last=True),)
+                yield from [Marked(sample, shape) for sample in piece] or (Marked(None, None),)
             else:
                 yield from piece
 
@@ -117,21 +117,10 @@ class IterableDatasetShard(DatasetProxy):
 
 
 class Marked:
-    """A sample and the shape of the step that it belongs to."""
+    """A sample and the shape of its step; without a shape it is none, and the step is one of other ranks only."""
 
     __slots__ = ("sample", "shape")
 
-    def __init__(self, sample: Any, shape: StepShape) -> None:
+    def __init__(self, sample: Any, shape: StepShape | None) -> None:
         self.sample = sample
         self.shape = shape
-
-
-class Placeholder:
-    """A sample of no batch, which is thrown away: it takes up the turn of a worker, or a step of other ranks only.
-
-    Args:
-        is_last: Whether the stream ends with a step in which other ranks have a batch and this one has none.
-    """
-
-    def __init__(self, *, is_last: bool = False) -> None:
-        self.is_last = is_last

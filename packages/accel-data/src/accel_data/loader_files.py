@@ -41,7 +41,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
     Args:
         loader: A prepared loader.
         content: What the file holds.
-        position: Resume in the middle of the epoch, if it was saved there. If False the epoch begins anew.
+        position: Resume in the middle of the epoch, if it was saved there. If False the epoch restarts.
         file_name: For messages.
 
     Raises:

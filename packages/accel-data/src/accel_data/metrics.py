@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step import StepShape, full_step
-from accel_data.subgroup import gather_among
 from accel_data.trimming import (
     average_blocks,
     items_without_rows,
@@ -150,7 +151,7 @@ def _gather_uneven(
         data = data[:own_rows]
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
-    values = gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
+    values = _gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
     kept = [
         value
         for rank, value in zip(members, values, strict=True)
@@ -196,3 +197,41 @@ def _warn_outside_of_loops() -> None:
         "`gather_for_metrics` was called outside of a loop over a prepared data loader, so it removes nothing: "
         "samples that were repeated in the last step are counted twice. Call it in the loop, for each batch.",
     )
+
+
+class _Groups:
+    """Caches process groups for as long as the default group lives."""
+
+    def __init__(self) -> None:
+        self._world: weakref.ref[dist.ProcessGroup] | None = None
+        self._of_ranks: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
+
+    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """Return the group of ``ranks``; only its members may call it."""
+        world = dist.group.WORLD
+        assert world is not None, "asked for while several ranks are running"
+        if self._world is None or self._world() is not world:
+            self._world, self._of_ranks = weakref.ref(world), {}
+        cached = self._of_ranks.get(ranks)
+        group = None if cached is None else cached()
+        if group is None:
+            group = dist.new_group(list(ranks), use_local_synchronization=True)
+            self._of_ranks[ranks] = weakref.ref(group)
+        return group
+
+
+_groups = _Groups()
+
+
+def _gather_among(ranks: tuple[int, ...], value: Any) -> list[Any]:
+    """Return the values of ``ranks``, in their order, on each of them.
+
+    Only these ranks may call it, and all of them must; the others take no part in making the group.
+    """
+    if len(ranks) == 1:
+        return [value]
+    if len(ranks) == current_transport().world_size:
+        return list(gather_object([value]))
+    values: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(values, value, group=_groups.of(ranks))
+    return values

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.agreement import order_generator
-from accel_data.loaders.cloning import check_keeps_order, check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
-from accel_data.loaders.sharding import (
+from accel_data.loaders.sharding import shard_indices, shard_stream, shards_itself, with_seedable_sampler
+from accel_data.loaders.torch_loader import (
+    check_keeps_order,
+    check_loader,
     is_iterable,
-    shard_indices,
-    with_seedable_sampler,
+    order_generator,
+    to_stateful,
 )
-from accel_data.loaders.streams import shard_stream, shards_itself
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
@@ -50,14 +50,14 @@ def prepare_data_loader(
         device: Where the batches go. None: the device of `PartialState`.
         num_processes: Processes that share the data. None: those of the run that read different data, by its
             `ParallelismConfig`. A mesh takes precedence.
-        process_index: This process among them. None: likewise.
-        split_batches: Cut each batch into one piece for each process, instead of distributing whole batches.
+        process_index: This process among them. None: that of the run.
+        split_batches: Split each batch into one piece for each process, instead of distributing full batches.
         put_on_device: Move the batches to the device.
-        rng_types: Generators to synchronise at the start of each epoch. The one that the order is drawn from
+        rng_types: Generators to synchronize at the start of each epoch. The one that the order is drawn from
             always is.
         dispatch_batches: Read on the main process alone. None: True for an `IterableDataset`.
         even_batches: Complete the last global batch with samples from the start of the epoch.
-        slice_fn_for_dispatch: Cuts a batch when dispatching, called like `slice_tensors`.
+        slice_fn_for_dispatch: Slices a batch when dispatching, called like `slice_tensors`.
         use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`.
         data_seed: Seed of the seedable sampler. None: torch's current seed on the main process.
         non_blocking: Copy to the device without waiting; needs ``pin_memory=True``.
@@ -118,7 +118,7 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
         ranks = data_ranks(mesh)
         if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
             warn_user(
-                f"`num_processes={num_processes}` and `process_index={process_index}` have no effect beside "
+                f"`num_processes={num_processes}` and `process_index={process_index}` have no effect next to "
                 f"`torch_device_mesh`, by which this is process {ranks.rank} of {ranks.num_ranks} that read different "
                 "data.",
             )

@@ -1,13 +1,18 @@
-"""Loaders that start in the middle of an epoch."""
+"""Loaders and batch samplers without the first batches of an epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
-from accel_data.loaders.cloning import check_loader
-from accel_data.loaders.skip import SkipDataLoader
+from accel_data.delegation import Delegating
+from accel_data.loaders.adapter import DataLoaderAdapter, build_loader
+from accel_data.loaders.pass_ import DataLoaderStateMixin
+from accel_data.loaders.torch_loader import batches_field, check_loader, clone_loader, is_iterable
+from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_state.errors import ConfigError
 
 
@@ -39,3 +44,107 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         return skipped
     check_loader(dataloader)
     return SkipDataLoader.around(dataloader, skip_batches=num_batches)
+
+
+class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
+    """Leave out the first batches of each epoch of an ordinary loader, without reading them from map-style data.
+
+    Args:
+        dataset: As for `DataLoader`.
+        skip_batches: Batches to leave out.
+        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
+        **kwargs: As for `DataLoader`.
+    """
+
+    skip_batches: int
+    #: Batches that have to be read to be skipped.
+    _num_read_over: int
+    _state: dict[str, Any] | None = None
+
+    def __init__(
+        self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
+    ) -> None:
+        base = build_loader(dataset, use_stateful_dataloader, **kwargs)
+        self._wrap(base, skip_batches=skip_batches)
+
+    def _wrap(self, base: DataLoader[Any], *, skip_batches: int = 0) -> None:
+        field = None if is_iterable(base) else batches_field(base)
+        if field is not None:
+            base = clone_loader(base, **{field: SkipBatchSampler(getattr(base, field), skip_batches)})
+        self.skip_batches = skip_batches
+        self._num_read_over = skip_batches if field is None else 0
+        self.reset()
+        super()._wrap(base)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.begin()
+        self._state = None
+        try:
+            nothing = object()
+            batches = islice(iter(self.base_dataloader), self._num_read_over, None)
+            batch = next(batches, nothing)
+            while batch is not nothing:
+                if self.use_stateful_dataloader:
+                    self._state = super().state_dict()  # the next batch is read ahead
+                following = next(batches, nothing)
+                self.end_of_dataloader = following is nothing
+                yield batch
+                batch = following
+            self._state = None
+        finally:
+            self.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was yielded, where the inner loader has one."""
+        return super().state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self._state = None
+        super().load_state_dict(state_dict)
+
+    def __len__(self) -> int:
+        return max(0, len(self.base_dataloader) - self._num_read_over)
+
+
+class SkipBatchSampler(Delegating, BatchSampler):
+    """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
+
+    Where the order can be entered anywhere, this takes no longer than starting at its beginning.
+
+    Args:
+        batch_sampler: Yields lists of indices.
+        skip_batches: Batches to leave out in each epoch.
+    """
+
+    _wrapped_in = "batch_sampler"
+
+    def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+
+    @property
+    def batch_size(self) -> int | None:  # type: ignore[override]
+        """Batch size of the given sampler, None if it has none."""
+        return getattr(self.batch_sampler, "batch_size", None)
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]
+        """Whether the given sampler leaves out a short last batch."""
+        return bool(getattr(self.batch_sampler, "drop_last", False))
+
+    @property
+    def total_length(self) -> int:
+        """Batches of the given sampler."""
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return max(0, self.total_length - self.skip_batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        shard = self.batch_sampler
+        if not isinstance(shard, BatchSamplerShard):
+            shard = BatchSamplerShard(shard, even_batches=False)
+        if not shard.can_start_anywhere:
+            return islice(iter(self.batch_sampler), self.skip_batches, None)
+        return iter(shard.new_pass(shard.position_after(self.skip_batches)))

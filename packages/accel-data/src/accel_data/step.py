@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import cycle, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of an epoch all ranks together have read: in samples, and in batches of the user's sampler."""
+
+    samples: int = 0
+    batches: int = 0
+
+
+START = Position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,80 @@ class StepShape:
         return 0 if self.is_full and self.rows[0] == (full_rows or self.rows[0]) else self.num_samples
 
 
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What this rank knows about a step.
+
+    Args:
+        shape: Its rows; None where the data set shards itself.
+        end: The position after it.
+        is_last: Whether it is this rank's last.
+        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
+        ends_epoch: Whether it is known to be the last of all ranks.
+        states: The states of data set and loader after it, where more has been read since.
+    """
+
+    shape: StepShape | None
+    end: Position
+    is_last: bool = False
+    ends_some_rank: bool | None = False
+    ends_epoch: bool = False
+    states: ReadStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStates:
+    """States of what a loader reads from, right after a step was read.
+
+    Args:
+        dataset: State of the data set, where it is read in this process.
+        loader: State of a `StatefulDataLoader`.
+    """
+
+    dataset: Any = None
+    loader: Any = None
+
+
+NO_STATES = ReadStates()
+
+
+class Absent(Enum):
+    """Marks a rank without a batch, since a batch may be None."""
+
+    NO_BATCH = "no batch"
+
+
+NO_BATCH = Absent.NO_BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalStep:
+    """One step of all ranks.
+
+    Args:
+        pieces: What each rank reads, `NO_BATCH` for a rank without a batch.
+        shape: How many rows these are, and how many are new.
+        num_batches: Batches that were read for the step.
+        num_following: Ranks, the first ones, that also have a batch in the next step.
+    """
+
+    pieces: list[Any]
+    shape: StepShape
+    num_batches: int
+    num_following: int = 0
+
+    @property
+    def num_with_batch(self) -> int:
+        """Ranks with a batch; they are the first ones."""
+        return sum(piece is not NO_BATCH for piece in self.pieces)
+
+    def seen_by(self, rank: int, *, end: Position, states: ReadStates | None = None) -> StepInfo:
+        """Return what ``rank`` knows about the step, which ends at ``end``."""
+        following = self.num_following
+        ends_some_rank = following < len(self.pieces)
+        return StepInfo(self.shape, end, rank >= following, ends_some_rank, not following, states)
+
+
 def full_step(rows: int, num_ranks: int) -> StepShape:
     """Return the shape of a step in which every rank reads ``rows`` new samples."""
     return StepShape((rows,) * num_ranks, (rows,) * num_ranks)
@@ -70,9 +156,9 @@ def split_step(
 
     Args:
         samples: The new samples, as for `shape_of_step`.
-        rows: Likewise.
-        num_ranks: Likewise.
-        even: Likewise.
+        rows: As for `shape_of_step`.
+        num_ranks: As for `shape_of_step`.
+        even: As for `shape_of_step`.
         first: The first samples of the epoch, from which padding is taken.
     """
     shape = shape_of_step(len(samples), rows=rows, num_ranks=num_ranks, even=even)

@@ -35,7 +35,7 @@ def select_rows(
 
 
 def select_blocks(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
-    """Return nested tensors as `select_rows` does, where the shape counts whole batches of any number of rows."""
+    """Return nested tensors as `select_rows` does, where the shape counts batches of any number of rows."""
     return _select(data, ranks, world_size, lambda rows: [rows * bool(valid) for valid in shape.num_valid])
 
 

@@ -4,8 +4,8 @@ from itertools import product
 
 import torch
 
-from accel_data.dispatch.scatter import NO_BATCH, ScatterPlan
-from accel_data.step import StepShape, full_step
+from accel_data.dispatch.scatter import ScatterPlan
+from accel_data.step import NO_BATCH, StepShape, full_step
 
 
 def test_full_batches_are_handed_on_untouched() -> None:

@@ -25,7 +25,8 @@ def test_without_an_accelerator_the_cpu_is_where_batches_are() -> None:
 def test_batches_are_copied_when_they_are_asked_for() -> None:
     place = placement("meta", non_blocking=False, is_pinned=False)
     assert isinstance(place, DirectPlacement)
-    moved: Any = place.finish(place.begin({"x": torch.zeros(2)}))
+    moved: Any
+    ((moved, _),) = place.all_of(iter([({"x": torch.zeros(2)}, None)]))
     assert moved["x"].device.type == "meta"
     source = iter([(torch.zeros(1), None), (torch.zeros(1), None)])
     next(iter(place.all_of(source)))

@@ -49,11 +49,13 @@ def test_another_batch_size_holds_from_the_next_pass_on():
     assert [batch.tolist() for batch in one] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def rows_if_one_process_is_set():
+def rows_if_one_process_is_set(dispatch):
     state = PartialState()
     state.num_processes = 1
-    return [batch.tolist() for batch in prepare_data_loader(DataLoader(torch.arange(3)))]
+    loader = prepare_data_loader(DataLoader(torch.arange(3)), dispatch_batches=dispatch)
+    return [batch.tolist() for batch in loader]
 
 
-def test_a_script_may_set_one_process_to_read_everything_on_each(world):
-    assert world(2).run(rows_if_one_process_is_set) == [[[0], [1], [2]]] * 2
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_script_may_set_one_process_to_read_everything_on_each(world, dispatch):
+    assert world(2).run(rows_if_one_process_is_set, dispatch) == [[[0], [1], [2]]] * 2

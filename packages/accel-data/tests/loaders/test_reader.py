@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from accel_data.loaders.cloning import clone_loader
 from accel_data.loaders.reader import Reader
+from accel_data.loaders.torch_loader import clone_loader
 from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.position import Position
+from accel_data.step import Position
 
 
 class Counted(IterableDataset):
@@ -46,19 +46,23 @@ class Namesake(DataLoader):
 
 @pytest.mark.parametrize("loader_class", [DataLoader, Namesake])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_each_batch_comes_with_the_state_after_it(loader_class: type[DataLoader], num_workers: int) -> None:
-    dataset = Counted()
-    loader = loader_class(dataset, batch_size=2, num_workers=num_workers)
-    reader = Reader(loader, has_metadata=True, stateful_dataset=dataset)
+def test_each_batch_of_a_stream_comes_with_its_number_of_samples(
+    loader_class: type[DataLoader], num_workers: int
+) -> None:
+    reader = Reader(loader_class(Counted(), batch_size=4, num_workers=num_workers))
     factor = 1 if loader_class is DataLoader else 10
-    read = [(batch.tolist(), metadata) for batch, metadata in reader.read()]
-    assert [batch for batch, _ in read] == [
-        [factor, 2 * factor],
-        [3 * factor, 4 * factor],
-        [5 * factor, 6 * factor],
-    ]
-    assert [metadata.dataset_state["count"] for _, metadata in read if metadata] == [2, 4, 6]
-    assert [metadata.worker for _, metadata in read if metadata] == [0 if num_workers else None] * 3
+    read = [(batch.tolist(), fetched and fetched.num_samples) for batch, fetched in reader.read_stream()]
+    assert read == [([factor, 2 * factor, 3 * factor, 4 * factor], 4), ([5 * factor, 6 * factor], 2)]
+
+
+def test_the_state_of_a_data_set_is_a_copy() -> None:
+    dataset = Counted()
+    reader = Reader(DataLoader(dataset, batch_size=2))
+    next(reader.read_stream())
+    state = reader.states(dataset).dataset
+    dataset.count = 9
+    assert state == {"count": 2}
+    assert reader.states(None).dataset is None
 
 
 def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
@@ -69,10 +73,10 @@ def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
 
 def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None:
     loader, shard = sharded(num_workers=1, persistent_workers=True)
-    reader = Reader(loader, has_metadata=False)
+    reader = Reader(loader)
     workers = []
     for samples in (0, 4, 2):
-        read = [batch.tolist() for batch, _ in reader.read(shard.new_pass(Position(samples)))]
+        read = [batch.tolist() for batch in reader.read_indices(shard.new_pass(Position(samples)))]
         assert read == [[first, first + 1] for first in range(samples, 8, 2)]
         workers.append(reader.loader._iterator._workers[0].pid)
     assert len(set(workers)) == 1
@@ -82,8 +86,7 @@ def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None
 
 def test_a_reader_is_replaced_once_a_setting_of_the_loader_has_changed() -> None:
     loader, _ = sharded()
-    reader = Reader(loader, has_metadata=False)
-    assert reader.is_made_from(loader, has_metadata=False)
-    assert not reader.is_made_from(loader, has_metadata=True)
+    reader = Reader(loader)
+    assert reader.is_made_from(loader)
     loader.collate_fn = list
-    assert not reader.is_made_from(loader, has_metadata=False)
+    assert not reader.is_made_from(loader)

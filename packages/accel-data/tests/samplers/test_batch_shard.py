@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from accel_data import BatchSamplerShard
-from accel_data.samplers.position import Position
+from accel_data.step import Position
 from accel_state.errors import ConfigError
 
 

@@ -14,9 +14,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from accel_data.samplers.order import TensorOrder, draw_order, has_order
+from accel_data.samplers.order import EpochOrder, OrderSource, OrderState
 
-SAMPLERS: dict[str, Callable[[torch.Generator], Sampler[int]]] = {
+SAMPLERS: dict[str, Callable[[torch.Generator | None], Sampler[int]]] = {
     "sequential": lambda _: SequentialSampler(range(50)),
     "random": lambda generator: RandomSampler(range(50), generator=generator),
     "fewer": lambda generator: RandomSampler(range(50), num_samples=20, generator=generator),
@@ -29,42 +29,53 @@ SAMPLERS: dict[str, Callable[[torch.Generator], Sampler[int]]] = {
 }
 
 
+def source(sampler: Any) -> OrderSource:
+    return OrderSource(BatchSampler(sampler, 2, drop_last=False))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_order_and_the_generator_afterwards_are_those_of_iterating(name: str) -> None:
     generators = [torch.Generator().manual_seed(7) for _ in range(2)]
     iterated, drawn = (SAMPLERS[name](generator) for generator in generators)
     for _ in range(2):
-        order = draw_order(drawn)
-        assert order is not None
-        assert list(order[:]) == list(iterated)
-        if getattr(order, "finish", None):
-            order.finish()  # type: ignore[attr-defined]
+        assert list(EpochOrder(source(drawn)).indices()) == list(iterated)
         assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
-def test_without_a_generator_the_global_one_is_drawn_from_as_torch_does() -> None:
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_without_a_generator_the_default_one_is_drawn_from_as_torch_does(name: str) -> None:
     torch.manual_seed(5)
-    expected = list(RandomSampler(range(30)))
+    expected, after = list(SAMPLERS[name](None)), torch.rand(())
     torch.manual_seed(5)
-    order = draw_order(RandomSampler(range(30)))
-    assert order is not None
-    assert list(order[:]) == expected
+    assert list(EpochOrder(source(SAMPLERS[name](None))).indices()) == expected
+    assert torch.rand(()) == after
 
 
-def test_a_sampler_with_an_order_of_its_own_is_not_guessed() -> None:
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_order_is_drawn_again_from_its_state_and_the_default_generator_stays(name: str) -> None:
+    first = EpochOrder(source(SAMPLERS[name](None)))
+    expected = list(first.indices())
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    again = EpochOrder(source(SAMPLERS[name](None)), first.state or OrderState(before))
+    assert list(again.indices()) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["random", "fewer", "replacement", "subset", "weighted"])
+def test_a_state_of_version_1_is_that_of_a_generator_of_the_sampler(name: str) -> None:
+    expected = list(SAMPLERS[name](torch.Generator().manual_seed(3)))
+    state = OrderState(torch.Generator().manual_seed(3).get_state(), is_lent=True)
+    sampler: Any = SAMPLERS[name](None)
+    assert list(EpochOrder(source(sampler), state).indices()) == expected
+    assert sampler.generator is None
+
+
+def test_a_sampler_with_an_order_of_its_own_may_have_no_end() -> None:
     class Reversed(RandomSampler):
         def __iter__(self) -> Any:
             return reversed(list(super().__iter__()))
 
-    assert not has_order(Reversed(range(5)))
-    assert draw_order(Reversed(range(5))) is None
-    assert not has_order(BatchSampler(range(4), 2, False))  # type: ignore[arg-type]
-
-
-def test_blocks_join_without_a_seam() -> None:
-    numbers = torch.arange(100_000)
-    order = TensorOrder(numbers)
-    assert len(order) == 100_000
-    for low, high in ((0, 10), (16_380, 16_390), (50_000, 90_000), (5, 7), (99_990, 100_000)):
-        assert order[low:high] == list(range(low, high))
-    assert order[70_001] == 70_001
+    assert not source(Reversed(range(5))).has_order
+    assert not source(BatchSampler(range(4), 2, False)).has_order
+    assert source([3, 1]).has_order

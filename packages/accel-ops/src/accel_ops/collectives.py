@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -211,29 +211,6 @@ def _overwritten(leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor])
             for leaf, value in pairs:
                 leaf.copy_(value)
     return results
-
-
-def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[..., Any]) -> torch.Tensor:
-    """Return the flat tensor of rank ``source``; elsewhere ``buffer`` may be overwritten.
-
-    For packages that pack their own messages. It is checked like every other operation.
-
-    Args:
-        buffer: One-dimensional and contiguous, of the same size and dtype on every rank.
-        source: The rank that sends.
-        operation: The function to name in messages.
-
-    Raises:
-        DistributedOperationException: On every rank, if the ranks differ.
-    """
-    transport = current_transport()
-    if transport.world_size == 1:
-        return buffer
-    with transport.lock:
-        sent = buffer.to(transport.device_for(buffer.device))
-        _check(transport, Call(operation, (source, len(buffer), buffer.dtype)), [sent])
-        (received,) = transport.broadcast([sent], source=source)
-        return received.to(buffer.device)
 
 
 def check_source(from_process: int, world_size: int) -> None:

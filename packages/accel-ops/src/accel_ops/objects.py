@@ -88,22 +88,31 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     check_source(from_process, transport.world_size)
     if transport.world_size == 1:
         return object_list
-    is_source = transport.rank == from_process
     call = Call(broadcast_object_list, (from_process, len(object_list)))
+    received = broadcast_from(transport, call, list(object_list), source=from_process)
+    if transport.rank != from_process:
+        object_list[:] = received
+    return object_list
+
+
+def broadcast_from(transport: Transport, call: Call, value: Any, *, source: int) -> Any:
+    """Return the value of rank ``source``, as part of the operation that ``call`` names.
+
+    Raises:
+        DistributedOperationException: As :func:`broadcast_object_list`.
+    """
+    is_source = transport.rank == source
     with transport.lock:
-        own = _pickled(transport, call, list(object_list)) if is_source else b""
+        own = _pickled(transport, call, value) if is_source else b""
         payloads = agree(transport, call, own)
-        payload = payloads.of(from_process)
+        payload = payloads.of(source)
         if payload is None:
-            buffer = to_tensor(own, size=payloads.sizes[from_process])
-            sent = buffer.to(transport.device_for(buffer.device))
-            (received,) = transport.broadcast([sent], source=from_process)
+            buffer = to_tensor(own, size=payloads.sizes[source])
+            (received,) = transport.broadcast([buffer.to(transport.device_for(buffer.device))], source=source)
             payload = received.cpu().numpy().tobytes()
     if payload == _NOT_PICKLED:
-        raise _pickling_failed(call, str(from_process))
-    if not is_source:
-        object_list[:] = _unpickled(payload)
-    return object_list
+        raise _pickling_failed(call, str(source))
+    return value if is_source else _unpickled(payload)
 
 
 def copy_tensor_to_devices(tensor: Any = None) -> Any:

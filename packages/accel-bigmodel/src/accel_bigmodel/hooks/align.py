@@ -11,10 +11,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.base import ModelHook
-from accel_bigmodel.offload.locations import in_memory
 from accel_bigmodel.offload.placeholders import forwards, make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
-from accel_bigmodel.offload.store import is_shared
+from accel_bigmodel.offload.store import in_memory, is_shared
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.describe import find_device
@@ -26,15 +25,25 @@ Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelContext:
-    """What the hooks of one model share.
+class HookSettings:
+    """What the hooks of one model have in common.
 
     Args:
+        weights: Stored weights by full dotted name.
+        offload_buffers: Offload buffers too.
+        skip_keys: Keyword arguments that are not moved.
+        preload: Names of classes whose submodules are loaded together with them.
+        tied_params_map: As for `AlignDevicesHook`.
         owns_weights: The stored weights belong to the model, so that they may be used and written to without a copy.
         prefetcher: Prefetches the weights of the next module.
         placeholders: The placeholders made while hooks are being attached; emptied afterwards.
     """
 
+    weights: Mapping[str, Any] | None = None
+    offload_buffers: bool = False
+    skip_keys: str | Sequence[str] | None = None
+    preload: frozenset[str] = frozenset()
+    tied_params_map: TiedParams | None = None
     owns_weights: bool = False
     prefetcher: Prefetcher | None = None
     placeholders: Placeholders = field(default_factory=dict)
@@ -53,7 +62,7 @@ class AlignDevicesHook(ModelHook):
         skip_keys: Keyword arguments that are not moved.
         tied_params_map: Tied weights already moved to a device, by address.
         module_name: The dotted name of the module, for messages.
-        context: State shared with the other hooks of the model.
+        settings: What it has in common with the other hooks of the model.
         surrounds_offloaded: The module has submodules with offloaded weights, and may use these in its forward pass. If
             its output is on the meta device, which means that a weight without values was used, this raises.
     """
@@ -70,7 +79,7 @@ class AlignDevicesHook(ModelHook):
         tied_params_map: TiedParams | None = None,
         *,
         module_name: str = "",
-        context: ModelContext | None = None,
+        settings: HookSettings | None = None,
         surrounds_offloaded: bool = False,
     ) -> None:
         self.execution_device = execution_device
@@ -89,7 +98,7 @@ class AlignDevicesHook(ModelHook):
         self._slots: dict[str, Slot] = {}
         self._has_offloaded = False
         self._module_name = module_name
-        self._context = context
+        self._settings = HookSettings() if settings is None else settings
         self._surrounds_offloaded = surrounds_offloaded
         self._handles: list[RemovableHandle] = []
 
@@ -163,8 +172,8 @@ class AlignDevicesHook(ModelHook):
             forwards.enter()
         if self.offload:
             self.residency.onload()
-            if self._context is not None and self._context.prefetcher is not None and self.residency.slots:
-                self._context.prefetcher.block_started(self.residency)
+            if self._settings.prefetcher is not None and self.residency.slots:
+                self._settings.prefetcher.block_started(self.residency)
         if self.execution_device is None:
             return args, kwargs
         try:
@@ -219,7 +228,7 @@ class AlignDevicesHook(ModelHook):
 
     def _offload_weights_of(self, module: nn.Module) -> dict[str, Slot]:
         kept: dict[str, torch.Tensor] = {}
-        known = {} if self._context is None else self._context.placeholders
+        known = self._settings.placeholders
         slots: dict[str, Slot] = {}
         places = _places(module, recurse=self.place_submodules)
         if self.original_devices and not any(place.tensor.is_meta for place in places):
@@ -258,7 +267,7 @@ class AlignDevicesHook(ModelHook):
                 f"`{name}` cannot be offloaded: {missing}the given weights do not include it. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
-        is_owned = weights is kept or (self._context is not None and self._context.owns_weights)
+        is_owned = weights is kept or self._settings.owns_weights
         weight = OffloadedWeight(
             weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
             copy_on_write=not is_owned and is_shared(weights, place.full_name),

@@ -40,6 +40,11 @@ class ModelHook:
         return module
 
 
+def call_if_defined(hook: ModelHook, method: str, module: nn.Module) -> None:
+    """Call a method that hooks of other libraries need not have."""
+    getattr(hook, method, lambda _: None)(module)
+
+
 class SequentialHook(ModelHook):
     """Several hooks, one after the other."""
 
@@ -54,7 +59,7 @@ class SequentialHook(ModelHook):
 
     def attached(self, module: nn.Module) -> None:
         for hook in self.hooks:
-            getattr(hook, "attached", lambda _: None)(module)
+            call_if_defined(hook, "attached", module)
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -66,7 +71,7 @@ class SequentialHook(ModelHook):
                 entered.append(hook)
         except BaseException:
             for hook in reversed(entered):
-                getattr(hook, "after_error", lambda _: None)(module)
+                call_if_defined(hook, "after_error", module)
             raise
         return args, kwargs
 
@@ -77,7 +82,7 @@ class SequentialHook(ModelHook):
 
     def after_error(self, module: nn.Module) -> None:
         for hook in reversed(self.hooks):
-            getattr(hook, "after_error", lambda _: None)(module)
+            call_if_defined(hook, "after_error", module)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for hook in self.hooks:
@@ -108,7 +113,7 @@ class HookedForward:
             with torch.no_grad() if hook.no_grad else contextlib.nullcontext():
                 output = module._old_forward(*args, **kwargs)
         except BaseException:
-            getattr(hook, "after_error", lambda _: None)(module)  # others' hooks need not have it
+            call_if_defined(hook, "after_error", module)
             raise
         return hook.post_forward(module, output)
 
@@ -130,20 +135,16 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
         return module
     if earlier is not None:
         remove_hook_from_module(module)
-    parts._old_forward = module.forward
-    try:
-        module = _initialized(module, hook)
-    except BaseException:
-        del parts._old_forward
-        raise
-    parts._hf_hook = hook
+    old_forward = module.forward
+    module = _initialized(module, hook)
+    parts._old_forward, parts._hf_hook = old_forward, hook
     parts.forward = HookedForward(module)
     return module
 
 
 def _initialized(module: nn.Module, hook: ModelHook) -> nn.Module:
     module = hook.init_hook(module)
-    getattr(hook, "attached", lambda _: None)(module)  # others' hooks need not have it
+    call_if_defined(hook, "attached", module)
     return module
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
+from accel_bigmodel.hooks.align import AlignDevicesHook, HookSettings
 from accel_bigmodel.hooks.base import add_hook_to_module, hooks_of
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
@@ -71,9 +70,7 @@ def attach_align_device_hook(
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         tied_params_map: As for `AlignDevicesHook`.
     """
-    settings = HookSettings.of_user(
-        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
-    )
+    settings = _settings_of(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
     attach(module, module_name, {"": execution_device}, {"": offload}, settings)
 
 
@@ -103,9 +100,7 @@ def attach_align_device_hook_on_blocks(
     """
     devices = execution_device if isinstance(execution_device, Mapping) else {module_name: execution_device}
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(devices, bool(offload))
-    settings = HookSettings.of_user(
-        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
-    )
+    settings = _settings_of(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
     attach_blocks(module, module_name, devices, offloads, settings)
 
 
@@ -126,44 +121,24 @@ def attach_blocks(
     add_hook_to_module(module, outer, append=bool(hooks_of(module)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HookSettings:
-    """Settings of all hooks of a model.
-
-    Args:
-        weights: Stored weights by full dotted name.
-        offload_buffers: Offload buffers too.
-        skip_keys: Keyword arguments that are not moved.
-        preload: Names of classes whose submodules are loaded together with them.
-        tied_params_map: As for `AlignDevicesHook`.
-        context: State shared by the hooks.
-    """
-
-    weights: Mapping[str, Any] | None
-    offload_buffers: bool
-    skip_keys: str | Sequence[str] | None
-    preload: frozenset[str]
-    tied_params_map: TiedParams | None
-    context: ModelContext
-
-    @classmethod
-    def of_user(
-        cls,
-        weights: Mapping[str, Any] | None,
-        offload_buffers: bool,
-        skip_keys: str | Sequence[str] | None,
-        preload: Sequence[str] | None,
-        tied_params_map: TiedParams | None,
-    ) -> HookSettings:
-        """Return the settings for weights that belong to the caller."""
-        if isinstance(weights, OffloadedWeightsLoader):
-            weights = weights.replaced(weights.state_dict, weights.index)  # so that no write is shared
-        context = ModelContext(owns_weights=weights is None)
-        return cls(weights, offload_buffers, skip_keys, frozenset(preload or ()), tied_params_map, context)
-
-    def weights_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return the stored weights of the module called ``name``."""
-        return self.weights if self.weights is None or not name else PrefixedDataset(self.weights, f"{name}.")
+def _settings_of(
+    weights: Mapping[str, Any] | None,
+    offload_buffers: bool,
+    skip_keys: str | Sequence[str] | None,
+    preload: Sequence[str] | None,
+    tied_params_map: TiedParams | None,
+) -> HookSettings:
+    """Return the settings for weights that belong to the caller."""
+    if isinstance(weights, OffloadedWeightsLoader):
+        weights = weights.replaced(weights.state_dict, weights.index)  # so that no write is shared
+    return HookSettings(
+        weights,
+        offload_buffers,
+        skip_keys,
+        frozenset(preload or ()),
+        tied_params_map,
+        owns_weights=weights is None,
+    )
 
 
 def attach(
@@ -190,15 +165,20 @@ def attach(
         if not planned.offload:
             _restore(planned)
         hook = AlignDevicesHook(
-            planned.device, planned.offload, weights_map=settings.weights_of(planned.name),
+            planned.device, planned.offload, weights_map=_weights_of(planned.name, settings.weights),
             offload_buffers=settings.offload_buffers, place_submodules=planned.includes_submodules,
             skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
-            context=settings.context,
+            settings=settings,
         )  # fmt: skip
         add_hook_to_module(planned.module, hook, append=bool(hooks_of(planned.module)))
-    placeholders = settings.context.placeholders
+    placeholders = settings.placeholders
     check_aliases(module, {key for key, (old, new) in placeholders.items() if old.is_meta and new is not old})
     placeholders.clear()
+
+
+def _weights_of(name: str, weights: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the stored weights of the module called ``name``."""
+    return weights if weights is None or not name else PrefixedDataset(weights, f"{name}.")
 
 
 class _Planned(NamedTuple):

@@ -13,11 +13,9 @@ from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.loading.distributed import load_distributed
-from accel_bigmodel.loading.filling import Destination, Filling, extra_states, gc_paused, shapes_in, targets
-from accel_bigmodel.loading.matching import match
+from accel_bigmodel.loading.filling import CheckpointLoader, LoadOptions, gc_paused
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
-from accel_checkpoint.formats.safetensor_ranges import read_layout
-from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import opener
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -96,7 +94,7 @@ def load_checkpoint_in_model(
         CheckpointError: If the checkpoint is missing, damaged, or does not fit; the model is not changed then.
         ConfigError: If ``device_map`` does not fit the model, or there is no folder for weights on disk.
     """
-    destination = Destination(
+    options = LoadOptions(
         device_map, None if dtype is None else as_torch_dtype(dtype), tuple(keep_in_fp32_modules or ()),
         folder=None if offload_folder is None else Path(offload_folder), offload_buffers=offload_buffers,
         may_map=mmap,
@@ -114,7 +112,7 @@ def load_checkpoint_in_model(
         load_distributed(
             model,
             checkpoint,
-            destination,
+            options,
             is_full=full_state_dict,
             broadcast=broadcast_from_rank0,
             strict=strict,
@@ -124,13 +122,13 @@ def load_checkpoint_in_model(
         raise ConfigError(
             "`device_map` leaves weights on disk. Give an `offload_folder` for them or their index."
         )
-    load_weights(model, checkpoint, destination, strict=strict)
+    load_weights(model, checkpoint, options, strict=strict)
 
 
 def load_weights(
     model: nn.Module,
     checkpoint: str | os.PathLike[str],
-    destination: Destination,
+    options: LoadOptions,
     *,
     strict: bool,
     ignored: tuple[str, ...] = (),
@@ -139,28 +137,13 @@ def load_weights(
 
     Names in the checkpoint that end with one of ``ignored`` are skipped.
     """
-    if destination.device_map is not None:
-        check_device_map(model, destination.device_map)
-    files = checkpoint_files(checkpoint)
+    if options.device_map is not None:
+        check_device_map(model, options.device_map)
     with gc_paused():
-        places, extras = targets(model), extra_states(model)
-        layouts = {file.path: read_layout(file.path) for file in files if file.path.suffix == ".safetensors"}
-        shapes = {
-            name: shape
-            for file in files
-            for name, shape in shapes_in(file, layouts.get(file.path)).items()
-            if not name.endswith(ignored)
-        }
-        match(
-            {**{name: place.tensor.shape for name, place in places.items()}, **dict.fromkeys(extras)},
-            shapes,
-            ties=[place.names for place in places.values() if len(place.names) > 1],
-        ).raise_or_warn(checkpoint, strict=strict)
-        filling = Filling(model, places, extras, destination)
-        for file in files:
-            filling.fill_from(file, layouts.get(file.path))
-        filling.finish()
-    return filling.offload_index
+        loader = CheckpointLoader(model, checkpoint, options)
+        loader.check(strict=strict, ignored=ignored)
+        loader.load()
+    return loader.offload_index
 
 
 def _device(name: str, device_map: DeviceMap) -> torch.device:

@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_bigmodel.loading.filling import Destination, targets
+from accel_bigmodel.loading.filling import LoadOptions
 from accel_bigmodel.loading.matching import match
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
-from accel_ops.named_tensors import tied_names
+from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 
 
 def load_distributed(
     model: nn.Module,
     checkpoint: str | os.PathLike[str],
-    to: Destination,
+    options: LoadOptions,
     *,
     is_full: bool,
     broadcast: bool,
@@ -30,7 +30,7 @@ def load_distributed(
     Args:
         model: Its tensors may be DTensors.
         checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name its own file.
-        to: Only the dtypes are used.
+        options: Only the dtypes are used.
         is_full: Whether the checkpoint holds full tensors, rather than the DTensors of this process.
         broadcast: Only the first process reads, full tensors, and sends them to the others.
         strict: As for `load_checkpoint_in_model`.
@@ -45,11 +45,11 @@ def load_distributed(
         state = _read_on_first_rank(model, checkpoint, strict=strict)
     else:
         state = _read(model, checkpoint, strict=strict)
-    _allocate(model, to)
-    options = StateDictOptions(
+    _allocate(model, options)
+    torch_options = StateDictOptions(
         full_state_dict=is_full or broadcast, broadcast_from_rank0=broadcast, strict=False
     )
-    set_model_state_dict(model, state, options=options)
+    set_model_state_dict(model, state, options=torch_options)
 
 
 def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool) -> dict[str, Any]:
@@ -85,19 +85,16 @@ def _read_on_first_rank(
     return state
 
 
-def _allocate(model: nn.Module, to: Destination) -> None:
+def _allocate(model: nn.Module, options: LoadOptions) -> None:
     """Allocate tensors that are on the meta device or have another dtype than the wanted one."""
-    seen: set[int] = set()
-    for name, target in targets(model).items():
-        old, wanted = target.tensor, to.dtype_of(name, target.tensor)
-        if id(target) in seen or not (old.is_meta or old.dtype != wanted):
-            continue
-        seen.add(id(target))
-        with torch.no_grad():
-            fresh = torch.empty_like(old, dtype=wanted, device=_device(old))
-        made = nn.Parameter(fresh, old.requires_grad) if isinstance(old, nn.Parameter) else fresh
-        for module, key in target.places:
-            setattr(module, key, made)
+    for named in named_tensors(model):
+        old, dtype = named.tensor, options.dtype_of(named.names[0], named.tensor)
+        if named.is_persistent and (old.is_meta or old.dtype != dtype):
+            with torch.no_grad():
+                fresh = torch.empty_like(old, dtype=dtype, device=_device(old))
+            made = nn.Parameter(fresh, old.requires_grad) if named.is_parameter else fresh
+            for module, key in named.places:
+                setattr(module, key, made)
 
 
 def _device(tensor: torch.Tensor) -> torch.device | str:

@@ -1,34 +1,35 @@
-"""Fill a model from files: decide for each tensor where it goes and how, then load it."""
+"""Load the files of a checkpoint into a model: each tensor goes to its device, or stays on disk."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from accel_bigmodel.loading.matching import match
+from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.tensors import as_parameter_like
+from accel_bigmodel.tensors import as_parameter_like, assign
 from accel_bigmodel.ties import check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
-from accel_checkpoint.formats.weight_files import CheckpointFile, opener
-from accel_checkpoint.reading.direct_reads import DirectReads
-from accel_ops.named_tensors import named_tensors, walk_modules
+from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
+from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, opener
+from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 
 _CPU = torch.device("cpu")
+_EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class LoadOptions:
     """The devices and dtypes of loaded tensors; the fields are arguments of `load_checkpoint_in_model`."""
 
     device_map: DeviceMap | None = None
@@ -46,176 +47,180 @@ class Destination:
         return torch.float32 if kept else self.dtype
 
 
-class LoadMethod(Enum):
-    """How the values of one tensor get from a file into the model."""
-
-    LEAVE_IN_FILE = auto()
-    WRITE_TO_FOLDER = auto()
-    MAP = auto()
-    READ_IN_PLACE = auto()
-    READ = auto()
-    CONVERT = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How one tensor is loaded.
+class CheckpointLoader:
+    """Loads one checkpoint into a model.
 
     Args:
-        method: The method.
-        device: Its device; ``None`` for the disk.
-        dtype: Its dtype in the model.
+        model: The model. A parameter with values stays the same object.
+        checkpoint: A weight file, an index (``.json``), or a folder with one of them.
+        options: Devices and dtypes.
     """
 
-    method: LoadMethod
-    device: torch.device | None
-    dtype: torch.dtype
-
-
-def decide(
-    old: torch.Tensor,
-    stored: torch.dtype,
-    device: torch.device | None,
-    to: Destination,
-    name: str,
-    *,
-    is_raw: bool,
-) -> Decision:
-    """Return how to load a tensor from a file.
-
-    Args:
-        old: The tensor in the model now.
-        stored: Its dtype in the file.
-        device: The device to load it to, ``None`` for the disk.
-        to: What the caller wants.
-        name: Its name in the model.
-        is_raw: The file holds plain bytes, which can be read directly into memory or stay in the file.
-    """
-    dtype = to.dtype_of(name, old)
-    if device is None:
-        stays = is_raw and (stored == dtype or to.folder is None)
-        return Decision(LoadMethod.LEAVE_IN_FILE if stays else LoadMethod.WRITE_TO_FOLDER, None, dtype)
-    if stored != dtype or device.type != "cpu":
-        return Decision(LoadMethod.CONVERT, device, dtype)
-    if to.may_map:
-        return Decision(LoadMethod.MAP, device, dtype)
-    if not is_raw:
-        return Decision(LoadMethod.CONVERT, device, dtype)
-    is_plain = type(old) in (torch.Tensor, nn.Parameter) and old.is_cpu and old.is_contiguous()
-    return Decision(
-        LoadMethod.READ_IN_PLACE if is_plain and old.dtype == dtype else LoadMethod.READ, device, dtype
-    )
-
-
-class Filling:
-    """Fills the tensors of a model from one file after the other."""
-
-    def __init__(
-        self, model: nn.Module, places: dict[str, Target], extras: dict[str, nn.Module], to: Destination
-    ) -> None:
+    def __init__(self, model: nn.Module, checkpoint: Any, options: LoadOptions) -> None:
         self.offload_index: dict[str, Any] = {}
-        self._for_folder: dict[str, torch.Tensor | DeferredTensor] = {}
-        self._model = model
-        self._places, self._extras, self._to = places, extras, to
+        """The locations of the weights that stay on disk."""
+        self._model, self._checkpoint, self._options = model, checkpoint, options
+        self._persistent = [named for named in named_tensors(model) if named.is_persistent]
+        self._tensors = {name: named for named in self._persistent for name in named.names}
+        self._extras = _extra_states(model)
+        self._files = checkpoint_files(checkpoint)
+        self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
+        devices = {
+            n: "disk" if d == "disk" else torch.device(d) for n, d in (options.device_map or {}).items()
+        }
+        self._devices = None if options.device_map is None else DeviceLookup(devices)
+        self._reads = ParallelReads()
+        self._fresh: list[tuple[NamedTensor, torch.Tensor]] = []
+        self._duplicates: list[tuple[str, NamedTensor, torch.Tensor]] = []
+        self._current: dict[int, torch.Tensor] = {}
         self._first_names: dict[int, str] = {}
-        devices = {n: "disk" if d == "disk" else torch.device(d) for n, d in (to.device_map or {}).items()}
-        self._devices = None if to.device_map is None else DeviceLookup(devices)
+        self._for_folder: dict[str, torch.Tensor | DeferredTensor] = {}
 
-    def fill_from(self, file: CheckpointFile, layout: SafetensorsLayout | None) -> None:
-        """Fill all tensors that ``file`` has values for; ``layout`` is given for safetensors files."""
-        if layout is not None:
-            self._from_safetensors(file, layout)
-            self._flush_to_folder()
-            return
-        with opener(file.path)(file.path) as reader:
-            for name in names_in(file, list(reader.keys()), set()):
-                if name in self._extras:
-                    self._extras[name].set_extra_state(reader.read(name))
-                elif name in self._places:
-                    self._from_value(name, reader.read(name), file)
-            self._flush_to_folder()
+    def check(self, *, strict: bool, ignored: tuple[str, ...] = ()) -> None:
+        """Compare names and shapes; names that end with one of ``ignored`` are skipped.
 
-    def finish(self) -> None:
-        """Write the places of weights on disk to the index of the offload folder."""
-        targets = self._places.values()
-        replaced = {id(t.tensor) for t in targets if t.fresh is not None and t.tensor.is_meta}
-        check_aliases(self._model, replaced)
-        if self._to.folder is not None and self.offload_index:
-            self._to.folder.mkdir(parents=True, exist_ok=True)
-            save_offload_index(self.offload_index, self._to.folder)
+        Raises:
+            CheckpointError: If the checkpoint does not fit the model.
+        """
+        shapes = {
+            name: shape
+            for file in self._files
+            for name, shape in _shapes_in(file, self._layouts.get(file.path)).items()
+            if not name.endswith(ignored)
+        }
+        match(
+            {**{n: named.tensor.shape for n, named in self._tensors.items()}, **dict.fromkeys(self._extras)},
+            shapes,
+            ties=[named.names for named in self._persistent if len(named.names) > 1],
+        ).raise_or_warn(self._checkpoint, strict=strict)
 
-    def _device(self, target: Target) -> torch.device | None:
-        """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
-        tensor = target.tensor
-        if self._devices is None:
-            return _CPU if tensor.is_meta else tensor.device
-        found = None
-        for name in target.names:
-            found = self._devices[name]
-            if isinstance(found, torch.device):
-                return found
-        is_buffer = not isinstance(tensor, nn.Parameter)
-        return _CPU if found is None or (is_buffer and not self._to.offload_buffers) else None
+    @torch.no_grad()
+    def load(self) -> None:
+        """Load all tensors.
+
+        Raises:
+            CheckpointError: If a file ends too early, or the names of a tied weight have different values.
+            ConfigError: If weights go to disk and there is no folder for them.
+        """
+        for file in self._files:
+            if file.path in self._layouts:
+                self._from_safetensors(file, self._layouts[file.path])
+            else:
+                self._from_pickled(file)
+        self._reads.run()
+        for named, fresh in self._fresh:
+            self._set(named, fresh)
+        for name, named, value in self._duplicates:
+            self._check_duplicate(name, named, value)
+        is_replaced = [n for n in self._persistent if self._current.get(id(n), n.tensor) is not n.tensor]
+        check_aliases(self._model, {id(named.tensor) for named in is_replaced if named.tensor.is_meta})
+        folder = self._options.folder
+        if folder is not None and self.offload_index:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_offload_index(self.offload_index, folder)
 
     def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
         mapped = MappedFile(file.path) if layout.ranges else None
-        reads = DirectReads(file.path)
-        fresh: list[tuple[Target, torch.Tensor]] = []
-        duplicates: list[tuple[str, Target, ByteRange]] = []
-        for name in names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names)):
-            target = self._places.get(name)
-            if target is None:
+        for name in _names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names)):
+            named = self._tensors.get(name)
+            if named is None:
                 continue
-            place = layout[name]
-            if self._is_duplicate(name, target):
-                if name not in layout.second_names:
-                    duplicates.append((name, target, place))
-                continue
-            decision = decide(target.tensor, place.dtype, self._device(target), self._to, name, is_raw=True)
-            if decision.method is LoadMethod.LEAVE_IN_FILE:
-                self._leave_in_file(name, target, decision.dtype, layout)
-            elif decision.method in (LoadMethod.READ_IN_PLACE, LoadMethod.READ):
-                if decision.method is LoadMethod.READ_IN_PLACE:
-                    tensor = target.memory()
-                else:
-                    tensor = torch.empty(place.shape, dtype=decision.dtype)
-                    fresh.append((target, tensor))
-                reads.add(tensor, place.start, place.num_bytes)
-            else:
-                assert mapped is not None
-                self._put(name, target, mapped.tensor(place), decision, file.path)
-        reads.run()
-        for target, tensor in fresh:
-            target.replace(tensor)
-        for name, target, place in duplicates:
             assert mapped is not None
-            self._check_duplicate(name, target, mapped.tensor(place))
+            place, dtype, device = (
+                layout[name],
+                self._options.dtype_of(name, named.tensor),
+                self._device(named),
+            )
+            if self._is_duplicate(name, named):
+                if name not in layout.second_names:
+                    self._duplicates.append((name, named, mapped.tensor(place)))
+            elif device is None and (place.dtype == dtype or self._options.folder is None):
+                self._leave_in_file(name, named, dtype, layout)
+            elif device is None or self._stays_mapped(place.dtype, dtype, device) or not can_read_to(device):
+                self._from_value(name, named, mapped.tensor(place), file.path)
+            else:
+                self._read(named, file.path, place, device, dtype)
+        self._flush_to_folder()
 
-    def _from_value(self, name: str, value: Any, file: CheckpointFile) -> None:
-        target = self._places[name]
-        if self._is_duplicate(name, target):
-            self._check_duplicate(name, target, value)
-            return
-        decision = decide(target.tensor, value.dtype, self._device(target), self._to, name, is_raw=False)
-        self._put(name, target, value, decision, file.path)
+    def _from_pickled(self, file: CheckpointFile) -> None:
+        with opener(file.path)(file.path) as reader:
+            for name in _names_in(file, list(reader.keys()), set()):
+                if name in self._extras:
+                    self._extras[name].set_extra_state(reader.read(name))
+                elif name in self._tensors:
+                    named, value = self._tensors[name], reader.read(name)
+                    if self._is_duplicate(name, named):
+                        self._check_duplicate(name, named, value)
+                    else:
+                        self._from_value(name, named, value, file.path)
+            self._flush_to_folder()
 
-    def _is_duplicate(self, name: str, target: Target) -> bool:
-        """Whether the tied weight of a target has already been loaded under another name."""
-        return len(target.names) > 1 and self._first_names.setdefault(id(target), name) != name
-
-    def _put(self, name: str, target: Target, value: torch.Tensor, decision: Decision, path: Path) -> None:
-        if decision.method is LoadMethod.WRITE_TO_FOLDER:
-            self._write_to_folder(name, target, value, decision.dtype, path)
-        elif decision.method is LoadMethod.MAP:
-            target.replace(value)
+    def _read(
+        self, named: NamedTensor, path: Path, place: ByteRange, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Read a tensor with all others, into its memory if it keeps that."""
+        tensor = named.tensor
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_contiguous()
+        if is_plain and _is_on(tensor, device, dtype):
+            # A backward pass that saved this tensor must notice the change.
+            torch.autograd.graph.increment_version(tensor)
         else:
-            assert decision.device is not None
-            target.fill(value, device=decision.device, dtype=decision.dtype)
+            tensor = torch.empty(place.shape, dtype=dtype, device=device)
+            self._fresh.append((named, tensor))
+        self._reads.add(tensor, path, place)
+
+    def _from_value(self, name: str, named: NamedTensor, value: torch.Tensor, path: Path) -> None:
+        """Load a tensor that is in memory, or mapped."""
+        device, dtype = self._device(named), self._options.dtype_of(name, named.tensor)
+        if device is None:
+            self._write_to_folder(name, named, value, dtype, path)
+        elif self._stays_mapped(value.dtype, dtype, device):
+            self._replace(named, value)
+        elif _is_on(named.tensor, device, dtype):
+            named.tensor.copy_(value)
+        else:
+            # Always copy: `value` may be a mapping of the file.
+            self._replace(named, value.to(device=device, dtype=dtype, copy=True))
+
+    def _stays_mapped(self, stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
+        return self._options.may_map and device.type == "cpu" and stored == dtype
+
+    def _set(self, named: NamedTensor, fresh: torch.Tensor) -> None:
+        if _is_on(named.tensor, fresh.device, fresh.dtype):
+            named.tensor.copy_(fresh)
+        else:
+            self._replace(named, fresh)
+
+    def _replace(self, named: NamedTensor, fresh: torch.Tensor) -> None:
+        """Put ``fresh`` into every place; a parameter with values gets its memory and stays the same object."""
+        old = named.tensor
+        if type(old) is nn.Parameter and not old.is_meta and not fresh.is_meta:
+            if fresh.is_floating_point() == old.is_floating_point():
+                old.data = fresh
+                return
+        self._current[id(named)] = fresh = as_parameter_like(old, fresh) if named.is_parameter else fresh
+        for module, name in named.places:
+            assign(module, name, fresh)
+
+    def _device(self, named: NamedTensor) -> torch.device | None:
+        """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
+        if self._devices is None:
+            return _CPU if named.tensor.is_meta else named.tensor.device
+        found = None
+        for name in named.names:
+            found = self._devices[name]
+            if isinstance(found, torch.device):
+                return found
+        return _CPU if found is None or not (named.is_parameter or self._options.offload_buffers) else None
+
+    def _leave_on_disk(self, named: NamedTensor, dtype: torch.dtype) -> None:
+        if not named.tensor.is_meta or named.tensor.dtype != dtype:
+            self._replace(named, torch.empty_like(named.tensor, dtype=dtype, device="meta"))
 
     def _leave_in_file(
-        self, name: str, target: Target, dtype: torch.dtype, layout: SafetensorsLayout
+        self, name: str, named: NamedTensor, dtype: torch.dtype, layout: SafetensorsLayout
     ) -> None:
-        target.empty(dtype)
+        self._leave_on_disk(named, dtype)
         self.offload_index[name] = {
             "safetensors_file": str(layout.path.resolve()),
             "weight_name": layout.second_names.get(name, name),
@@ -224,31 +229,40 @@ class Filling:
         }
 
     def _write_to_folder(
-        self, name: str, target: Target, value: torch.Tensor, dtype: torch.dtype, path: Path
+        self, name: str, named: NamedTensor, value: torch.Tensor, dtype: torch.dtype, path: Path
     ) -> None:
-        if self._to.folder is None:
+        if self._options.folder is None:
             raise ConfigError(
                 f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Give an "
                 "`offload_folder` to write it to, or convert the checkpoint to safetensors."
             )
         self._for_folder[name] = DeferredTensor(dtype, value.shape, lambda: value.to(dtype))
-        target.empty(dtype)
+        self._leave_on_disk(named, dtype)
 
     def _flush_to_folder(self) -> None:
         """Write the weights of one file of the checkpoint that go to the offload folder, one after the other."""
         if self._for_folder:
-            assert self._to.folder is not None
-            self.offload_index.update(write_weights(self._for_folder, self._to.folder))
+            assert self._options.folder is not None
+            self.offload_index.update(write_weights(self._for_folder, self._options.folder))
             self._for_folder.clear()
 
-    def _check_duplicate(self, name: str, target: Target, value: torch.Tensor) -> None:
+    def _is_duplicate(self, name: str, named: NamedTensor) -> bool:
+        """Whether the tied weight has already been loaded under another name."""
+        return len(named.names) > 1 and self._first_names.setdefault(id(named), name) != name
+
+    def _check_duplicate(self, name: str, named: NamedTensor, value: torch.Tensor) -> None:
         """Check that a tied weight has the same values under its other name."""
-        now = target.current()
+        now = self._current.get(id(named), named.tensor).detach()
         if not now.is_meta and not torch.equal(now, value.to(now)):
             raise CheckpointError(
-                f"`{self._first_names[id(target)]}` and `{name}` are one tied weight in the model, but differ in the "
+                f"`{self._first_names[id(named)]}` and `{name}` are one tied weight in the model, but differ in the "
                 "checkpoint. Untie them in the model, or remove one from the checkpoint."
             )
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether values for this device and dtype can be written to the tensor itself."""
+    return not tensor.is_meta and tensor.device == device and tensor.dtype == dtype
 
 
 @contextmanager
@@ -267,16 +281,16 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
+def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
     """Return the relevant names in a file with their shapes, ``None`` for values that are not tensors."""
     if layout is not None:
-        names = names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
+        names = _names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
         return {name: torch.Size(layout[name].shape) for name in names}
     with opener(file.path)(file.path) as reader:
-        return {name: reader.shape(name) for name in names_in(file, list(reader.keys()), set())}
+        return {name: reader.shape(name) for name in _names_in(file, list(reader.keys()), set())}
 
 
-def names_in(file: CheckpointFile, names: list[str], second_names: set[str]) -> list[str]:
+def _names_in(file: CheckpointFile, names: Sequence[str], second_names: set[str]) -> Sequence[str]:
     """Return the relevant names in a file: those that its index lists, or all if there is no index."""
     if file.names is None:
         return names
@@ -289,86 +303,11 @@ def names_in(file: CheckpointFile, names: list[str], second_names: set[str]) -> 
     return [name for name in names if name in file.names or name in second_names]
 
 
-EXTRA_STATE = "_extra_state"
-_PLAIN_SETATTR = nn.Module.__setattr__
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """One tensor of a model with all its places; more than one if it is tied.
-
-    Args:
-        tensor: The tensor before loading.
-        places: The modules that hold it, each with its name there.
-        names: All its names in the state dict.
-        fresh: The tensor that replaced it, if any.
-    """
-
-    tensor: torch.Tensor
-    places: list[tuple[nn.Module, str]]
-    names: list[str]
-    fresh: torch.Tensor | None = None
-
-    def fill(self, value: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Load ``value``, in place if device and dtype stay the same."""
-        with torch.no_grad():
-            if self.tensor.device == device and self.tensor.dtype == dtype and not self.tensor.is_meta:
-                self.tensor.copy_(value)
-                return
-            # Always copy: `value` may be a read-only mapping of the file.
-            fresh = value.to(device=device, dtype=dtype, copy=True)
-            self.replace(fresh)
-
-    def memory(self) -> torch.Tensor:
-        """Return the tensor itself, to be written to."""
-        # A backward pass that saved this tensor must notice the change.
-        torch.autograd.graph.increment_version(self.tensor)
-        return self.tensor
-
-    def empty(self, dtype: torch.dtype) -> None:
-        """Replace the tensor by one of ``dtype`` on the meta device."""
-        if not self.tensor.is_meta or self.tensor.dtype != dtype:
-            self.replace(torch.empty_like(self.tensor, dtype=dtype, device="meta"))
-
-    def current(self) -> torch.Tensor:
-        """Return the tensor that is in the model now."""
-        return (self.tensor if self.fresh is None else self.fresh).detach()
-
-    def replace(self, fresh: torch.Tensor) -> None:
-        """Put ``fresh`` itself into every place.
-
-        A parameter with values stays the same object, so that optimizers keep it, and gets the memory of ``fresh``.
-        """
-        is_parameter = isinstance(self.tensor, nn.Parameter)
-        if type(self.tensor) is nn.Parameter and not self.tensor.is_meta and not fresh.is_meta:
-            if fresh.is_floating_point() == self.tensor.is_floating_point():
-                self.tensor.data = fresh
-                return
-        if is_parameter:
-            fresh = as_parameter_like(self.tensor, fresh)
-        self.fresh = fresh
-        for module, name in self.places:
-            if type(module).__setattr__ is _PLAIN_SETATTR:
-                members: dict[str, Any] = module._parameters if is_parameter else module._buffers
-                members[name] = fresh
-            else:
-                setattr(module, name, fresh)  # recurrent layers also keep a list of their weights
-
-
-def targets(model: nn.Module) -> dict[str, Target]:
-    """Return the targets by name in the model's state dict; tied names share one target."""
-    by_name: dict[str, Target] = {}
-    for found in named_tensors(model):
-        if found.is_persistent:
-            by_name.update(dict.fromkeys(found.names, Target(found.tensor, found.places, found.names)))
-    return by_name
-
-
-def extra_states(model: nn.Module) -> dict[str, nn.Module]:
+def _extra_states(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules with extra state, by its name in the state dict."""
     base = nn.Module.get_extra_state
     return {
-        f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: module
+        f"{path}.{_EXTRA_STATE}" if path else _EXTRA_STATE: module
         for path, module in walk_modules(model)
         if type(module).get_extra_state is not base
     }

@@ -33,7 +33,7 @@ class _Placeholder(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _metadata_functions():
+        if _is_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for tensor in _tensors_in((args, dict(kwargs or {}))):
@@ -211,27 +211,21 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     if isinstance(placeholder, _Placeholder):
         if func == _DATA.__get__:
             return placeholder
-        if func in _CONVERSIONS:
-            device, dtype = _conversion(func, args[1:], kwargs)
-            weight = placeholder._weight
-            if device is None or device.type == "meta" or check_device_same(device, weight.device):
-                if dtype in (None, placeholder.dtype):
-                    return placeholder
-                return _make(type(placeholder), weight.in_dtype(dtype), placeholder, dtype)
+        weight, device, dtype = placeholder._weight, None, _CONVERSIONS.get(func)
+        if func == torch.Tensor.to:
+            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+        if func == torch.Tensor.cpu:
+            device = torch.device("cpu")
+        stays = device is None or device.type == "meta" or check_device_same(device, weight.device)
+        if stays and dtype not in (None, placeholder.dtype):
+            return _make(type(placeholder), weight.in_dtype(dtype), placeholder, dtype)
+        if stays and func in (torch.Tensor.to, torch.Tensor.cpu, *_CONVERSIONS):
+            return placeholder
     names = [t._weight.name for t in _tensors_in((args, dict(kwargs))) if isinstance(t, _Placeholder)]
     raise StateError(
         f"`{names[0]}` is offloaded, so that it has values in a forward pass only. "
         "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
     )
-
-
-def _conversion(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[torch.device | None, torch.dtype | None]:
-    if func == torch.Tensor.to:
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        return device, dtype
-    return (torch.device("cpu"), None) if func == torch.Tensor.cpu else (None, _CONVERSIONS[func])
 
 
 def _refuse_address(weight: OffloadedWeight) -> None:
@@ -243,32 +237,24 @@ def _refuse_address(weight: OffloadedWeight) -> None:
 
 
 _DATA = cast(Any, torch.Tensor.data)
-_CONVERSIONS: dict[Any, torch.dtype | None] = {
-    torch.Tensor.to: None, torch.Tensor.cpu: None, torch.Tensor.half: torch.float16,
-    torch.Tensor.bfloat16: torch.bfloat16, torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64,
+_CONVERSIONS = {
+    torch.Tensor.half: torch.float16, torch.Tensor.bfloat16: torch.bfloat16,
+    torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64,
 }  # fmt: skip
-_WITH_VALUES = {"data", "T", "mT", "H", "mH", "real", "imag", "_cdata"}
-_METHODS = (
+_WITH_VALUES = {"data", "T", "mT", "H", "mH", "real", "imag", "_cdata", "__cuda_array_interface__"}
+_METADATA = {
     "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex",
     "is_signed", "is_contiguous", "storage_offset", "requires_grad_", "__hash__", "__len__", "is_inference",
     "register_hook", "register_post_accumulate_grad_hook", "_is_view", "get_device",
-)  # fmt: skip
+    "_has_compatible_shallow_copy_type",
+}  # fmt: skip
 
 
 @functools.cache
-def _metadata_functions() -> frozenset[Any]:
-    """Return the functions that read or set metadata of a tensor, not its values."""
-    getters = {
-        member.__get__
-        for name, member in vars(torch._C.TensorBase).items()
-        if type(member).__name__ == "getset_descriptor" and name not in _WITH_VALUES
-    }
-    tensor: Any = torch.Tensor
-    setters = {tensor.requires_grad.__set__, tensor.grad.__get__, tensor.grad.__set__}
-    functions = {
-        torch.is_floating_point,
-        torch.is_complex,
-        torch.numel,
-        torch._has_compatible_shallow_copy_type,
-    }
-    return frozenset(getters | setters | functions | {getattr(tensor, name) for name in _METHODS})
+def _is_metadata(func: Any) -> bool:
+    """Whether a function reads or sets metadata of a tensor, not its values."""
+    if func.__name__ in ("__get__", "__set__"):
+        attribute = func.__self__  # a property, or a descriptor written in C
+        name = getattr(attribute, "fget", attribute).__name__
+        return name in ("requires_grad", "grad") or (func.__name__ == "__get__" and name not in _WITH_VALUES)
+    return func.__name__ in _METADATA

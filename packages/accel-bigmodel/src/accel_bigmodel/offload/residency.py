@@ -14,10 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensors import kind_of, resident_class
+from accel_bigmodel.tensors import assign, forget_int8_values, is_int8
 from accel_state.errors import AccelError
 
-_PLAIN_SETATTR = nn.Module.__setattr__
 _IDLE_S = 2.0
 
 
@@ -38,8 +37,9 @@ class Slot:
         self.weight: OffloadedWeight = vars(placeholder)["_weight"]
         self.original_device = original_device
         self._num_inside = 0
-        self._kind = kind_of(resident_class(placeholder))
-        self._kind.after_forward(owner)
+        self._is_int8 = is_int8(placeholder)
+        if self._is_int8:
+            forget_int8_values(owner)
 
     def fill(self) -> bool:
         """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
@@ -49,7 +49,7 @@ class Slot:
             now = self._table().get(self.name)
             if now is not self.placeholder and not weight.is_value(now):
                 return False
-            self._put(weight.acquire(self.placeholder))
+            assign(self.owner, self.name, weight.acquire(self.placeholder))
             self._num_inside += 1
             return True
 
@@ -64,11 +64,12 @@ class Slot:
                 weight.store_live_if_changed()  # kernels update running statistics without bumping the version
             weight.release()
             if is_value and self._num_inside == 0:
-                self._put(self.placeholder)
-                self._kind.after_forward(self.owner)
+                assign(self.owner, self.name, self.placeholder)
+                if self._is_int8:
+                    forget_int8_values(self.owner)
             elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
                 set_values(self.placeholder, self.weight, now)  # the forward replaced a buffer
-                self._put(self.placeholder)
+                assign(self.owner, self.name, self.placeholder)
 
     def restore(self) -> None:
         """Put the weight into the module permanently, on its original device."""
@@ -89,12 +90,6 @@ class Slot:
             owner._parameters if isinstance(self.placeholder, nn.Parameter) else owner._buffers
         )
         return table
-
-    def _put(self, value: torch.Tensor) -> None:
-        if type(self.owner).__setattr__ is _PLAIN_SETATTR:
-            self._table()[self.name] = value
-        else:
-            setattr(self.owner, self.name, value)  # recurrent layers also keep a list of their weights
 
 
 class Residency:
@@ -192,7 +187,10 @@ class Prefetcher:
             if following is None or following is block:
                 return
             self._predicted = following
-        _worker.submit(self, following)
+        if any(weight.is_copied for weight in following.weights):
+            _worker.submit(self, following)
+        else:
+            _fetch(self, following)  # the system reads ahead on its own: nothing here waits for it
 
     def expects(self, block: Residency) -> bool:
         """Whether ``block`` is still the predicted one."""

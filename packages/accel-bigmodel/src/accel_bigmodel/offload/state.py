@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, MutableMapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.base import hooks_of
 from accel_bigmodel.offload.placeholders import stored_values, weight_of
+from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.tensors import set_module_tensor_to_device
 
 
@@ -45,6 +48,27 @@ def get_state_dict_from_offload(
         if full in state_dict and weight_of(tensor) is not None:
             state_dict[full] = stored_values(tensor).to(device_to_put_offload)
     return state_dict
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, Any], submodule_names: list[str]
+) -> dict[str, Any]:
+    """Return the entries of a state dict that belong to one of ``submodule_names``."""
+    wanted = set(submodule_names)
+    return {
+        name: value
+        for name, value in state_dict.items()
+        if "" in wanted or not wanted.isdisjoint(accumulate(name.split("."), "{}.{}".format))
+    }
+
+
+def load_offloaded_weights(
+    model: nn.Module, index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]
+) -> None:
+    """Load the weights in ``index`` back into ``model``, on the CPU."""
+    weights = OffloadedWeightsLoader(None, offload_folder, index or {})
+    for name in weights:
+        set_module_tensor_to_device(model, name, "cpu", value=weights[name].clone())
 
 
 @contextlib.contextmanager

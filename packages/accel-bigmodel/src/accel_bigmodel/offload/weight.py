@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 import weakref
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.store import is_shared, read_ahead
-from accel_bigmodel.tensors import as_parameter_like, kind_of, resident_class
+from accel_bigmodel.tensors import as_parameter_like, has_shape_of_values
+from accel_bigmodel.transfers import Transfer, start_transfer
 from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ class OffloadedWeight:
         self.is_changed = False  # whether other values than those in the first `weights` were stored
         self._copy_on_write = copy_on_write
         self._live: _Live | None = None
-        self._prefetched: _Transfer | None = None
+        self._prefetched: Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
         self._resident: torch.Tensor | None = None
 
@@ -160,13 +160,18 @@ class OffloadedWeight:
             if device != self.device:
                 self.device, self._prefetched = device, None
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the values are copied to their device; on the CPU they are used where they are stored."""
+        return self.device.type != "cpu"
+
     def prefetch(self) -> None:
-        """Start to copy the values to their device, or to read them into memory; called from a background thread."""
+        """Start to copy the values to their device, which may block, or to read them into memory."""
         with self.lock:
             if self._live is not None or self._prefetched is not None:
                 return
-            if is_copied(self.device):
-                self._prefetched = _start_transfer(self.stored(), self.device, prefetch=True)
+            if self.is_copied:
+                self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
             else:
                 read_ahead(self.weights, self.key)
 
@@ -196,11 +201,11 @@ class OffloadedWeight:
             transfer, self._prefetched = self._prefetched, None
             if transfer is not None:
                 values = transfer.wait()
-            elif is_copied(self.device):
-                values = _start_transfer(self.stored(), self.device).wait()
+            elif self.is_copied:
+                values = start_transfer(self.stored(), self.device).wait()
             else:
                 values = self._stored_for_writing()
-            if values.shape != placeholder.shape and kind_of(resident_class(placeholder)).has_shape_of_values:
+            if values.shape != placeholder.shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
                     f"{tuple(values.shape)}. Give the weights of this model."
@@ -243,49 +248,3 @@ class OffloadedWeight:
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
             "(or `save_pretrained`), then load and offload them where the model is needed."
         )
-
-
-def is_copied(device: torch.device) -> bool:
-    """Whether a weight that is used on ``device`` is a copy; on the CPU it is the stored tensor."""
-    return device.type != "cpu"
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """A copy to a device, which may still be in progress.
-
-    Args:
-        tensor: The values on the device.
-        event: Recorded when the copy is done, if it runs in a side stream.
-        source: What the copy reads from; kept alive until it is done.
-    """
-
-    tensor: torch.Tensor
-    event: Any = None
-    source: torch.Tensor | None = None
-
-    def wait(self) -> torch.Tensor:
-        """Make the current stream wait for the copy, and return the tensor."""
-        if self.event is not None:
-            stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
-            stream.wait_event(self.event)
-            self.tensor.record_stream(stream)
-            self.event = self.source = None
-        return self.tensor
-
-
-def _start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> _Transfer:
-    """Start to copy ``stored`` to ``device``; prefetched values pass through pinned memory in a side stream."""
-    if not prefetch or device.type != "cuda" or stored.device.type != "cpu":
-        return _Transfer(stored.to(device, copy=True))
-    pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
-    stream = _side_stream(device)
-    with torch.get_device_module(device).stream(stream):
-        copied = pinned.to(device, non_blocking=True)
-        event = stream.record_event()
-    return _Transfer(copied, event, pinned)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    return torch.get_device_module(device).Stream(device)

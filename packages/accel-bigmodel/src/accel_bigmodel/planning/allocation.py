@@ -139,11 +139,8 @@ class _Planner:
         """Warn if the device that runs offloaded modules lacks room for their buffers and for the largest of them."""
         needed = sum(self._buffers.get(device, 0) for device in self._offload_devices)
         largest = max((layer.num_bytes for layer in self._offloaded_layers()), default=0)
-        rooms = {device: limit - self._used[device] for device, limit in self._limits.items()}
-        room = rooms.get(self._main, 0)
-        # As in Accelerate, room for the buffers on another accelerator makes up for the layer's.
-        others = [rooms[device] for device in rooms if device not in (self._main, "cpu", "disk")]
-        if needed > max(0, min(room, max([room - largest, *others]))):
+        room = self._limits.get(self._main, 0) - self._used.get(self._main, 0)
+        if needed and needed + largest > room:
             warn_user(
                 f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, where "
                 f"{convert_bytes(max(room, 0))} are left, also for the largest offloaded layer "

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_bigmodel.dispatch import MODES, dispatch_model
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.loading.filling import LoadOptions
 from accel_bigmodel.offload.store import offload_weight
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
@@ -173,7 +173,7 @@ def _load(
             layer: Any = model.get_submodule(name)
             swap(model, name, empty_8bit_layer(layer, config, scales[name]))
     load_weights(
-        model, checkpoint, Destination(may_map=True), strict=False, ignored=(".SCB", ".weight_format")
+        model, checkpoint, LoadOptions(may_map=True), strict=False, ignored=(".SCB", ".weight_format")
     )
 
 

@@ -16,6 +16,8 @@ from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.finite import is_finite
 from accel_checkpoint.saving.progress import Progress
 
+_BUFFER_BYTES = 2**16
+"""Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
 _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
 
@@ -33,6 +35,7 @@ class FileSink:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
+        self._buffer = bytearray()
         self._digest = Digest()
         self._progress = progress
         self._error: OSError | None = None
@@ -50,6 +53,7 @@ class FileSink:
     ) -> None:
         try:
             if error is None:
+                self._flush()
                 os.fsync(self._descriptor)
         except OSError as failed:
             self._keep(failed)
@@ -65,6 +69,11 @@ class FileSink:
     def write(self, data: bytes | memoryview) -> int:
         """Append ``data`` and return its size in bytes."""
         view = memoryview(data).cast("B")
+        self.num_bytes += len(view)
+        if len(self._buffer) + len(view) <= _BUFFER_BYTES:
+            self._buffer += view
+            return len(view)
+        self._flush()
         for start in range(0, len(view), _CHUNK_BYTES):
             self._append(view[start : start + _CHUNK_BYTES])
         return len(view)
@@ -75,11 +84,15 @@ class FileSink:
             self.nonfinite = name
 
     def flush(self) -> None:
-        """Do nothing: writes are not buffered."""
+        """Do nothing: what is collected is written when the file is closed."""
+
+    def _flush(self) -> None:
+        collected, self._buffer = self._buffer, bytearray()
+        if collected:
+            self._append(memoryview(collected))
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
-        self.num_bytes += len(chunk)
         if self._progress is not None:
             self._progress.advance(len(chunk))
         try:

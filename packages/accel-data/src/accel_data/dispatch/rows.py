@@ -1,4 +1,4 @@
-"""Count, cut and join the rows of a batch: rows of tensors, or items of lists."""
+"""Count, slice and join the rows of a batch: rows of tensors, or items of lists."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def join_rows(batches: list[Any]) -> Any:
 
 
 def can_join(one: Any, other: Any) -> bool:
-    """Tell whether two batches have the same structure and rows of the same shape."""
+    """Whether two batches have the same structure and rows of the same shape."""
     if isinstance(one, torch.Tensor):
         return (
             isinstance(other, torch.Tensor) and one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
@@ -89,7 +89,7 @@ def _list_rows(value: Any) -> int | None:
 
 
 def _is_row_list(value: Any) -> bool:
-    """Tell a list with one item for each row from a container, which holds tensors or lists (columns)."""
+    """Whether the value is a list with one item for each row, not a container of tensors or lists (columns)."""
     if not isinstance(value, (list, tuple)) or is_namedtuple(value):
         return False
     return not any(

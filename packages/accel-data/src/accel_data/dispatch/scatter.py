@@ -4,55 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from accel_data.dispatch.rows import can_join, join_rows, num_rows, take_rows
-from accel_data.step import StepShape, shape_of_step
+from accel_data.step import NO_BATCH, GlobalStep, StepShape, shape_of_step
 from accel_state.errors import ConfigError
 
 SliceRows = Callable[..., Any]
 
 
-class Absent(Enum):
-    """Marks a rank without a batch, since a batch may be None."""
-
-    NO_BATCH = "no batch"
-
-
-NO_BATCH = Absent.NO_BATCH
-
-
-@dataclass(frozen=True, slots=True)
-class ScatteredStep:
-    """One step of all ranks.
-
-    Args:
-        pieces: The batch of each rank, `NO_BATCH` for a rank without one.
-        shape: The rows of the pieces.
-        num_batches: Batches that were read for the step.
-    """
-
-    pieces: list[Any]
-    shape: StepShape
-    num_batches: int
-
-    @property
-    def num_with_batch(self) -> int:
-        """Ranks with a batch; they are the first ones."""
-        return sum(piece is not NO_BATCH for piece in self.pieces)
-
-
 @dataclass(frozen=True, slots=True)
 class ScatterPlan:
-    """Scatter batches to ``num_ranks`` ranks: one batch each, or one batch cut into as many pieces.
+    """Scatter batches to ``num_ranks`` ranks: one batch each, or one batch split into as many pieces.
 
     Args:
         num_ranks: Ranks to scatter to.
         rows: Rows of each rank in a full step; None if that is not known.
-        split: Cut each batch.
+        split: Split each batch.
         even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
-        slice_fn: Cuts a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
+        slice_fn: Slices a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
     """
 
     num_ranks: int
@@ -68,7 +38,7 @@ class ScatterPlan:
 
     def scatter(
         self, batches: list[Any], first: list[Any], sizes: list[int | None] | None = None
-    ) -> ScatteredStep:
+    ) -> GlobalStep:
         """Return the pieces of one step.
 
         Args:
@@ -86,18 +56,18 @@ class ScatterPlan:
         )
         if not self.split and self.slice_fn is None and (not rows_are_samples or self._are_full(counts)):
             pieces, shape = self._whole(batches, counts)
-            return ScatteredStep(pieces, shape, len(batches))
+            return GlobalStep(pieces, shape, len(batches))
         known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
         fewest = -(-sum(known) // self.num_ranks)
         rows = fewest if self.even or not rows_are_samples else self.rows or fewest
         if all(can_join(batches[0], other) for other in batches[1:]):
-            pieces, shape = self._cut(join_rows(batches), sum(known), rows, first)
+            pieces, shape = self._split(join_rows(batches), sum(known), rows, first)
         else:
             pieces, shape = self._pad_each(batches, known, rows)
-        return ScatteredStep(pieces, shape, len(batches))
+        return GlobalStep(pieces, shape, len(batches))
 
     def _are_full(self, counts: list[int | None]) -> bool:
-        """Tell whether each rank can be given a batch as it was read."""
+        """Whether each rank can be given a batch as it was read."""
         if not self.even:
             return True
         if self.rows is None:
@@ -126,8 +96,10 @@ class ScatterPlan:
         rows = [*num_valid, *[num_valid[index % len(num_valid)] for index in range(missing)]]
         return pieces, StepShape(tuple(rows), valid)
 
-    def _cut(self, joined: Any, num_samples: int, rows: int, first: list[Any]) -> tuple[list[Any], StepShape]:
-        """Cut joined rows into the pieces, after completing the last step of an epoch."""
+    def _split(
+        self, joined: Any, num_samples: int, rows: int, first: list[Any]
+    ) -> tuple[list[Any], StepShape]:
+        """Split joined rows into the pieces, after completing the last step of an epoch."""
         shape = shape_of_step(num_samples, rows=rows, num_ranks=self.num_ranks, even=self.even)
         if sum(shape.rows) > num_samples:
             joined = _padded(joined, sum(shape.rows) - num_samples, first)
@@ -162,8 +134,8 @@ def _padded(batch: Any, missing: int, first: list[Any]) -> Any:
     source = join_rows(first) if all(can_join(batch, other) for other in first) else batch
     size = num_rows(source)
     assert size, "a batch with rows was read"
-    whole, rest = divmod(missing, size)
-    return join_rows([batch, *[source] * whole, *([take_rows(source, 0, rest)] if rest else [])])
+    times, rest = divmod(missing, size)
+    return join_rows([batch, *[source] * times, *([take_rows(source, 0, rest)] if rest else [])])
 
 
 def _checked(count: int | None, batch: Any) -> int:

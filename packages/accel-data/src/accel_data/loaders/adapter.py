@@ -8,8 +8,12 @@ from typing import Any, Self
 from torch.utils.data import DataLoader
 
 from accel_data.delegation import Delegating
-from accel_data.loaders.cloning import clone_loader, from_attributes, mixed_class, unmixed_class
-from accel_data.stateful import stateful_loader_class
+from accel_data.loaders.torch_loader import (
+    clone_loader,
+    from_attributes,
+    is_stateful,
+    stateful_loader_class,
+)
 
 
 class DataLoaderAdapter(Delegating, DataLoader[Any]):
@@ -52,8 +56,8 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return adapter
 
     def _wrap(self, base: DataLoader[Any]) -> None:
-        """Initialise an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
-        self.use_stateful_dataloader = hasattr(base, "load_state_dict")
+        """Initialize an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
+        self.use_stateful_dataloader = is_stateful(base)
         self.base_dataloader = base
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -101,3 +105,22 @@ def _restore(ours: type[DataLoaderAdapter], attributes: dict[str, Any]) -> DataL
         mixed_class(ours, type(attributes["base_dataloader"])), attributes
     )
     return adapter
+
+
+_mixed: dict[tuple[Any, Any], type[Any]] = {}
+
+
+def mixed_class(ours: type[Any], theirs: type[DataLoader[Any]]) -> type[Any]:
+    """Return a class that is ``ours`` first and ``theirs`` as well, so that `isinstance` keeps its answers."""
+    if issubclass(ours, theirs):
+        return ours
+    mixed = _mixed.get((ours, theirs))
+    if mixed is None:
+        names = {"__module__": ours.__module__, "__doc__": ours.__doc__}
+        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), names)
+    return mixed
+
+
+def unmixed_class(mixed: type[Any]) -> type[Any]:
+    """Return the ``ours`` that `mixed_class` made ``mixed`` of, or ``mixed`` if it is a plain class."""
+    return mixed.__bases__[0] if mixed in _mixed.values() else mixed

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.dispatch.messages import Messages, OwnStep
-from accel_data.dispatch.scatter import NO_BATCH, ScatterPlan
-from accel_data.dispatch.source import ReadStep, read_steps, send_steps
+from accel_data.dispatch.scatter import ScatterPlan
+from accel_data.dispatch.send import read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
-from accel_data.loaders.fork_rng import fork_rng
-from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.progress import Resumption
-from accel_data.loaders.reader import Batches
-from accel_data.loaders.reading import warn_of_fewer_batches
-from accel_data.loaders.sharding import index_shard, is_iterable
+from accel_data.loaders.pass_ import Pass, Resumption, Steps
+from accel_data.loaders.placement import placement
+from accel_data.loaders.prepared import PreparedLoader, fork_rng
+from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
+from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.position import START, Position
-from accel_data.step import rows_of_rank
+from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, rows_of_rank
 from accel_ops.transport import current_transport
 
 
@@ -32,11 +28,11 @@ class DataLoaderDispatcher(PreparedLoader):
 
     Args:
         dataset: As for `DataLoader`.
-        split_batches: Cut each batch into one piece for each rank, instead of giving every rank a batch of
+        split_batches: Split each batch into one piece for each rank, instead of giving every rank a batch of
             its own.
         skip_batches: Leave out that many of each rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        slice_fn: Cuts a batch, called like `slice_tensors`.
+        slice_fn: Slices a batch, called like `slice_tensors`.
         torch_device_mesh: Mesh that says which ranks are sent the same.
         iteration: The epoch to begin with.
         **kwargs: As for `DataLoader`.
@@ -48,7 +44,6 @@ class DataLoaderDispatcher(PreparedLoader):
     split_batches: bool
     even_batches: bool
     slice_fn: Callable[..., Any] | None
-    _reads_by_plan: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -118,7 +113,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def __len__(self) -> int:
         plan, ranks = self._plan(), self.data_ranks
         if plan is not None:
-            return max(0, plan.num_own_steps - self.skip_batches)
+            return max(0, plan.num_local_steps - self.skip_batches)
         batches = len(self.base_dataloader)
         full, rest = (batches, 0) if self.split_batches else divmod(batches, ranks.num_ranks)
         if rest and not self._drops_last():
@@ -145,89 +140,102 @@ class DataLoaderDispatcher(PreparedLoader):
         shard = index_shard(self.base_dataloader)
         return self.base_dataloader.drop_last if shard is None else shard.drop_last
 
-    def _read(self) -> Iterator[Any]:
+    def _open(self) -> Pass:
         self._announce_epoch(is_shared=False)
-        ranks, base, is_resumed = self.data_ranks, self.base_dataloader, self._is_resumed()
-        messages = Messages(num_ranks=ranks.num_ranks, rank=ranks.rank) if len(ranks.of_world) > 1 else None
-        if messages is not None and current_transport().rank != 0:
-            self._begin_receiving(is_resumed=is_resumed)
-            return self._yield_own(_received(messages))
-        is_stateful = self.use_stateful_dataloader and is_iterable(base)
-        steps = read_steps(
-            self._read_batches(is_resumed=is_resumed),
-            self._scatter_plan(),
-            drop_last=self._drops_last(),
-            loader_state=self._loader_state if is_stateful else None,
+        ranks, resumption, is_resumed = self.data_ranks, self._resumption(), self._is_resumed()
+        start, shard = resumption.position, index_shard(self.base_dataloader)
+        sampler_pass = None if shard is None else shard.new_pass(start, order_state=resumption.order)
+        order = self._stream_order(resumption) if sampler_pass is None else None
+        # A script may have set one process in the state, to read everything on each rank.
+        is_alone = len(ranks.of_world) == 1
+        if not is_alone and current_transport().rank != 0:
+            if not is_resumed:
+                self._draw_as_main_process(sampler_pass)
+            steps: Iterator[tuple[GlobalStep, ReadStates | None]] = receive_steps(ranks.rank, self.device)
+        else:
+            read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
+            steps = send_steps(read, is_alone=is_alone)
+        plan = self._plan(start.samples)
+        if plan is not None:
+            self._expect(plan)
+        dispatched = _Dispatched(steps, start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1)
+        return self._pass(
+            start,
+            iter(dispatched),
+            # What was received is not in pinned memory.
+            placement(self.device, non_blocking=self._non_blocking, is_pinned=False),
+            lambda: order if sampler_pass is None else sampler_pass.order.state,
+            lambda: dispatched.num_missed,
         )
-        if is_iterable(base):
-            steps = islice(steps, self.skip_batches, None)
-        return self._yield_own(send_steps(steps, messages, rank=ranks.rank))
 
-    def _read_batches(self, *, is_resumed: bool) -> Batches:
-        """Yield the batches, on the main process.
+    def _read_steps(
+        self, resumption: Resumption, sampler_pass: SamplerPass | None, *, is_resumed: bool
+    ) -> Iterator[tuple[GlobalStep, ReadStates]]:
+        """Yield the steps of all ranks, on the main process.
 
-        The pass begins when the first is asked for, so that the other ranks are told of an error.
+        Reading begins when the first is asked for, so that an error reaches the other ranks.
         """
-        shard = index_shard(self.base_dataloader)
         with fork_rng(enabled=is_resumed):
-            if shard is None:
-                batches = self._begin_stream_pass(is_whole=True)
+            batches: Iterator[tuple[Any, int | None]]
+            if sampler_pass is None:
+                stream = self._read_stream(resumption, reads_all=True)
+                batches = ((batch, fetched.num_samples if fetched else None) for batch, fetched in stream)
             else:
-                sampler_pass, batches = self._begin_index_pass(shard, has_metadata=True)
-                sampler_pass.steps = deque(maxlen=0)
-        yield from batches
+                steps = self._read_indices(sampler_pass, resumption)
+                has_samples = self.base_dataloader._auto_collation  # else the data set makes batches
+                batches = (
+                    (batch, step.shape.num_samples if has_samples and step.shape else None)
+                    for batch, step in steps
+                )
+        read = read_steps(
+            batches, self._scatter_plan(), drop_last=self._drops_last(), read_states=self._read_states()
+        )
+        yield from read if sampler_pass is not None else islice(read, self.skip_batches, None)
 
-    def _begin_receiving(self, *, is_resumed: bool) -> None:
-        """Begin a pass on a rank that does not read.
-
-        It draws what the main process draws when it begins the pass, so ranks with the same seed keep the same
+    def _draw_as_main_process(self, sampler_pass: SamplerPass | None) -> None:
+        """Draw what the main process draws when it begins the pass, so that ranks with the same seed keep the same
         random numbers.
         """
-        base = self.base_dataloader
-        if not is_resumed:
-            torch.empty((), dtype=torch.int64).random_(generator=base.generator)
-            if (shard := index_shard(base)) is not None:
-                shard.order_source.advance_default_generator()
-        resumption = self._progress.resumption or Resumption()
-        start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
-        self._progress.begin_pass(start)
+        torch.empty((), dtype=torch.int64).random_(generator=self.base_dataloader.generator)
+        if sampler_pass is not None:
+            next(iter(sampler_pass), None)
 
-    def _yield_own(self, steps: Iterator[tuple[OwnStep, ReadStep | None]]) -> Iterator[Any]:
-        """Yield this rank's batches, keeping progress and gradient state up to date."""
-        progress, rank = self._progress, self.data_ranks.rank
-        place = self._placement()
-        per_batch, end = self._given_batch_size() or 1, START
-        for number, (step, read) in enumerate(steps, start=1):
-            if number == 1:
-                end = progress.start
-                self._predict_remainder()
-            if step.piece is NO_BATCH:
-                warn_of_fewer_batches(rank, number - 1, number)
+
+class _Dispatched:
+    """The steps of one pass as this rank gets them.
+
+    Args:
+        steps: Sent or received.
+        start: Where the pass begins.
+        rank: This rank among those that read different data.
+        rows_per_batch: Rows of a full batch of the given loader.
+
+    Attributes:
+        num_missed: At the end: steps of other ranks in which this one had no batch.
+    """
+
+    def __init__(
+        self,
+        steps: Iterator[tuple[GlobalStep, ReadStates | None]],
+        start: Position,
+        *,
+        rank: int,
+        rows_per_batch: int,
+    ) -> None:
+        self.num_missed = 0
+        self._steps = steps
+        self._start = start
+        self._rank = rank
+        self._rows_per_batch = rows_per_batch
+
+    def __iter__(self) -> Steps:
+        end, rank = self._start, self._rank
+        # Not kept: what the steps are read from ends with the loop.
+        steps, self._steps = self._steps, iter(())
+        for step, states in steps:
+            if step.pieces[rank] is NO_BATCH:
+                self.num_missed = 1
                 return
-            end = Position(end.samples + step.num_batches * per_batch, end.batches + step.num_batches)
-            progress.steps, progress.end = number, end
-            if read is not None:
-                progress.loader_state = read.loader_state
-                for metadata in read.metadata:
-                    progress.update_dataset(metadata)
-            self.step_shape = step.shape
-            self.ends_some_rank = step.num_following < self.data_ranks.num_ranks
-            if rank >= step.num_following:
-                self.end_of_dataloader = True
-                progress.is_complete = not step.num_following
-                self.remainder = step.shape.remainder(self.rows_of_full_batch)
-            yield step.piece if place is None else place.finish(place.begin(step.piece))
-
-    def _predict_remainder(self) -> None:
-        """Set at the first step what is known of the last one, if the length is known."""
-        plan = self._plan(self._progress.start.samples)
-        if plan is not None:
-            self.remainder = plan.remainder
-            self.will_pad = plan.even and plan.remainder > 0
-
-
-def _received(messages: Messages) -> Iterator[tuple[OwnStep, None]]:
-    while (step := messages.receive()) is not None:
-        yield step, None
-        if not step.num_following:
-            return
+            samples = end.samples + step.num_batches * self._rows_per_batch
+            end = Position(samples, end.batches + step.num_batches)
+            yield step.pieces[rank], step.seen_by(rank, end=end, states=states)

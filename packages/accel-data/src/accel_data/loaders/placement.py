@@ -16,18 +16,10 @@ T = TypeVar("T")
 
 
 class Placement(Protocol):
-    """Puts batches on a device, in two parts so that the copy can run while the batch before is used."""
+    """Puts batches on a device."""
 
     #: Whether `all_of` takes a batch before the one before it is yielded.
     prefetches: bool
-
-    def begin(self, batch: Any) -> Any:
-        """Start the copy; return what `finish` needs."""
-        ...
-
-    def finish(self, begun: Any) -> Any:
-        """Return the batch on the device."""
-        ...
 
     def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
         """Yield the batches on the device, each with what comes with it."""
@@ -43,14 +35,11 @@ class DirectPlacement:
         self._device = device
         self._non_blocking = non_blocking
 
-    def begin(self, batch: Any) -> Any:
-        return batch
-
-    def finish(self, begun: Any) -> Any:
-        return send_to_device(begun, self._device, non_blocking=self._non_blocking)
-
     def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
-        return ((self.finish(batch), metadata) for batch, metadata in batches)
+        return ((self._moved(batch), step) for batch, step in batches)
+
+    def _moved(self, batch: Any) -> Any:
+        return send_to_device(batch, self._device, non_blocking=self._non_blocking)
 
 
 class SideStreamPlacement:
@@ -62,9 +51,10 @@ class SideStreamPlacement:
         self._device = device
         self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+    def _begin(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+        """Start the copy."""
         if not _is_transparent(batch):
-            # The allocator cannot be told which tensors of the object the other stream uses.
+            # The allocator does not know which tensors of the object the other stream uses.
             return send_to_device(batch, self._device, non_blocking=True), None
         with torch.cuda.stream(self._side):
             copied = send_to_device(batch, self._device, non_blocking=True)
@@ -72,7 +62,8 @@ class SideStreamPlacement:
             done.record(self._side)
         return copied, done
 
-    def finish(self, begun: tuple[Any, torch.cuda.Event | None]) -> Any:
+    def _finish(self, begun: tuple[Any, torch.cuda.Event | None]) -> Any:
+        """Return the batch on the device."""
         copied, done = begun
         if done is not None:
             current = torch.cuda.current_stream(self._device)
@@ -82,13 +73,13 @@ class SideStreamPlacement:
 
     def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
         before = None
-        for batch, metadata in batches:
-            begun = self.begin(batch), metadata
+        for batch, step in batches:
+            begun = self._begin(batch), step
             if before is not None:
-                yield self.finish(before[0]), before[1]
+                yield self._finish(before[0]), before[1]
             before = begun
         if before is not None:
-            yield self.finish(before[0]), before[1]
+            yield self._finish(before[0]), before[1]
 
 
 class XlaPlacement(DirectPlacement):
@@ -104,9 +95,9 @@ class XlaPlacement(DirectPlacement):
         spmd = importlib.import_module("torch_xla.distributed.spmd")
         self._mesh = spmd.get_global_mesh() if runtime.is_spmd() else None
 
-    def finish(self, begun: Any) -> Any:
+    def _moved(self, batch: Any) -> Any:
         self._package.sync()
-        moved = super().finish(begun)
+        moved = super()._moved(batch)
         if self._mesh is not None:
             spread_rows(moved, self._mesh)
         return moved
@@ -141,7 +132,7 @@ def placement(
 
 
 def _is_transparent(batch: Any) -> bool:
-    """Tell whether everything that is moved is a tensor in a container of a known kind."""
+    """Whether everything that is moved is a tensor in a container of a known kind."""
     opaque: list[Any] = []
 
     def visit(value: Any) -> Any:

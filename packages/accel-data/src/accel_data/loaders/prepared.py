@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
-from accel_data.loaders.agreement import agree_on_order
-from accel_data.loaders.cloning import clone_loader, from_attributes
-from accel_data.loaders.epochs import batches_field, get_sampler, set_epoch, set_sampler
-from accel_data.loaders.fork_rng import fork_rng
+from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Progress, Resumption, Steps, sampled_steps
 from accel_data.loaders.placement import Placement, placement
-from accel_data.loaders.progress import Progress, Resumption
-from accel_data.loaders.reader import Batches, Reader
-from accel_data.loaders.saving import load_progress, save_progress
-from accel_data.loaders.sharding import index_shard, is_iterable, shard_indices
-from accel_data.loaders.state_mixin import DataLoaderStateMixin
-from accel_data.loaders.streams import StreamOpener, has_state, stream_of, warn_of_replay
-from accel_data.loaders.worker_states import WorkerStates, restore_workers
+from accel_data.loaders.reader import Readers
+from accel_data.loaders.sharding import shard_indices
+from accel_data.loaders.state import load_progress, save_progress
+from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
+from accel_data.loaders.torch_loader import (
+    batches_field,
+    clone_loader,
+    from_attributes,
+    get_sampler,
+    index_shard,
+    is_iterable,
+    set_epoch,
+    set_sampler,
+    stream_of,
+)
 from accel_data.mesh import DataRanks, all_different
-from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.position import START, Position
-from accel_data.samplers.sampler_pass import SamplerPass
-from accel_data.stateful import has_position
+from accel_data.samplers.batch_shard import SamplerPass
+from accel_data.samplers.order import OrderState
+from accel_data.samplers.plan import ShardPlan
+from accel_data.samplers.seedable import SeedableRandomSampler
+from accel_data.step import START, Position, ReadStates
 from accel_ops.objects import broadcast_object_list
+from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
 from accel_state.enums import RNGType
 
 
@@ -37,7 +46,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     Attributes:
         data_ranks: Which ranks read the same data.
         device: Where the batches go, None if they stay where they are.
-        rng_types: Generators that are synchronised at the start of each epoch.
+        rng_types: Generators that are synchronized at the start of each epoch.
         skip_batches: Batches that are left out at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
         keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch. Without, a
@@ -52,10 +61,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     keeps_dataset_state: bool = True
     _non_blocking: bool
     _progress: Progress
-    _reader: Reader | None
-
-    #: Whether the sampler's plan says what this rank gets at each step.
-    _reads_by_plan: ClassVar[bool] = True
+    _readers: Readers
 
     def _wrap(
         self,
@@ -76,7 +82,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.skip_batches = skip_batches
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
-        self._reader = None
+        self._readers = Readers()
         self.reset()
         if not is_iterable(base):
             base = shard_indices(
@@ -89,8 +95,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         try:
             with fork_rng(enabled=self._is_resumed()):
-                batches = self._read()
-            yield from batches
+                current = self._open()
+            self._progress.begin(current)
+            yield from current.run(self)
             self._progress.finish_epoch()
         finally:
             if not is_finalizing():
@@ -142,7 +149,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 **self.__dict__,
                 "base_dataloader": clone_loader(self.base_dataloader),
                 "skip_batches": self.skip_batches + num_batches,
-                "_reader": None,
+                "_readers": Readers(),
             },
         )
 
@@ -162,7 +169,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         ranks, save its state: the others know the position but not the randomness.
         """
         return save_progress(
-            self._progress, self.base_dataloader, self.data_ranks, is_per_rank=self.has_state_per_rank
+            self._progress,
+            self.base_dataloader,
+            self.data_ranks,
+            is_per_rank=self.has_state_per_rank,
+            keeps_dataset_state=self.keeps_dataset_state,
         )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, position: bool = True) -> None:
@@ -170,7 +181,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
         Args:
             state_dict: The state.
-            position: Restore the position too. If False the epoch begins anew, in the order that it had.
+            position: Restore the position too. If False the epoch restarts, in the order that it had.
 
         Raises:
             CheckpointError: If the state does not fit the loader.
@@ -199,8 +210,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def is_mid_epoch(self) -> bool:
-        """Whether batches of its epoch have been read and others have not, by a loop that goes on or was left."""
-        return self._progress.current().position != START
+        """Whether batches of its epoch have been read and others have not, by a loop that is running or was left."""
+        return self._progress.position != START
 
     @property
     def total_batch_size(self) -> int:
@@ -212,42 +223,86 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Samples of the data set, over all ranks."""
         return len(stream_of(self.base_dataloader))
 
-    def _read(self) -> Iterator[Any]:
-        """Yield this rank's batches of one pass, keeping progress and gradient state up to date."""
+    def _open(self) -> Pass:
+        """Begin a pass over this rank's batches."""
         raise NotImplementedError
 
     def _is_resumed(self) -> bool:
-        """Tell whether the next pass resumes an epoch that was opened before, whose order is known."""
+        """Whether the next pass resumes an epoch that was opened before, whose order is known."""
         shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
-        is_known = resumption is not None and resumption.order_state is not None
-        if shard is not None and shard.order_source.draws_from_default and not is_known:
+        is_known = resumption is not None and resumption.order is not None
+        if shard is not None and shard.order_source.lacks_generator and not is_known:
             return False
         return self.skip_batches > 0 or self._progress.is_within_epoch
 
-    def _begin_index_pass(
-        self, shard: BatchSamplerShard, *, has_metadata: bool
-    ) -> tuple[SamplerPass, Batches]:
-        """Begin a pass over map-style data, with workers whose copies of the data set have the states saved."""
-        progress, base = self._progress, self.base_dataloader
-        resumption = progress.resumption or Resumption()
-        start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
-        ranks = self.data_ranks
-        # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
-        is_shared = self._reads_by_plan and len(ranks.of_world) > 1 and shard.num_processes == ranks.num_ranks
-        sampler_pass = shard.new_pass(start, order_state=resumption.order_state, is_shared=is_shared)
-        progress.begin_pass(
-            start, sampler_pass=sampler_pass, plan=sampler_pass.plan if self._reads_by_plan else None
+    def _resumption(self) -> Resumption:
+        """Return where the next pass begins."""
+        resumption = self._progress.resumption or Resumption()
+        if self.skip_batches:
+            return Resumption(self._position_after(self.skip_batches), resumption.order)
+        return resumption
+
+    def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
+        """Begin to read map-style data."""
+        reader = self._readers.reader_for(self.base_dataloader)
+        loader_state = None if resumption.is_complete else resumption.states.loader
+        if loader_state is not None and self.use_stateful_dataloader:
+            reader.restore(loader_state)
+        return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
+
+    def _stream_order(self, resumption: Resumption) -> OrderState | None:
+        """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""
+        generator = self.synchronized_generator
+        if generator is None:
+            return None
+        if resumption.order is not None:
+            generator.set_state(resumption.order.generator)
+        return OrderState(generator.get_state())
+
+    def _read_stream(self, resumption: Resumption, *, reads_all: bool) -> Batches:
+        """Begin to read a stream.
+
+        Args:
+            resumption: Where.
+            reads_all: Whether this rank reads the whole stream, for all ranks.
+        """
+        num_ranks = self.data_ranks.num_ranks
+        opener = StreamOpener(
+            base=self.base_dataloader,
+            step_size=self._step_size(),
+            num_ranks=num_ranks,
+            reads_all=reads_all,
+            reader_for=self._readers.reader_for,
         )
-        reader = self._reader_for(base, has_metadata=has_metadata)
-        if base.num_workers and self._keeps_dataset_state(base):
-            states = resumption.worker_states
-            if states is not None:
-                restore_workers(reader, states)
-            if states is not None or progress.worker_states is None:
-                progress.worker_states = WorkerStates(
-                    states or [None] * base.num_workers, are_persistent=base.persistent_workers
-                )
-        return sampler_pass, reader.read(sampler_pass)
+        if not self.skip_batches:
+            return opener.resumed(resumption)
+        if not reads_all:
+            return opener.replayed(resumption.position, ranks_before=num_ranks)
+        # Left out as steps: the first one completes the last.
+        warn_of_replay(f"{resumption.position.samples} samples")
+        return opener.from_start()
+
+    def _pass(
+        self,
+        start: Position,
+        steps: Steps,
+        place: Placement | None,
+        order_state: Callable[[], OrderState | None],
+        num_missed: Callable[[], int],
+    ) -> Pass:
+        return Pass(
+            start,
+            steps if place is None else place.all_of(steps),
+            ranks=self.data_ranks,
+            order_state=order_state,
+            read_states=self._read_states(),
+            num_missed=num_missed,
+        )
+
+    def _expect(self, plan: ShardPlan) -> None:
+        """Show what is known of the last step of a pass whose length is known."""
+        self.remainder = plan.remainder
+        self.will_pad = plan.even and plan.remainder > 0
 
     def _position_after(self, steps: int) -> Position:
         """Return where the epoch stands after ``steps`` steps."""
@@ -256,92 +311,41 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return shard.position_after(steps * size.batches // shard.batches_per_step)
         return Position(steps * size.samples, steps * size.batches)
 
-    def _begin_stream_pass(self, *, is_whole: bool) -> Batches:
-        """Begin a pass over a stream.
-
-        Args:
-            is_whole: Whether this rank reads the whole stream, for all ranks.
-        """
-        progress, generator = self._progress, self.synchronized_generator
-        resumption = progress.resumption
-        if generator is not None and resumption is not None and resumption.order_state is not None:
-            generator.set_state(resumption.order_state)
-        order_state = None if generator is None else generator.get_state()
-        opener = StreamOpener(
-            base=self.base_dataloader,
-            step_size=self._step_size(),
-            num_ranks=self.data_ranks.num_ranks,
-            is_whole=is_whole,
-            reader_for=self._reader_for,
-        )
-        if is_whole and self.skip_batches:  # read, and left out as steps: the first completes the last
-            batches, start = opener.open(None, skip_steps=0)[0], self._position_after(self.skip_batches)
-            warn_of_replay(f"{start.samples} samples")
-        else:
-            batches, start = opener.open(resumption, skip_steps=self.skip_batches)
-        progress.begin_pass(start, order_state=order_state)
-        progress.worker_states = self._stream_workers(resumption)
-        return batches
-
-    def _stream_workers(self, resumption: Resumption | None) -> WorkerStates | None:
-        """Return the states that the workers of a stream begin a pass with, None if they are not kept."""
-        base = self.base_dataloader
-        if not base.num_workers or not self._keeps_dataset_state(base):
-            return None
-        if resumption is None or resumption.stream_workers is None:
-            return WorkerStates([None] * base.num_workers, are_persistent=False)
-        return WorkerStates(**resumption.stream_workers, are_persistent=False)
-
     def _not_pickled(self) -> dict[str, Any]:
-        return {"_reader": None}
+        return {"_readers": Readers(), "_progress": self._progress.detached()}
 
-    def _reader_for(self, loader: DataLoader[Any], *, has_metadata: bool = True) -> Reader:
-        """Return the reader for ``loader``: the last one while nothing has changed, since its workers may be
-        persistent.
-        """
-        dataset = stream_of(loader) if self._keeps_dataset_state(loader) else None
-        if self._reader is None or not self._reader.is_made_from(
-            loader, has_metadata=has_metadata, stateful_dataset=dataset
-        ):
-            self._reader = Reader(loader, has_metadata=has_metadata, stateful_dataset=dataset)
-        return self._reader
-
-    def _keeps_dataset_state(self, loader: DataLoader[Any]) -> bool:
-        """Tell whether the state of the data set is kept after each batch.
-
-        A `StatefulDataLoader` keeps the states of a stream that its workers read.
-        """
-        keeps_itself = self.use_stateful_dataloader and is_iterable(loader) and loader.num_workers > 0
-        return self.keeps_dataset_state and has_state(stream_of(loader)) and not keeps_itself
+    def _read_states(self) -> Callable[[], ReadStates]:
+        """Return a function for the states of what a pass has read."""
+        dataset = stream_of(self.base_dataloader)
+        kept = dataset if self.keeps_dataset_state and has_state(dataset) else None
+        return partial(self._readers.states, kept)
 
     def _placement(self) -> Placement | None:
         is_pinned = self.base_dataloader.pin_memory
         return placement(self.device, non_blocking=self._non_blocking, is_pinned=is_pinned)
 
-    def _loader_state(self) -> Any:
-        """Return the state of the `StatefulDataLoader` that reads, None if it lacks the position in the stream."""
-        assert self._reader is not None, "asked for in a pass"
-        stateful: Any = self._reader.loader
-        state = stateful.state_dict()
-        return state if has_position(state) else None
-
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
-        """Agree with the other ranks on the epoch and its order, and pass the epoch on to samplers and data set.
+        """Agree with the other ranks on the epoch and its randomness, and set the epoch of samplers and data set.
 
         Args:
-            is_shared: Whether other ranks read by the same order, other parts of it or the same.
+            is_shared: Whether other ranks read by the same order, other parts of it or the same. Every rank must call
+                this then; it blocks until all do.
             ends_alike: Whether all ranks have the same number of batches. If not, and the loop was left early,
                 ranks with fewer may be in the next epoch already; the first rank, which has the most, is right.
         """
         if is_shared and not ends_alike:
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
         set_epoch(self.base_dataloader, self._progress.epoch)
-        agree_on_order(
-            self.get_sampler(),
-            self.synchronized_generator,
-            rng_types=self.rng_types or (),
-            is_shared=is_shared,
-        )
+        others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
+        if others:
+            synchronize_rng_states(others)
+        sampler, generator = self.get_sampler(), self.synchronized_generator
+        if not is_shared:
+            return
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.share_seed()
+        elif generator is not None:
+            synchronize_rng_states([RNGType.GENERATOR], generator)
 
     def _step_size(self) -> Position:
         shard = index_shard(self.base_dataloader)
@@ -349,3 +353,23 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return Position((shard.rows_per_rank or 1) * shard.num_processes, shard.batches_per_step)
         num_ranks = self.data_ranks.num_ranks
         return Position((self.base_dataloader.batch_size or 1) * num_ranks, num_ranks)
+
+
+@contextmanager
+def fork_rng(*, enabled: bool) -> Iterator[None]:
+    """Restore the global generators of this process, on all devices, after the body.
+
+    Loaders open a pass in it that resumes an epoch: torch draws a seed for the workers whenever a pass is
+    opened, and the state that was saved includes the draw of the first time.
+
+    Args:
+        enabled: If False the body may draw.
+    """
+    if not enabled:
+        yield
+        return
+    states = capture_rng_states()
+    try:
+        yield
+    finally:
+        restore_rng_states(states)

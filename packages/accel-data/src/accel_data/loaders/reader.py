@@ -1,99 +1,175 @@
-"""The loader that reads for a prepared one."""
+"""The copy of a user's loader through which a prepared loader reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from accel_data.batch_metadata import BatchMetadata, Fetched, MetadataCollate
 from accel_data.delegation import Delegating
-from accel_data.iterable_shard import IterableDatasetShard
-from accel_data.loaders.cloning import from_attributes, mixed_class, replaced_fields
-from accel_data.loaders.forking import forking_workers
-from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.index_shard import IndexSamplerShard
-from accel_data.samplers.sampler_pass import SamplerPass
+from accel_data.iterable_shard import IterableDatasetShard, Marked
+from accel_data.loaders.adapter import mixed_class
+from accel_data.loaders.torch_loader import from_attributes, has_position, is_iterable, is_stateful
+from accel_data.loaders.workers import forking_workers
+from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
+from accel_data.step import NO_STATES, ReadStates, StepShape
 
 #: Attributes that a loader of torch changes by itself.
 _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
 
-Batches = Iterator[tuple[Any, BatchMetadata | None]]
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A batch of a stream, as it is collated, perhaps in a worker.
+
+    Args:
+        batch: The batch; None in a step in which only other ranks have one.
+        num_samples: Samples that it was made from; None without automatic batching, 0 if there is no batch.
+        shape: The shape of its step, if the ranks share the stream.
+    """
+
+    batch: Any
+    num_samples: int | None = None
+    shape: StepShape | None = None
+
+    def pin_memory(self, device: Any = None) -> Fetched:
+        """Pin the batch; called by torch."""
+        return replace(self, batch=pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
+
+
+class FetchingCollate:
+    """Collate like ``collate``, from samples that may be `Marked`, and return a `Fetched` batch.
+
+    Args:
+        collate: That of the loader.
+        is_batching: Whether ``collate`` makes a batch from a list of samples, not from what the data set
+            returned.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], *, is_batching: bool) -> None:
+        self.collate = collate
+        self.is_batching = is_batching
+
+    def __call__(self, samples: Any) -> Fetched:
+        first = samples[0] if self.is_batching and samples else samples
+        num_samples, shape = len(samples) if self.is_batching else None, None
+        if isinstance(first, Marked):
+            if first.shape is None:
+                return Fetched(None, 0)
+            shape = first.shape
+            samples = [marked.sample for marked in samples] if self.is_batching else first.sample
+        return Fetched(self.collate(samples), num_samples, shape)
 
 
 class Reader:
-    """Reads for a prepared loader: its passes start anywhere and return metadata with each batch.
+    """Reads for a prepared loader: its passes start anywhere and describe each batch.
 
     It reads through a copy of the user's loader, which keeps persistent workers from pass to pass.
 
     Args:
         loader: The loader to copy.
-        has_metadata: Whether to return metadata.
-        stateful_dataset: Data set whose state is part of the metadata.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._made_from = _settings(loader)
-        self._stateful_dataset = stateful_dataset
         self._sampler: PassSampler | None = None
-        self._start = _Start(LatestMetadata() if has_metadata else None)
-        fields: dict[str, Any] = {"_iterator": None, "_accel_start": self._start}
+        self._latest = Latest() if is_iterable(loader) else None
+        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest}
         for name in ("batch_sampler", "sampler"):
             shard = getattr(loader, name)
             if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
                 fields[name] = self._sampler = PassSampler(shard)
-        if has_metadata:
-            fields["collate_fn"] = MetadataCollate(
-                loader.collate_fn,
-                stateful_dataset,
-                is_batching=loader._auto_collation,
-                batch_size=loader.batch_size,
+        if self._latest is None and hasattr(loader, "snapshot_every_n_steps"):
+            fields["snapshot_every_n_steps"] = (
+                1  # torchdata would step over indices that the pass has left out
             )
+        if self._latest is not None:
+            fields["collate_fn"] = FetchingCollate(loader.collate_fn, is_batching=loader._auto_collation)
             if isinstance(loader.dataset, IterableDatasetShard):
                 fields["dataset"] = loader.dataset.marking()
-                if not loader.dataset.even_batches:  # torch would count a placeholder as one batch too many
+                if (
+                    not loader.dataset.even_batches
+                ):  # torch would count a step of other ranks as a batch too many
                     fields["_IterableDataset_len_called"] = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] = from_attributes(
             mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields}
         )
 
-    def is_made_from(
-        self, loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None
-    ) -> bool:
-        """Tell whether it still reads like ``loader``, whose attributes may have been set since."""
+    def is_made_from(self, loader: DataLoader[Any]) -> bool:
+        """Whether it still reads like ``loader``, whose attributes may have been set since."""
         mine, wanted = self._made_from, _settings(loader)
-        return (
-            has_metadata == (self._start.latest is not None)
-            and stateful_dataset is self._stateful_dataset
-            and mine.keys() == wanted.keys()
-            and all(mine[name] is wanted[name] for name in wanted)
-        )
+        return mine.keys() == wanted.keys() and all(mine[name] is wanted[name] for name in wanted)
 
-    def read(self, sampler_pass: SamplerPass | None = None) -> Batches:
-        """Start a pass, and return its batches with their metadata, None where there is none.
+    def read_indices(self, sampler_pass: SamplerPass) -> Iterator[Any]:
+        """Start a pass over map-style data, and return its batches."""
+        assert self._sampler is not None, "map-style data has a sampler"
+        self._sampler.current = sampler_pass
+        return iter(self.loader)
+
+    def read_stream(self) -> Iterator[tuple[Any, Fetched | None]]:
+        """Start a pass over a stream, and return its batches as the user's loader yields them and as they were read.
+
+        The latter is None for a batch that the user's loader has made.
+        """
+        assert self._latest is not None, "the data set is a stream"
+        return self._latest.paired(iter(self.loader))
+
+    def states(self, dataset: Any) -> ReadStates:
+        """Return the states of what is read, where it has been read to.
+
+        torchdata has those of workers, and that of an iterator of the data set.
 
         Args:
-            sampler_pass: Yields the indices of map-style data.
+            dataset: The user's data set if its state is kept, else None.
         """
-        if self._sampler is not None:
-            self._sampler.current = sampler_pass
-        batches, latest = iter(self.loader), self._start.latest
-        return zip(batches, repeat(None), strict=False) if latest is None else latest.beside(batches)
+        has_workers = self.loader.num_workers > 0
+        # A copy: the data set may change the objects that its state is made of.
+        of_dataset = None if dataset is None or has_workers else copy.deepcopy(dataset.state_dict())
+        of_loader = None
+        if is_stateful(self.loader) and (self._latest is not None or (has_workers and dataset is not None)):
+            state = self.loader.state_dict()  # type: ignore[attr-defined]
+            of_loader = state if has_position(state) else None
+        return ReadStates(of_dataset, of_loader)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state of a `StatefulDataLoader` in the next pass; the loader is one."""
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
     @property
     def num_missed(self) -> int:
         """Steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
-        return 0 if self._start.latest is None else self._start.latest.num_missed
+        return 0 if self._latest is None else self._latest.num_missed
 
-    def restart_workers_with(self, **fields: Any) -> None:
-        """Start new workers in the next pass, with other fields of the loader for them."""
-        self.loader._iterator = None
-        self._start.fields = fields
+
+class Readers:
+    """The reader of a prepared loader: the same one while nothing has changed, since its workers may be persistent.
+
+    What is read from it does not refer to the prepared loader: in a cycle, workers would live until the next garbage
+    collection.
+    """
+
+    def __init__(self) -> None:
+        self._current: Reader | None = None
+
+    def reader_for(self, loader: DataLoader[Any]) -> Reader:
+        """Return the reader for ``loader``."""
+        if self._current is None or not self._current.is_made_from(loader):
+            self._current = Reader(loader)
+        return self._current
+
+    def states(self, dataset: Any) -> ReadStates:
+        """Return the states of what is read, as `Reader.states`."""
+        return NO_STATES if self._current is None else self._current.states(dataset)
+
+    def num_missed(self) -> int:
+        """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
+        return 0 if self._current is None else self._current.num_missed
 
 
 class PassSampler(Delegating, BatchSampler):
@@ -119,61 +195,61 @@ class PassSampler(Delegating, BatchSampler):
     def __len__(self) -> int:
         return len(self.shard)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the pass has the position, and torchdata restores its workers only."""
+        return {}
 
-class LatestMetadata:
-    """The metadata of the batch that was fetched last.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
 
-    It is passed beside the batches, since the class of the loader may have an iteration of its own, which expects
+
+class Latest:
+    """The batch of a stream that was fetched last, as it was read.
+
+    It is passed next to the batches, since the class of the loader may have an iteration of its own, which expects
     plain batches.
     """
 
     def __init__(self) -> None:
-        self.value: BatchMetadata | None = None
+        self.fetched: Fetched | None = None
         self.num_missed = 0
 
-    def beside(self, batches: Iterator[Any]) -> Batches:
-        """Yield each batch with its metadata, None for a batch that came without."""
-        self.value, self.num_missed = None, 0
+    def paired(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Fetched | None]]:
+        """Yield each batch with what was fetched for it."""
+        self.fetched, self.num_missed = None, 0
         for batch in batches:
-            yield batch, self.value
-            self.value = None
+            yield batch, self.fetched
+            self.fetched = None
 
-
-@dataclass(slots=True)
-class _Start:
-    """How iterators of a copied loader are started.
-
-    Args:
-        latest: Keeps the metadata of each batch. None: batches have none.
-        fields: Fields of the loader while the next iterator, and with it the workers, are started.
-    """
-
-    latest: LatestMetadata | None
-    fields: dict[str, Any] = field(default_factory=dict)
+    def unwrapped(self, batches: Any) -> Any:
+        """Return the next plain batch of an iterator of `Fetched` ones, and keep what was fetched."""
+        fetched = next(batches)
+        while isinstance(fetched, Fetched) and fetched.num_samples == 0:
+            self.num_missed += 1
+            fetched = next(batches)
+        if not isinstance(fetched, Fetched):
+            return fetched
+        self.fetched = fetched
+        return fetched.batch
 
 
 class _ReadingLoader(DataLoader[Any]):
     """The copy that a `Reader` reads through. It adds one attribute to the user's."""
 
-    _accel_start: _Start
+    _accel_latest: Latest | None
 
     def _get_iterator(self) -> Any:
-        start = self._accel_start
-        with (
-            replaced_fields(self, **start.fields),
-            forking_workers() if self.num_workers else nullcontext(),
-        ):
+        with forking_workers() if self.num_workers else nullcontext():
             inner = super()._get_iterator()
-        start.fields = {}
-        return inner if start.latest is None else _PlainBatches(inner, start.latest)
+        return inner if self._accel_latest is None else _PlainBatches(inner, self._accel_latest)
 
 
 class _PlainBatches(Delegating):
-    """An iterator of torch's that returns plain batches instead of `Fetched` ones, and keeps their metadata."""
+    """An iterator of torch's that returns plain batches instead of `Fetched` ones."""
 
     _wrapped_in = "_inner"
 
-    def __init__(self, inner: Any, latest: LatestMetadata) -> None:
+    def __init__(self, inner: Any, latest: Latest) -> None:
         self._inner = inner
         # Not the loader: in a cycle, workers would live until the next garbage collection.
         self._latest = latest
@@ -182,14 +258,7 @@ class _PlainBatches(Delegating):
         return self
 
     def __next__(self) -> Any:
-        fetched = next(self._inner)
-        while isinstance(fetched, Fetched) and fetched.metadata.is_placeholder:
-            self._latest.num_missed += fetched.metadata.is_last
-            fetched = next(self._inner)
-        if not isinstance(fetched, Fetched):
-            return fetched
-        self._latest.value = fetched.metadata
-        return fetched.batch
+        return self._latest.unwrapped(self._inner)
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, Any]:

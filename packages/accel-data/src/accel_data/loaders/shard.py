@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,14 +11,15 @@ from torch.utils.data import DataLoader
 
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.adapter import build_loader
+from accel_data.loaders.pass_ import Pass, stream_steps, with_states
 from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.reading import read_planned, read_sampled, read_stream, warn_of_fewer_batches
-from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state
+from accel_data.loaders.torch_loader import index_shard, is_iterable
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_state.enums import RNGType
 from accel_state.errors import StateError
+from accel_state.user_warnings import warn_user
 
 
 class DataLoaderShard(PreparedLoader):
@@ -26,7 +28,7 @@ class DataLoaderShard(PreparedLoader):
     Args:
         dataset: As for `DataLoader`.
         device: Where to put the batches. None: they stay where they are.
-        rng_types: Generators to synchronise at the start of each epoch.
+        rng_types: Generators to synchronize at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
         skip_batches: Leave out that many of this rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
@@ -92,35 +94,35 @@ class DataLoaderShard(PreparedLoader):
             return not isinstance(base.dataset, IterableDatasetShard)
         return has_state(base.dataset)
 
-    def _read(self) -> Iterator[Any]:
-        base, progress, place = self.base_dataloader, self._progress, self._placement()
-        source = _sharded_source(base)
+    def _open(self) -> Pass:
+        base, place, ranks = self.base_dataloader, self._placement(), self.data_ranks
+        source, shard = _sharded_source(base), index_shard(base)
         ends_alike = source is not None and (source.even_batches or source.drop_last)
-        self._announce_epoch(is_shared=len(self.data_ranks.of_world) > 1, ends_alike=ends_alike)
-        shard = index_shard(base)
+        is_shared = len(ranks.of_world) > 1
+        self._announce_epoch(is_shared=is_shared, ends_alike=ends_alike)
+        resumption = self._resumption()
+        start = resumption.position
         if shard is None:
-            return read_stream(
-                self._begin_stream_pass(is_whole=False),
-                place,
-                loader=self,
-                progress=progress,
+            order = self._stream_order(resumption)
+            steps = stream_steps(
+                self._read_stream(resumption, reads_all=False),
+                start=start,
                 step_size=self._step_size(),
-                ends_alike=ends_alike or self.data_ranks.num_ranks == 1,
-                loader_state=self._loader_state if self.use_stateful_dataloader else None,
-                at_end=self._end_stream,
+                ends_alike=ends_alike or ranks.num_ranks == 1,
+                read_states=self._read_states(),
             )
-        # The data set may have been read further than to the batch that is yielded.
-        prefetches = base.num_workers > 0 or (place is not None and place.prefetches)
-        sampler_pass, batches = self._begin_index_pass(
-            shard, has_metadata=prefetches and self._keeps_dataset_state(base)
-        )
+            return self._pass(start, steps, place, lambda: order, self._readers.num_missed)
+        # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
+        is_shared = is_shared and shard.num_processes == ranks.num_ranks
+        sampler_pass = shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
+        steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
-            return read_planned(batches, sampler_pass.plan, place, loader=self, progress=progress)
-        return read_sampled(batches, sampler_pass, place, loader=self, progress=progress)
-
-    def _end_stream(self, num_read: int) -> None:
-        num_missed = 0 if self._reader is None else self._reader.num_missed
-        warn_of_fewer_batches(self.data_ranks.rank, num_read, num_read + num_missed)
+            self._expect(sampler_pass.plan)
+        if place is not None and place.prefetches:
+            steps = with_states(steps, self._read_states())
+        return self._pass(
+            start, steps, place, lambda: sampler_pass.order.state, lambda: sampler_pass.num_missed
+        )
 
 
 def _sharded_source(loader: DataLoader[Any]) -> BatchSamplerShard | IterableDatasetShard | None:
@@ -136,3 +138,21 @@ def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:
         return None
     ranks = ranks_of_run()
     return ranks if source is None or source.num_processes == ranks.num_ranks else None
+
+
+@contextmanager
+def override_even_batches(loader: DataLoader[Any], even_batches: bool) -> Iterator[None]:
+    """Read ``loader`` with another `even_batches` in the block; warn if the setting has no effect on it."""
+    if not isinstance(loader, DataLoaderShard) or not loader.can_set_even_batches:
+        warn_user(
+            f"`even_batches={even_batches}` has no effect on a prepared {type(loader).__name__}: either the main "
+            "process reads for all processes, or the data set shards itself.",
+        )
+        yield
+        return
+    before = loader.even_batches
+    loader.even_batches = even_batches
+    try:
+        yield
+    finally:
+        loader.even_batches = before

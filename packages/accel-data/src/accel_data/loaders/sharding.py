@@ -1,34 +1,24 @@
-"""Loaders with one rank's part of the indices."""
+"""Loaders with one rank's part of the indices or of the stream."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
-from accel_data.loaders.cloning import clone_loader
-from accel_data.loaders.epochs import batches_field, get_sampler, innermost_batch_sampler
-from accel_data.samplers import torchdata
-from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.index_shard import IndexSamplerShard
+from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.torch_loader import (
+    batches_field,
+    clone_loader,
+    get_sampler,
+    index_shard,
+    innermost_batch_sampler,
+)
+from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
+from accel_data.samplers.order import is_torchdata_shuffle
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import ConfigError
-
-
-def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Tell whether ``loader`` reads a stream, without indices."""
-    return bool(loader._dataset_kind == 1)
-
-
-def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
-    """Return the shard that gives ``loader`` its indices, None if it has none."""
-    for source in (loader.batch_sampler, loader.sampler):
-        if isinstance(source, BatchSamplerShard):
-            return source
-        if isinstance(source, IndexSamplerShard):
-            return source.batch_sampler
-    return None
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
@@ -44,7 +34,7 @@ def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
 def with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:
     """Replace a `RandomSampler` by one whose order depends on the seed and the epoch alone."""
     sampler = get_sampler(loader)
-    is_random = isinstance(sampler, RandomSampler) or torchdata.shuffles(sampler)
+    is_random = isinstance(sampler, RandomSampler) or is_torchdata_shuffle(sampler)
     if not is_random or isinstance(sampler, SeedableRandomSampler):
         return loader
     seedable = SeedableRandomSampler(
@@ -92,3 +82,51 @@ def _refuse_distributed_sampler(loader: DataLoader[Any], num_processes: int) -> 
             f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
             "or a plain sampler."
         )
+
+
+def shard_stream(
+    loader: DataLoader[Any],
+    *,
+    num_processes: int,
+    process_index: int,
+    split_batches: bool,
+    even_batches: bool,
+) -> DataLoader[Any]:
+    """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
+
+    A data set that can shard itself (``shard`` and ``num_shards``) is asked to, if the ranks then get the same
+    number of shards: no rank reads what it does not need. The length of such a part is unknown.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDatasetShard):
+        return loader
+    if shards_itself(loader, num_processes, split_batches=split_batches):
+        part = dataset.shard(num_shards=num_processes, index=process_index)
+        return clone_loader(loader, dataset=part)
+    shard = IterableDatasetShard(
+        dataset,
+        loader.batch_size or 1,
+        loader.drop_last,
+        num_processes,
+        process_index,
+        split_batches,
+        even_batches=even_batches,
+    )
+    return with_batches_of(clone_loader(loader, dataset=shard), shard.rows_per_rank)
+
+
+def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches: bool) -> bool:
+    """Whether the data set is asked to shard itself among ``num_processes``."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
+        return False
+    num_shards: int = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None) or 0
+    return num_shards > 0 and num_shards % num_processes == 0
+
+
+def with_batches_of(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
+    """Return ``loader`` with batches of ``rows``; without automatic batching it stays as it is."""
+    if loader.batch_size is None or loader.batch_size == rows:
+        return loader
+    batches = BatchSampler(loader.sampler, rows, loader.drop_last)
+    return clone_loader(loader, batch_size=rows, batch_sampler=batches)

@@ -1,19 +1,20 @@
-"""The batches of one rank."""
+"""The batches, or the single indices, of one rank."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order_source import OrderSource
+from accel_data.samplers.order import EpochOrder, OrderSource, OrderState, check_same_order
 from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.position import START, Position
-from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.samplers.stream import StreamSharding
-from accel_data.step import rows_of_rank
+from accel_data.step import NO_BATCH, START, Position, StepInfo, rows_of_rank
 from accel_state.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             them. With ``drop_last`` only steps in which every rank has a full batch are kept.
         num_processes: Ranks that share the batches.
         process_index: The rank of this shard.
-        split_batches: Cut each batch into one piece for each rank, instead of distributing whole batches.
+        split_batches: Split each batch into one piece for each rank, instead of distributing full batches.
         even_batches: Complete the last step with samples from the beginning, so that all ranks get equally
             many, equally large batches; with the first batches, where the batch sampler has no ``batch_size``. May be
             set between epochs.
@@ -98,7 +99,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
         if self.split_batches:
             # A batch shorter than its share leaves the later ranks without a piece.
             plan = self._plan(START)
-            return self.total_length if plan is None else plan.num_own_steps
+            return self.total_length if plan is None else plan.num_local_steps
         rounds, rest = divmod(self.total_length, self.num_processes)
         if self.drop_last or not rest:
             return rounds
@@ -108,13 +109,13 @@ class BatchSamplerShard(Delegating, BatchSampler):
         return iter(self.new_pass())
 
     def new_pass(
-        self, start: Position = START, *, order_state: torch.Tensor | None = None, is_shared: bool = False
+        self, start: Position = START, *, order_state: OrderState | None = None, is_shared: bool = False
     ) -> SamplerPass:
         """Return a pass from ``start`` on.
 
         Args:
             start: Where it begins.
-            order_state: State of the generator to draw the order from. None: its current state.
+            order_state: State to draw the order from. None: the current one.
             is_shared: Whether the ranks agree on the order; every rank has to ask for the first batch then.
         """
         source = self.order_source
@@ -131,6 +132,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             sharding,
             rank=self.process_index,
             plan=self._plan(start),
+            batches_per_step=self.batches_per_step,
             start=start,
             order_state=order_state,
             is_shared=is_shared,
@@ -181,3 +183,118 @@ class BatchSamplerShard(Delegating, BatchSampler):
             drop_last=self.drop_last,
             start=start.samples,
         )
+
+
+class IndexSamplerShard(Sampler[int]):
+    """Yield every ``num_processes``-th index of ``sampler``, for loaders with ``batch_size=None``.
+
+    Args:
+        sampler: Yields indices.
+        num_processes: Ranks that share the indices.
+        process_index: The rank of this shard.
+        even_batches: Repeat indices from the beginning, so that all ranks get equally many.
+    """
+
+    def __init__(
+        self, sampler: Iterable[int], *, num_processes: int, process_index: int, even_batches: bool = True
+    ) -> None:
+        single = BatchSampler(sampler, batch_size=1, drop_last=False)
+        self.batch_sampler = BatchSamplerShard(
+            single, num_processes, process_index, even_batches=even_batches
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for (index,) in iter(self.batch_sampler))
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+class SamplerPass:
+    """One pass: draws the order and yields this rank's batches. Iterate it once.
+
+    Args:
+        source: What the order is drawn from.
+        sharding: How batches are distributed if there is no plan.
+        rank: This rank.
+        plan: The arithmetic of the pass, where it can start anywhere.
+        batches_per_step: Batches of the user's sampler that all ranks read together in one step.
+        start: Where the pass begins.
+        order_state: State to draw the order from. None: the current one.
+        is_shared: Whether other ranks read by the same order. The ranks agree on it at the first batch, for which
+            all of them have to ask.
+
+    Attributes:
+        order: The order, which is drawn with the first batch.
+        steps: What is known of the steps that were sampled and not yet yielded by the loader, oldest first.
+        num_missed: At the end: steps of other ranks in which this one has no batch.
+    """
+
+    def __init__(
+        self,
+        source: OrderSource,
+        sharding: StreamSharding,
+        *,
+        rank: int = 0,
+        plan: ShardPlan | None = None,
+        batches_per_step: int = 1,
+        start: Position = START,
+        order_state: OrderState | None = None,
+        is_shared: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.start = start
+        self.rank = rank
+        self.order = EpochOrder(source, order_state, is_shared=is_shared)
+        self.steps: deque[StepInfo] = deque()
+        self.num_missed = 0
+        self._source = source
+        self._sharding = sharding
+        self._is_shared = is_shared
+        self._batches_per_step = batches_per_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._sampled() if self.plan is None else self._planned(self.plan)
+
+    def _planned(self, plan: ShardPlan) -> Iterator[list[int]]:
+        order = self.order.indices()
+        steps = plan.steps(first_batch=self.start.batches, batches_per_step=self._batches_per_step)
+        for number, step in enumerate(steps):
+            self.steps.append(step)
+            yield plan.indices(order, number)
+        self.num_missed = plan.num_steps - plan.num_local_steps
+
+    def _sampled(self) -> Iterator[list[int]]:
+        end = self.start
+        with self.order.drawing():
+            batches, first = self._remaining_batches()
+            # What is drawn with the first batch is drawn as in plain PyTorch.
+            begun = list(islice(batches, self._sharding.num_ranks))
+        if self._is_shared and not self._source.is_synchronized:
+            check_same_order(self._source.iterated, begun)
+        batches = chain(begun, self.order.isolated(batches))
+        for step in self._sharding.steps(batches, first=first):
+            end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
+            if step.pieces[self.rank] is NO_BATCH:
+                self.num_missed = 1
+                return
+            self.steps.append(step.seen_by(self.rank, end=end))
+            yield step.pieces[self.rank]
+
+    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
+        """Return the batches after the start, and the first samples or batches of the epoch if they come before it."""
+        flat = self._source.flat_sampler
+        batch_sampler: Any = self._source.batch_sampler
+        num_first = self._sharding.num_first
+        if flat is not None:
+            indices = iter(flat)
+            first = list(islice(indices, min(num_first, self.start.samples)))
+            skip = self.start.samples - len(first)
+            next(islice(indices, skip, skip), None)
+            batches = BatchSampler(indices, batch_sampler.batch_size, batch_sampler.drop_last)
+            return iter(batches), first or None
+        remaining = iter(batch_sampler)
+        first = []
+        for batch in islice(remaining, self.start.batches):
+            first += ([batch] if self._sharding.rows is None else batch)[: max(0, num_first - len(first))]
+        return remaining, first or None

@@ -1,121 +1,239 @@
-"""The order of an epoch as a sequence, for samplers whose order can be drawn without iterating them."""
+"""The order of an epoch: drawn by the user's sampler, from randomness that is saved so that it can be drawn again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-_BLOCK = 1 << 14
+from accel_ops.collectives import broadcast
+from accel_ops.objects import gather_object
+from accel_state.errors import ConfigError
 
+T = TypeVar("T")
 
-class TensorOrder(Sequence[int]):
-    """A drawn order whose numbers become Python integers one block at a time, so that an epoch starts at once."""
-
-    def __init__(self, drawn: torch.Tensor, *, finish: Callable[[], object] | None = None) -> None:
-        """Wrap ``drawn``; ``finish`` draws what the sampler draws at the end of the epoch without using it."""
-        self._drawn = drawn
-        self.finish = finish
-        self._length = len(drawn)
-        self._low = 0
-        self._block: list[int] = []
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, int):
-            return int(self._drawn[index])
-        low, high, _ = index.indices(self._length)
-        begin = low - self._low
-        if begin < 0 or high > self._low + len(self._block):
-            self._low, begin = low, 0
-            self._block = self._drawn[low : max(high, low + _BLOCK)].tolist()
-        return self._block[begin : begin + high - low]
+#: Indices of an order given as a list that the ranks compare.
+_NUM_COMPARED = 1024
+_SEQUENTIAL = "torch.utils.data.sampler.SequentialSampler"
+_SEEDABLE = "accel_data.samplers.seedable.SeedableRandomSampler"
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"
+#: Classes of finite samplers, from whose order a pass may start anywhere. By name: torchdata may be missing.
+_FINITE = {
+    _SEQUENTIAL,
+    _SEEDABLE,
+    "torch.utils.data.sampler.RandomSampler",
+    "torch.utils.data.sampler.SubsetRandomSampler",
+    "torch.utils.data.sampler.WeightedRandomSampler",
+    f"{_TORCHDATA}.RandomSampler",
+}
+_BATCH_SAMPLERS = {"torch.utils.data.sampler.BatchSampler", f"{_TORCHDATA}.BatchSampler"}
 
 
-def draw_order(sampler: Iterable[int], generator: torch.Generator | None = None) -> Sequence[int] | None:
-    """Draw the order of one epoch from ``sampler``, or return None if it is known only by iterating.
+def is_torchdata_shuffle(sampler: Any) -> bool:
+    """Whether ``sampler`` is torchdata's `RandomSampler`, which has the attributes of torch's."""
+    return _iterates_like(sampler) == f"{_TORCHDATA}.RandomSampler"
 
-    The numbers, and the draws from each generator, are the same as when the sampler is iterated.
+
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """The state of the generator that an order is drawn from.
 
     Args:
-        sampler: The sampler.
-        generator: Replaces its generator. None: its own, or torch's default one if it has none.
+        generator: The state.
+        is_lent: Whether it is that of a generator lent to samplers without one, as in states of version 1,
+            not that of torch's default generator.
     """
-    if isinstance(sampler, (list, tuple, range)):
-        return sampler
-    draw = _DRAWS.get(type(sampler).__iter__)
-    if draw is None:
-        return None
-    order: Sequence[int] = draw(sampler, generator or getattr(sampler, "generator", None))
-    return order
+
+    generator: torch.Tensor
+    is_lent: bool = False
 
 
-def has_order(sampler: Iterable[int]) -> bool:
-    """Tell whether `draw_order` returns an order for ``sampler``."""
-    return isinstance(sampler, (list, tuple, range)) or type(sampler).__iter__ in _DRAWS
+@dataclass(frozen=True, slots=True)
+class OrderSource:
+    """A user's batch sampler, and the sampler below it if there is one.
 
-
-def _draw_sequential(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
-    return range(len(sampler.data_source))
-
-
-def _draw_random(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
-    if generator is None:
-        generator = torch.Generator().manual_seed(draw_seed())
-    return draw_random(sampler, generator)
-
-
-def draw_seed() -> int:
-    """Draw the seed of an epoch from torch's default generator, as `RandomSampler` does."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
-
-
-def draw_random(sampler: RandomSampler, generator: torch.Generator) -> TensorOrder:
-    """Draw what `RandomSampler` yields in one epoch, from ``generator``."""
-    size, wanted = len(sampler.data_source), sampler.num_samples
-    if sampler.replacement:
-        sizes = [32] * (wanted // 32) + [wanted % 32]
-        draws = [
-            torch.randint(high=size, size=(part,), dtype=torch.int64, generator=generator) for part in sizes
-        ]
-        return TensorOrder(torch.cat(draws))
-    draws = [torch.randperm(size, generator=generator) for _ in range(wanted // size)]
-    rest = wanted % size
-    if rest:
-        draws.append(torch.randperm(size, generator=generator)[:rest])
-        return TensorOrder(torch.cat(draws))
-    drawn = draws[0] if len(draws) == 1 else torch.cat(draws)
-    return TensorOrder(drawn, finish=lambda: torch.randperm(size, generator=generator))
-
-
-def _draw_subset(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
-    indices = sampler.indices
-    return [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
-
-
-def _draw_weighted(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
-    weights, wanted = sampler.weights, sampler.num_samples
-    return TensorOrder(torch.multinomial(weights, wanted, sampler.replacement, generator=generator))
-
-
-_DRAWS: dict[Any, Any] = {
-    SequentialSampler.__iter__: _draw_sequential,
-    RandomSampler.__iter__: _draw_random,
-    SubsetRandomSampler.__iter__: _draw_subset,
-    WeightedRandomSampler.__iter__: _draw_weighted,
-}
-
-
-def register_draw(sampler_class: type[Any], draw: Any) -> None:
-    """Teach `draw_order` a sampler class: ``draw(sampler, generator)`` returns the order that iterating the
-    sampler would give if it drew from ``generator``.
+    Args:
+        batch_sampler: Yields lists of indices.
     """
-    _DRAWS[sampler_class.__iter__] = draw
+
+    batch_sampler: Any
+
+    @property
+    def samplers(self) -> tuple[Any, Any]:
+        """The sampler of the batch sampler, None if it has none, and the batch sampler."""
+        return getattr(self.batch_sampler, "sampler", None), self.batch_sampler
+
+    @property
+    def flat_sampler(self) -> Any:
+        """The sampler whose indices torch's or torchdata's `BatchSampler` splits into batches; None for other ones."""
+        return self.batch_sampler.sampler if _iterates_like(self.batch_sampler) in _BATCH_SAMPLERS else None
+
+    @property
+    def has_order(self) -> bool:
+        """Whether the order is a finite sequence, in which a pass can start anywhere."""
+        flat = self.flat_sampler
+        return isinstance(flat, (list, tuple, range)) or _iterates_like(flat) in _FINITE
+
+    @property
+    def iterated(self) -> Any:
+        """The sampler that is iterated where there is no such sequence."""
+        flat = self.flat_sampler
+        return self.batch_sampler if flat is None else flat
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The user's generator for the sampler or the batch sampler, None if there is none."""
+        generators = [getattr(one, "generator", None) for one in self.samplers]
+        return next((one for one in generators if isinstance(one, torch.Generator)), None)
+
+    @property
+    def draws_from_default(self) -> bool:
+        """Whether the order may be drawn from torch's default generator."""
+        flat = self.flat_sampler
+        is_fixed = isinstance(flat, (list, tuple, range)) or _iterates_like(flat) in (_SEQUENTIAL, _SEEDABLE)
+        return self.generator is None and not is_fixed
+
+    @property
+    def lacks_generator(self) -> bool:
+        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
+        return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
+        return hasattr(self.iterated, "generator") and all(
+            getattr(one, "generator", self) is not None for one in self.samplers
+        )
+
+
+class EpochOrder:
+    """The order of one pass.
+
+    Args:
+        source: The samplers.
+        state: The state to draw the order from. None: the current one.
+        is_shared: Whether other ranks read by the same order. Drawing is a collective then.
+
+    Attributes:
+        state: The state that the order was drawn from; None before that, and where the order needs none.
+    """
+
+    def __init__(
+        self, source: OrderSource, state: OrderState | None = None, *, is_shared: bool = False
+    ) -> None:
+        self.state = state
+        self._source = source
+        self._is_shared = is_shared
+        self._has_begun = False
+        #: State of the order's own default generator; None while it draws from that of this process.
+        self._own: torch.Tensor | None = None
+        self._lent: torch.Generator | None = None
+
+    def indices(self) -> Sequence[int]:
+        """Draw the full order; the source has to have one."""
+        sampler = self._source.flat_sampler
+        if isinstance(sampler, (list, tuple)) and self._is_shared:
+            check_same_order(sampler, sampler[:_NUM_COMPARED])
+        if isinstance(sampler, (list, tuple, range)):
+            return sampler
+        if _iterates_like(sampler) == _SEQUENTIAL:
+            return range(len(sampler))
+        with self.drawing():
+            return list(sampler)
+
+    def isolated(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield ``items`` of a sampler, each drawn as in `drawing`."""
+        end = object()
+        while True:
+            with self.drawing():
+                item: Any = next(items, end)
+            if item is end:
+                return
+            yield item
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Samplers draw in the body from where this order has drawn so far.
+
+        The default generator of torch moves only if the order is a new one, and then as in plain PyTorch.
+        """
+        if not self._has_begun:
+            self._begin()
+        if self._lent is not None:
+            with _lending(self._lent, self._source.samplers):
+                yield
+        elif self._own is None:
+            yield
+            if self._is_shared and self._source.draws_from_default:
+                self._own = torch.get_rng_state()  # what this rank draws elsewhere must not change the order
+        else:
+            before = torch.get_rng_state()
+            torch.set_rng_state(self._own)
+            try:
+                yield
+            finally:
+                self._own = torch.get_rng_state()
+                torch.set_rng_state(before)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        generator, state = self._source.generator, self.state
+        if generator is not None:
+            if state is None:
+                self.state = OrderState(generator.get_state())
+            else:
+                generator.set_state(state.generator)
+        elif state is not None and state.is_lent:
+            self._lent = torch.Generator()
+            self._lent.set_state(state.generator)
+        elif state is not None:
+            self._own = state.generator
+        elif self._source.draws_from_default:
+            here = torch.get_rng_state()
+            drawn_from = broadcast(here.clone()) if self._is_shared else here
+            self.state = OrderState(drawn_from)
+            if not torch.equal(drawn_from, here):
+                self._own = drawn_from
+
+
+def check_same_order(source: Any, first: Sequence[Any]) -> None:
+    """Compare the beginning of the order on all ranks; a collective.
+
+    Args:
+        source: The sampler or batch sampler, for the message.
+        first: The first indices, or batches of indices, that it has yielded on this rank.
+
+    Raises:
+        ConfigError: On every rank, if they differ.
+    """
+    digest = hashlib.sha256(repr(first).encode()).hexdigest()
+    if len(set(gather_object([digest]))) > 1:
+        raise ConfigError(
+            f"The sampler `{type(source).__name__}` yields different indices on each process, so samples would be read "
+            "twice or never. Let it draw from an attribute `generator`, which all processes are given in the same "
+            "state, or from a seed of its own and `set_epoch`; or pass `dispatch_batches=True`."
+        )
+
+
+@contextmanager
+def _lending(generator: torch.Generator, samplers: tuple[Any, ...]) -> Iterator[None]:
+    borrowers = [one for one in samplers if getattr(one, "generator", generator) is None]
+    for sampler in borrowers:
+        sampler.generator = generator
+    try:
+        yield
+    finally:
+        for sampler in borrowers:
+            sampler.generator = None
+
+
+def _iterates_like(source: Any) -> str:
+    """Return the full name of the class whose `__iter__` ``source`` has."""
+    function = getattr(type(source), "__iter__", None)
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}".removesuffix(
+        ".__iter__"
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from accel_data.step import StepShape, full_step, shape_of_step, split_step
+from accel_data.step import Position, StepInfo, StepShape, full_step, shape_of_step, split_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class ShardPlan:
     """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
     At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
-    ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch
-    of ``rows * num_ranks`` and distributing whole batches of ``rows`` are the same thing.
+    ranks read in one step, one after the other, is a stretch of the epoch in order. Splitting a batch
+    of ``rows * num_ranks`` and distributing full batches of ``rows`` are the same thing.
 
     Args:
         num_samples: Length of the epoch.
@@ -52,7 +52,7 @@ class ShardPlan:
         return -(-self.remaining // self.global_rows)
 
     @property
-    def num_own_steps(self) -> int:
+    def num_local_steps(self) -> int:
         """Steps in which this rank has a batch: the first ones."""
         return self._num_steps_of(self.rank)
 
@@ -99,3 +99,24 @@ class ShardPlan:
         """Return the shape of ``step``."""
         left = min(self.remaining - step * self.global_rows, self.global_rows)
         return shape_of_step(left, rows=self.rows, num_ranks=self.num_ranks, even=self.even)
+
+    def steps(self, *, first_batch: int, batches_per_step: int) -> Iterator[StepInfo]:
+        """Yield what is known of each step of this rank.
+
+        Args:
+            first_batch: Batches of the user's sampler before ``start``.
+            batches_per_step: Batches of the user's sampler in one step.
+        """
+        last, common, rows = self.num_local_steps, self.num_common_steps, self.global_rows
+        full, samples, batches = self.full_shape(), self.start, first_batch
+        for number in range(1, last):
+            samples, batches = samples + rows, batches + batches_per_step
+            yield StepInfo(full, Position(samples, batches), ends_some_rank=number == common)
+        if last:
+            yield StepInfo(
+                self.shape(last - 1),
+                Position(self.consumed(last), batches + batches_per_step),
+                is_last=True,
+                ends_some_rank=True,
+                ends_epoch=last == self.num_steps,
+            )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler
 
-from accel_data.samplers.order import draw_random, register_draw
+from accel_ops.objects import broadcast_object_list
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -30,22 +30,21 @@ class SeedableRandomSampler(RandomSampler):
         self.initial_seed = torch.initial_seed() if data_seed is None else data_seed
         self.epoch = 0
 
-    def draw(self) -> Sequence[int]:
-        """Return the order of the current epoch."""
-        self.generator.manual_seed(self.epoch + self.initial_seed)
-        return draw_random(self, self.generator)
-
     def __iter__(self) -> Iterator[int]:
-        yield from self.draw()[:]
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield from super().__iter__()
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
         self.epoch = epoch
 
+    def share_seed(self) -> None:
+        """Take the seed of rank 0 unless it was given. Every rank must call it; it blocks until all do."""
+        if not self.is_seed_given:
+            (self.initial_seed,) = broadcast_object_list([self.initial_seed])
+            self.is_seed_given = True
 
-def _draw(sampler: SeedableRandomSampler, generator: torch.Generator | None) -> Sequence[int]:
-    return sampler.draw()
-
-
-register_draw(SeedableRandomSampler, _draw)
+    def load_seed(self, seed: int) -> None:
+        """Set the seed to that of a saved run."""
+        self.initial_seed, self.is_seed_given = seed, True

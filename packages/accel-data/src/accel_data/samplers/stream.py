@@ -7,27 +7,10 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from accel_data.step import StepShape, pad_pieces
+from accel_data.step import NO_BATCH, GlobalStep, StepShape, pad_pieces
 from accel_state.errors import ConfigError
 
 Batch = list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStep:
-    """One step of all ranks.
-
-    Args:
-        pieces: What each rank reads.
-        shape: How many rows these are, and how many are new.
-        num_following: Ranks, the first ones, that also have a batch in the next step.
-        num_batches: Batches of the stream that this step took.
-    """
-
-    pieces: list[Batch]
-    shape: StepShape
-    num_following: int
-    num_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +20,7 @@ class StreamSharding:
     Args:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
-        split: Cut each batch into pieces instead of distributing whole batches.
+        split: Split each batch into pieces instead of distributing full batches.
         even: Complete short pieces with the first samples of the stream. Without ``rows``, give ranks that have no
             batch in the last step the first batches.
         drop_last: Leave out a last step in which a rank would have no batch.
@@ -52,16 +35,11 @@ class StreamSharding:
     source: str = "BatchSampler"
 
     @property
-    def batches_per_step(self) -> int:
-        """Batches of the stream in one step."""
-        return 1 if self.split else self.num_ranks
-
-    @property
     def num_first(self) -> int:
         """How many of the first samples can be needed to complete the last step; batches, without ``rows``."""
         return self.num_ranks if self.rows is None else self.rows * self.num_ranks
 
-    def steps(self, batches: Iterator[Batch], *, first: list[Any] | None = None) -> Iterator[StreamStep]:
+    def steps(self, batches: Iterator[Batch], *, first: list[Any] | None = None) -> Iterator[GlobalStep]:
         """Yield the steps, each once it is known whether another one follows.
 
         Args:
@@ -114,12 +92,13 @@ class StreamSharding:
                 f"`{self.source}` yielded before its last. Pass `split_batches=False`."
             )
 
-    def _step(self, group: list[Batch], first: list[Any], *, num_following: int) -> StreamStep:
-        num_batches = 1 if self.split else len(group)
-        pieces = group + [[] for _ in range(self.num_ranks - len(group))]
-        num_valid = tuple(map(len, pieces))
+    def _step(self, group: list[Batch], first: list[Any], *, num_following: int) -> GlobalStep:
+        missing = self.num_ranks - len(group)
+        num_valid = (*map(len, group), *[0] * missing)
+        pieces: list[Any] = group + [NO_BATCH] * missing
         if self.even and self.rows is not None:
-            pieces = pad_pieces(pieces, rows=self.rows, first=first)
+            pieces = pad_pieces(group + [[] for _ in range(missing)], rows=self.rows, first=first)
         elif self.even:
-            pieces = group + list(islice(cycle(first), self.num_ranks - len(group)))
-        return StreamStep(pieces, StepShape(tuple(map(len, pieces)), num_valid), num_following, num_batches)
+            pieces = group + list(islice(cycle(first), missing))
+        rows = tuple(0 if piece is NO_BATCH else len(piece) for piece in pieces)
+        return GlobalStep(pieces, StepShape(rows, num_valid), 1 if self.split else len(group), num_following)

@@ -21,13 +21,28 @@ from accel_state.partial_state import PartialState
 
 
 class FromGlobal(Sampler[int]):
-    """A sampler whose randomness nobody can reach."""
+    """A sampler that draws from torch's default generator."""
 
     def __len__(self) -> int:
         return 24
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(24).tolist())
+
+
+class Lazily(FromGlobal):
+    """One that draws from it while it is read, as buckets do."""
+
+    def __iter__(self) -> Iterator[int]:
+        for block in range(0, 24, 4):
+            yield from (torch.randperm(4) + block).tolist()
+
+
+class FromPython(FromGlobal):
+    """A sampler whose randomness nobody can reach."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(24), 24))
 
 
 class WithGenerator(FromGlobal):
@@ -74,6 +89,8 @@ AGREED: dict[str, Callable[[], dict[str, Any]]] = {
     "random": lambda: {"shuffle": True},
     "subset": lambda: {"sampler": SubsetRandomSampler(range(24))},
     "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 24, 24, replacement=False)},
+    "torch's default generator": lambda: {"sampler": FromGlobal()},
+    "torch's default generator, bit by bit": lambda: {"sampler": Lazily()},
     "generator attribute": lambda: {"sampler": WithGenerator()},
     "batch sampler with a generator attribute": lambda: {"batch_sampler": SeededBatches()},
     "own batches of a random sampler": lambda: {
@@ -83,7 +100,7 @@ AGREED: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 NOT_AGREED: dict[str, Callable[[], dict[str, Any]]] = {
-    "FromGlobal": lambda: {"sampler": FromGlobal()},
+    "FromPython": lambda: {"sampler": FromPython()},
     "Batches": lambda: {"batch_sampler": Batches(RandomSampler(range(24)), random.shuffle)},
     "list": lambda: {"sampler": torch.randperm(24).tolist()},
 }
@@ -99,7 +116,13 @@ def loader(arguments: dict[str, Any]) -> DataLoader[Any]:
 
 def read_two_epochs(kind: str) -> list[list[int]]:
     prepared = loader(AGREED[kind])  # type: ignore[arg-type]
-    return [[int(row) for batch in prepared for row in batch] for _ in range(2)]
+    epochs: list[list[int]] = []
+    for _ in range(2):
+        epochs.append([])
+        for batch in prepared:
+            epochs[-1] += batch.tolist()
+            torch.rand(PartialState().process_index)  # as the model may, not alike on all ranks
+    return epochs
 
 
 @pytest.mark.parametrize("kind", AGREED)

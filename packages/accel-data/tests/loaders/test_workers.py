@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from accel_data import keep_workers, prepare_data_loader
-from accel_data.loader_workers import WorkerStart
+from accel_data.loaders.workers import WorkerStart
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_state"),

@@ -21,7 +21,7 @@ from accel_bigmodel import (
     offload_state_dict,
     save_model,
 )
-from accel_bigmodel.offload.locations import WeightSource, offloaded_weights
+from accel_bigmodel.offload.store import offloaded_weights
 from accel_ops.named_tensors import named_tensors
 
 TOKENS = torch.tensor([[1, 2, 3]])
@@ -142,5 +142,5 @@ def test_what_is_written_to_an_offloaded_weight_is_in_the_next_state_dict(tmp_pa
 
 def test_weights_that_go_to_a_device_are_not_kept_in_memory_too():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
-    kept = offloaded_weights(named_tensors(model), {"0": "meta", "1": "cpu"}, WeightSource())
+    kept = offloaded_weights(named_tensors(model), {"0": "meta", "1": "cpu"})
     assert sorted(kept) == ["1.bias", "1.weight"]

@@ -1,14 +1,18 @@
-"""Loader workers that ignore signals to the whole job, so that their process can save before it ends."""
+"""Loader workers and signals: one to the whole job does not end workers, and a Ctrl-C during a fork is not lost."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.util import register_after_fork
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -99,3 +103,50 @@ def keep_workers(loader: DataLoader[Any], signals: Sequence[int]) -> None:
         context is None and multiprocessing.get_start_method(allow_none=True) == "spawn"
     ):
         loader.multiprocessing_context = SignalBlockingContext()
+
+
+@contextmanager
+def forking_workers() -> Iterator[None]:
+    """Start loader workers in the body: no Ctrl-C is lost, and workers collect no garbage that they inherit.
+
+    A fork copies no threads, so a finalizer that waits for one never returns in a worker. That of a gloo process group
+    does: `destroy_process_group` leaves the group to the garbage collector if a cycle refers to it, as a model in
+    `DistributedDataParallel` does.
+    """
+    start = _Start()
+    register_after_fork(start, lambda _: gc.freeze())
+    with delayed_interrupt():
+        yield
+
+
+class _Start:
+    """`multiprocessing` calls what is registered with an object in each process forked while the object lives."""
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[None]:
+    """Handle a SIGINT that arrives in the body after it, and a second one at once.
+
+    Around a fork, Python calls functions of `logging`, `random` and others, and drops what is raised in them: the
+    `KeyboardInterrupt` would be lost, and the process continue. Workers that are forked in the body ignore SIGINT;
+    torch ends them with their process.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[FrameType | None] = []
+    process = os.getpid()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        arrived.append(frame)
+        if len(arrived) > 1 and os.getpid() == process:  # the body hangs, perhaps in a sampler of the user's
+            handler(signum, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(signal.SIGINT, arrived[-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accel_data.dataset_proxy import DatasetProxy
+from accel_data.delegation import DatasetProxy
 
 
 class Stream:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accel_data import prepare_data_loader
-from accel_data.loaders.forking import delayed_interrupt
+from accel_data.loaders.workers import delayed_interrupt
 
 armed: list[bool] = []
 

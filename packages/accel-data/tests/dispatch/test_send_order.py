@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from accel_data.dispatch.scatter import ScatterPlan
+from accel_data.dispatch.send import read_steps, send_steps
+from accel_data.step import ReadStates
+from accel_ops.transport import Transport, use_transport
+
+
+class Diary(Transport):
+    """The connection to another rank, which writes down what is read, sent and used when."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        (own,) = tensors
+        *_, size = own[:24].view(torch.int64).tolist()
+        message = pickle.loads(own[24 : 24 + size].numpy().tobytes())
+        self.entries.append(describe(message))
+        return [torch.stack([own, own])]
+
+    def batches(self, size: int, *, fails: bool = False) -> Iterator[tuple[list[str], int]]:
+        for number in range(size):
+            self.entries.append(f"read {number}")
+            yield [str(number)], 1
+        if fails:
+            raise KeyError("the disk is full")
+
+
+def describe(message: Any) -> str:
+    if message is None:
+        return "end"
+    if isinstance(message, str):
+        return message
+    return f"send {message.pieces[0].skeleton[0]}, {message.num_following} follow"
+
+
+def run(size: int, **flags: Any) -> list[str]:
+    plan = ScatterPlan(num_ranks=1, rows=1, split=False, even=False)
+    with use_transport(Diary()) as diary:
+        steps = read_steps(diary.batches(size, **flags), plan, drop_last=False, read_states=ReadStates)
+        try:
+            for step, _ in send_steps(steps):
+                diary.entries.append(f"use {step.pieces[0][0]}")
+        except KeyError:
+            diary.entries.append("raise")
+    return diary.entries
+
+
+def test_the_step_after_the_next_is_read_while_the_others_use_the_current_one() -> None:
+    assert run(4) == [
+        *("read 0", "read 1"),
+        *("send 0, 1 follow", "read 2", "use 0"),
+        *("send 1, 1 follow", "read 3", "use 1"),
+        *("send 2, 1 follow", "use 2"),
+        *("send 3, 0 follow", "use 3"),
+    ]
+
+
+def test_an_error_comes_when_its_step_would_have() -> None:
+    assert run(2, fails=True) == [
+        *("read 0", "read 1"),
+        *("send 0, 1 follow", "use 0"),
+        *("send 1, 1 follow", "use 1"),
+        *("KeyError: 'the disk is full'", "raise"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"), [(False, ["end"]), (True, ["KeyError: 'the disk is full'", "raise"])]
+)
+def test_without_any_step_the_others_are_told_why(fails: bool, expected: list[str]) -> None:
+    assert run(0, fails=fails) == expected
+
+
+def test_the_only_step_is_known_to_be_the_last() -> None:
+    assert run(1) == ["read 0", "send 0, 0 follow", "use 0"]
