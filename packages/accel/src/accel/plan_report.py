@@ -46,9 +46,13 @@ def _stage_text(stage: StageEstimate, *, name: str) -> str:
                 [f"  {relative_name(unit, parameter)}{frozen}", shape, placement, *map(convert_bytes, sizes)]
             )
     lines = [
-        _table(("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, title_of(planned, f"`{name}`")),
-        f"Parameters, gradients and AdamW's state in float32: {convert_bytes(planned.largest.total)} on the largest "
-        f"rank; one process alone {convert_bytes(planned.whole.total)}",
+        _table(
+            ("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, title_of(planned, f"`{name}`")
+        ),
+        (
+            f"Parameters, gradients and AdamW's state in float32: {convert_bytes(planned.largest.total)} on the "
+            f"largest rank; one process alone {convert_bytes(planned.whole.total)}"
+        ),
     ]
     if planned.smallest != planned.largest:
         lines.append(f"The smallest rank: {convert_bytes(planned.smallest.total)}")

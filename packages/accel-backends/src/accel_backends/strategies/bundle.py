@@ -16,10 +16,9 @@ from accel_state.errors import ConfigError
 
 @dataclass(slots=True)
 class Bundle:
-    """Objects that one call of ``prepare`` got, by kind; a strategy returns them in the same order.
+    """The objects of one call of ``prepare``, by kind; a strategy returns them in the same order.
 
-    Engines that need a model together with its optimizer (DeepSpeed) or that replace an optimizer's
-    parameters (FSDP2) see all of them here at once.
+    Together, since DeepSpeed needs a model with its optimizer, and FSDP2 replaces parameters of optimizers.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -30,9 +29,9 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which objects of a `Bundle` are moved to the device: one bool per object, in the bundle's order.
+    """Whether to move the objects of a `Bundle` to the device: one bool per object, in the bundle's order.
 
-    A sequence that is left empty leaves the choice to the run's ``device_placement``.
+    An empty sequence stands for the run's ``device_placement``.
     """
 
     models: Sequence[bool] = ()
@@ -66,30 +65,30 @@ KINDS: list[tuple[type, str]] = [
     (LRScheduler, "schedulers"),
     (DataLoader, "loaders"),
 ]
-"""Class of an object, and the list of a `Bundle` that it belongs to; other objects need no preparation."""
+"""Classes and their list in a `Bundle`; objects of other classes need no preparation."""
 
 
 def register_kind(kind: type, name: str) -> None:
     """Put objects of class ``kind`` into the `Bundle` list ``name`` from now on.
 
-    A strategy calls this for what stands for an optimizer or a scheduler with it alone.
+    For a strategy's own stand-ins for optimizers and schedulers, such as `DummyOptim`.
     """
     if (kind, name) not in KINDS:
         KINDS.append((kind, name))
 
 
 def kind_of(thing: object) -> str | None:
-    """Return the `Bundle` list for `thing`, or None where it needs no preparation."""
+    """Return the `Bundle` list for `thing`, None if it needs no preparation."""
     return next((name for kind, name in KINDS if isinstance(thing, kind)), None)
 
 
 class BundleBuilder:
-    """Builds the bundle of one call of `prepare`; an object that is given twice is prepared once.
+    """Builds the bundle of one call of `prepare`; an object that is passed twice is prepared once.
 
     Args:
         objects: The caller's objects.
-        places: For each, whether to move it to the device.
-        find_prepared: Returns the result of an earlier preparation of an object, None if there was none.
+        places: Whether to move each object to the device.
+        find_prepared: Returns the earlier prepared object for an object, None without one.
     """
 
     def __init__(
@@ -119,5 +118,5 @@ class BundleBuilder:
         for kind in fields(Bundle):
             given, prepared = getattr(self.bundle, kind.name), getattr(ready, kind.name)
             done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
-        found = [done.get(id(thing), thing) for thing in self._objects]
-        return tuple(one.take() if isinstance(one, InTurn) else one for one in found)
+        results = [done.get(id(thing), thing) for thing in self._objects]
+        return tuple(one.take() if isinstance(one, InTurn) else one for one in results)

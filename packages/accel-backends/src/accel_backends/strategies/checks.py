@@ -14,15 +14,15 @@ from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
 QUANTIZED = ("is_loaded_in_8bit", "is_loaded_in_4bit")
-"""Attributes by which libraries mark a model that is quantised."""
+"""Attributes by which libraries mark a quantized model."""
 
 NAMED = 3
-"""A message names this many parameters, and counts the rest."""
+"""The number of parameters that a message lists by place and shape."""
 
 _SAME_BATCHES = ("pp", "cp", "sp", "tp")
-"""Axes along which ranks do not read batches of their own; libraries call them as `MeshLayout` does."""
+"""Axes along which ranks read the same batches; libraries use the names of `MeshLayout`."""
 _OF_EXPERTS = ("ep", "efsdp", "edp_shard")
-"""Axes of another view of the same ranks, for experts alone."""
+"""Axes of a second view of the same ranks, for experts."""
 
 
 def unknown_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> Iterator[str]:
@@ -40,10 +40,9 @@ def check_parameters(
     *,
     num_processes: int,
 ) -> None:
-    """Refuse an optimizer that steps parameters of no prepared model.
+    """Check that an optimizer steps parameters of prepared models only; with one process, others are a warning.
 
-    With several processes, their gradients would not be averaged, and each rank would train its own copy; with
-    one process the optimizer may be meant so, and a warning is given.
+    With several processes, gradients of other parameters would not be averaged, and the replicas would diverge.
 
     Args:
         optimizer: The optimizer, not prepared yet.
@@ -53,39 +52,38 @@ def check_parameters(
     Raises:
         ConfigError: With several processes, if there is such a parameter.
     """
-    found = list(unknown_parameters(optimizer, known))
-    if not found:
+    unknown = list(unknown_parameters(optimizer, known))
+    if not unknown:
         return
     total = sum(len(group["params"]) for group in optimizer.param_groups)
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
     sentence = (
-        f"{len(found)} of the {total} parameters of the {type(optimizer).__name__} to prepare belong to no "
-        f"prepared model: {'; '.join(found[:NAMED])}{more}. "
+        f"{len(unknown)} of the {total} parameters of the {type(optimizer).__name__} to prepare belong to no "
+        f"prepared model: {'; '.join(unknown[:NAMED])}{more}. "
     )
-    remedy = (
+    hint = (
         "Prepare the model in the same call or before, and make the optimizer from the model that is "
         "prepared; step an optimizer of other parameters without preparing it."
     )
     if num_processes > 1:
-        raise ConfigError(f"{sentence}Their gradients would not be averaged over the processes. {remedy}")
-    warn_user(f"{sentence}With several processes that is an error. {remedy}")
+        raise ConfigError(f"{sentence}Their gradients would not be averaged over the processes. {hint}")
+    warn_user(f"{sentence}With several processes that is an error. {hint}")
 
 
 def has_device_map(model: nn.Module) -> bool:
-    """Whether a device map has spread `model` over several devices; CPU and disk count as devices."""
+    """Whether a device map has placed `model` on several devices; CPU and disk count as devices."""
     maps = (getattr(module, "hf_device_map", None) or {} for module in model.modules())
     return any(len({str(place) for place in device_map.values()}) > 1 for device_map in maps)
 
 
 def check_placement(model: nn.Module, *, num_processes: int, is_bypassed: bool) -> None:
-    """Refuse to train a model on several processes if a device map has spread it over several devices.
+    """Check that several processes do not train a model that a device map has placed on several devices.
 
-    Every process would use the same devices. Where each has devices of its own,
-    `ACCELERATE_BYPASS_DEVICE_MAP=true` (`is_bypassed`) lets the model pass. A quantised model of which a part is
-    offloaded is refused on any number of processes.
+    All processes would use the same devices. `ACCELERATE_BYPASS_DEVICE_MAP=true` (`is_bypassed`) skips the check if
+    every process has devices of its own. A quantized model with offloaded weights fails on any number of processes.
 
     Raises:
-        ConfigError: If the model is spread out, or quantised and offloaded.
+        ConfigError: If it does, or the model is quantized and offloaded.
     """
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     is_quantized = any(getattr(model, name, False) for name in QUANTIZED)
@@ -103,21 +101,23 @@ def check_placement(model: nn.Module, *, num_processes: int, is_bypassed: bool) 
         )
 
 
-def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shards_parameters: bool) -> None:
-    """Refuse a model that a library has spread over the ranks in another way than this run arranges them.
+def check_library_mesh(
+    model: nn.Module, layout: MeshLayout, *, strategy: str, shards_parameters: bool
+) -> None:
+    """Check that a model which a library has sharded is sharded over the mesh of this run.
 
-    Its ranks would read other batches than it expects, or nobody would average its gradients.
+    Otherwise its ranks would read the wrong batches, or its gradients would not be averaged.
 
     Args:
-        model: The model; without `DTensor`s it passes.
-        layout: How the run arranges the ranks.
-        strategy: What the strategy of the run is called.
-        shards_parameters: Whether that leaves a model alone which is sharded already.
+        model: The model. One without `DTensor`s passes.
+        layout: The layout of the run.
+        strategy: The name of the strategy.
+        shards_parameters: Whether the strategy leaves models as they are that are sharded already.
 
     Raises:
-        ConfigError: Naming the axis and both sizes.
+        ConfigError: If it is not; names the axis and both sizes.
     """
-    sizes = _own_axes(model)
+    sizes = _library_axes(model)
     if not sizes or layout.world_size == 1:
         return
     spread = f"The {type(model).__name__} to prepare was spread over {_listed(sizes)} before"
@@ -146,15 +146,15 @@ def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shard
         )
 
 
-def has_own_mesh(model: nn.Module) -> bool:
-    """Whether a library has spread a model over ranks, so that it averages gradients without a strategy."""
-    return bool(_own_axes(model))
+def has_library_mesh(model: nn.Module) -> bool:
+    """Whether a library has sharded a model, which then averages its gradients without a strategy."""
+    return bool(_library_axes(model))
 
 
-def _own_axes(model: nn.Module) -> dict[str, int]:
-    """Return the axes above 1 of the meshes that the parameters of a model are spread over, and their sizes."""
+def _library_axes(model: nn.Module) -> dict[str, int]:
+    """Return the axes above 1, with their sizes, of the meshes over which the parameters of a model are sharded."""
     tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is None:  # nobody has made any
+    if tensors is None:  # no `DTensor` exists
         return {}
     meshes = {one.device_mesh: None for one in model.parameters() if isinstance(one, tensors.DTensor)}
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a strategy knows about the run."""
+"""The run, as a strategy gets it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SchedulerSettings:
-    """How schedulers that are prepared from now on follow their optimizers; see `AcceleratedScheduler`."""
+    """How schedulers that are prepared afterwards follow their optimizers; see `AcceleratedScheduler`."""
 
     step_with_optimizer: bool = True
     split_batches: bool = False
@@ -33,19 +33,19 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StrategyContext:
-    """The run as a strategy sees it; complete before `Strategy.setup`, never changed after.
+    """The run, as a strategy gets it in `Strategy.setup`.
 
     Attributes:
         runtime: This process: topology, device, gradient state.
-        precision: What converts models and scales losses.
+        precision: Converts models and scales losses.
         handlers: The user's kwargs handlers by class.
-        plugin: The settings object of the strategy, where it has one.
-        device_placement: Whether objects are moved to the device unless said otherwise.
+        plugin: The settings object of the strategy, None without one.
+        device_placement: Whether objects are moved to the device by default.
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
         dynamo: How models are compiled; None does not compile them.
-        parallelism: How each axis of the layout does its work, where that was given.
+        parallelism: The options of each axis of the layout, None by default.
     """
 
     runtime: Runtime
@@ -65,15 +65,15 @@ class StrategyContext:
 
     @property
     def topology(self) -> Topology:
-        """Which process this is, and of how many."""
+        """The rank of this process, and the number of ranks."""
         return self.runtime.topology
 
     @property
     def layout(self) -> MeshLayout:
-        """How the ranks of the run are arranged."""
+        """The layout of the ranks."""
         return self.runtime.layout
 
     @property
     def gradient(self) -> GradientState:
-        """Whether gradients sync now; hot code keeps a reference of its own."""
+        """Whether gradients are synchronized in this micro-batch."""
         return current_gradient()

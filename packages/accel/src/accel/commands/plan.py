@@ -181,7 +181,7 @@ def _fit(words: str) -> tuple[int, int]:
     ranks, separator, memory = words.partition(":")
     if not separator or not ranks.isdecimal() or int(ranks) < 1:
         raise ConfigError(
-            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`."
+            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`. Pass both."
         )
     return int(ranks), convert_file_size_to_int(memory)
 
