@@ -117,8 +117,8 @@ def check_library_mesh(
     Raises:
         ConfigError: If it is not; names the axis and both sizes.
     """
-    sizes = _library_axes(model)
-    if not sizes or layout.world_size == 1:
+    sizes = {} if layout.world_size == 1 else _library_axes(model)
+    if not sizes:
         return
     spread = f"The {type(model).__name__} to prepare was spread over {_listed(sizes)} before"
     num_data_ranks = math.prod(size for axis, size in sizes.items() if axis not in _SAME_BATCHES)

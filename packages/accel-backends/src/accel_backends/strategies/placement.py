@@ -21,7 +21,7 @@ def place_model(model: nn.Module, device: torch.device) -> nn.Module:
     Tied weights stay tied. Between the CPU and most accelerators parameters are moved in place, so that existing
     optimizers keep them; if torch creates new ones (XLA, meta) the caller replaces them in optimizers.
     """
-    if is_spread(model) or model_devices(model) == {device}:
+    if model_devices(model) == {device} or is_spread(model):
         return model
     ties = tied_names(model)
     model.to(device)

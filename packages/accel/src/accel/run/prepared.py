@@ -149,6 +149,10 @@ def _add(things: list[Any], new: Any) -> None:
         things.append(new)
 
 
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
 class Preparer:
     """Checks and prepares the user's objects, and adds them to the prepared ones.
 
@@ -185,9 +189,8 @@ class Preparer:
         places = device_placement or [self._configuration.device_placement] * len(objects)
         builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
         self._check(builder.bundle.models, builder.bundle.optimizers)
-        parameters = [one for model in builder.bundle.models for one in model.parameters()]
-        if self._processes.use_distributed and any(one.requires_grad for one in parameters):
-            # The ranks communicate anyway, to replicate or shard a model.
+        if self._processes.use_distributed and any(map(_is_trainable, builder.bundle.models)):
+            # The ranks communicate anyway, to replicate or shard the model.
             current_runtime().await_arrival("prepare")
             rank_settings.prepare(
                 builder.bundle, self._configuration.loader, num_steps=self._stepper.num_steps
