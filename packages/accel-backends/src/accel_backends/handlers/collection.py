@@ -67,4 +67,4 @@ def _kind(handler: object, known: tuple[type[KwargsHandler], ...]) -> type[Kwarg
         if isinstance(handler, kind):
             return kind
     listed = ", ".join(sorted(kind.__name__ for kind in known))
-    raise ConfigError(f"`kwargs_handlers` got a `{name}`, which nobody reads. Known: {listed}.")
+    raise ConfigError(f"`kwargs_handlers` got a `{name}`, which is not supported. Known: {listed}.")
