@@ -1,6 +1,7 @@
 from accel_backends.containers import is_compiled_module as is_compiled_module
 from accel_backends.containers import register_container as register_container
 from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
+from accel_backends.handlers.collection import Handlers as Handlers
 from accel_backends.handlers.collection import collect as collect
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_backends.handlers.fp8 import AORecipeKwargs as AORecipeKwargs

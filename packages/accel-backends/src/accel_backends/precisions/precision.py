@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 
 from accel_backends.handlers.autocast import AutocastKwargs
+from accel_backends.handlers.collection import Handlers
 from accel_backends.handlers.fp8 import RECIPE_KINDS
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.loss_scaler import unscale_once
@@ -58,9 +59,7 @@ class Precision:
     scaler: torch.amp.GradScaler | None = None
     """The gradient scaler, None if losses are not scaled."""
 
-    def __init__(
-        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
-    ) -> None:
+    def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         del device_backend, handlers
 
     @property
@@ -126,7 +125,7 @@ def select_precision(
     name: str,
     *,
     device_backend: DeviceBackend,
-    handlers: Mapping[type[KwargsHandler], KwargsHandler] | None = None,
+    handlers: Handlers | None = None,
 ) -> Precision:
     """Return the precision called ``name``, set up for one device.
 
@@ -139,7 +138,7 @@ def select_precision(
         ConfigError: If the name is unknown, or the device does not support the precision.
         NotAvailableError: If it needs a library that is not installed.
     """
-    given = {} if handlers is None else handlers  # an empty one may be filled later
+    given = Handlers() if handlers is None else handlers  # an empty one may be filled later
     precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
     for kind in _READ_BY_SOME:
         if kind in given and kind not in precision.reads_handlers:

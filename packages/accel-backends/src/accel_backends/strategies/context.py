@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accel_backends.handlers.collection import Handlers
 from accel_state.gradient_state import current_gradient
 from accel_state.topology import Topology
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from accel_backends.precisions.precision import Precision
     from accel_backends.scheduler import SchedulerUnit
     from accel_state.gradient_state import GradientState
-    from accel_state.kwargs_handler import KwargsHandler
     from accel_state.mesh_layout import MeshLayout
     from accel_state.parallelism_config import ParallelismConfig
     from accel_state.runtime import Runtime
@@ -50,7 +50,7 @@ class StrategyContext:
 
     runtime: Runtime
     precision: Precision
-    handlers: Mapping[type[KwargsHandler], KwargsHandler] = field(default_factory=dict)
+    handlers: Handlers = field(default_factory=Handlers)
     plugin: object | None = None
     device_placement: bool = True
     make_loader: Callable[..., Any] | None = None

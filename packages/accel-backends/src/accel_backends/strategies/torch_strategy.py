@@ -62,9 +62,9 @@ class TorchStrategy:
             )
         if context.dynamo is not None:
             check_compiler(context.dynamo, context.runtime.device_backend.vendor)
-        hooks = context.handlers.get(DistributedDataParallelKwargs)
-        if isinstance(hooks, DistributedDataParallelKwargs) and context.topology.world_size > 1:
-            if hooks.comm_hook != DDPCommunicationHookType.NO:
+        ddp = context.handlers.of(DistributedDataParallelKwargs)
+        if ddp is not None and context.topology.world_size > 1:
+            if ddp.comm_hook != DDPCommunicationHookType.NO:
                 self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
         self.context = context
         # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import accel_backends
-from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
-from accel_backends.handlers.collection import Handlers
+from accel_backends import Handlers, SchedulerSettings, Strategy, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
