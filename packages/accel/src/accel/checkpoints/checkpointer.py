@@ -45,11 +45,11 @@ class Checkpointer:
     Args:
         configuration: The configuration of the run.
         processes: The processes of the run.
-        strategy: Gives and takes the states of models and optimizers.
-        precision: Gives and takes the state of the gradient scaler.
+        strategy: Has the state of models and optimizers.
+        precision: Has the state of the gradient scaler.
         prepared: The prepared objects.
-        stepper: Knows where the accumulation stands.
-        gradient_state: Knows which loaders are being read.
+        stepper: Has the state of the accumulation.
+        gradient_state: Has the loaders that are being read.
         resumes_loaders: Whether `load` resumes loaders in the middle of their epoch by default.
     """
 
