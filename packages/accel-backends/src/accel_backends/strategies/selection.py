@@ -22,7 +22,7 @@ def select_strategy(
     topology: Topology,
     plugin: object | None = None,
     layout: MeshLayout | None = None,
-    device_type: str = "cpu",
+    vendor: Vendor | None = None,
 ) -> Strategy:
     """Return a new strategy, not yet set up.
 
@@ -32,7 +32,7 @@ def select_strategy(
         topology: The number of processes.
         plugin: A settings object whose class attribute ``strategy`` names the strategy that it configures.
         layout: The layout of the ranks; None: a replica of the model on every rank.
-        device_type: Type of the device of this process.
+        vendor: The vendor of the device of this process; None: the CPU.
 
     Raises:
         ConfigError: If the name is unknown, ``name`` and ``plugin`` select different strategies, or the strategy does
@@ -50,11 +50,12 @@ def select_strategy(
     chosen = name or of_plugin
     if layout is not None and layout.pp > 1 and chosen in (None, "fsdp2"):
         chosen = "pipeline"  # which shards its stages by the plugin of FSDP2
-    strategy = STRATEGIES.get(chosen or _OF_DEVICE.get(device_type, fitting))()
-    reason = why_not_on(find_vendor(device_type), strategy.capabilities)
+    vendor = vendor or find_vendor("cpu")
+    strategy = STRATEGIES.get(chosen or _OF_DEVICE.get(vendor.name, fitting))()
+    reason = why_not_on(vendor, strategy.capabilities)
     if reason is not None:
         raise ConfigError(
-            f"The strategy `{strategy.name}` does not train on `{device_type}` devices. {reason}"
+            f"The strategy `{strategy.name}` does not train on `{vendor.name}` devices. {reason}"
         )
     return strategy
 

@@ -81,7 +81,7 @@ def make_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
         layout=runtime.layout,
-        device_type=runtime.device.type,
+        vendor=runtime.device_backend.vendor,
     )
     strategy.setup(
         StrategyContext(
