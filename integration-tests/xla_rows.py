@@ -109,7 +109,7 @@ def accelerated(folder, *, plugin=None, mixed_precision=None, dropout=0.0, save_
     parameters = list(model.parameters())
     losses, norms, compiled, spread = [], [], [], set()
     if resume:
-        accelerator.load_state(str(folder / "checkpoint"), restore_loaders=True)
+        accelerator.load_state(str(folder / "checkpoint"), restore_loaders=True, trusted=True)
     for epoch in range(1 if resume else 0, EPOCHS):
         for index, (tokens,) in enumerate(loader):
             spread.add(sharding_of(tokens))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.merge_command import command
 from accel_checkpoint.merging import merge_fsdp_weights, merge_parts
 from accel_state.errors import CheckpointError, ConfigError
@@ -38,8 +38,7 @@ def test_the_model_comes_back_from_one_file_or_several(parts, tmp_path, safe, ma
     assert len(list(out.iterdir())) == 1 if max_shard_size is None else len(list(out.iterdir())) > 2
     merged = {}
     for file in checkpoint_files(out):
-        with opener(file.path)(file.path) as reader:
-            merged.update({name: reader.read(name) for name in reader.keys()})  # noqa: SIM118
+        merged.update(read_weights(file.path))
     wanted = make_model().state_dict()
     assert set(merged) == set(wanted)
     for name, value in wanted.items():

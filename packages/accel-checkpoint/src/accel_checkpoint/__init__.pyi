@@ -1,5 +1,6 @@
 from accel_checkpoint.folder import CheckpointFolder as CheckpointFolder
 from accel_checkpoint.folder import SavedCheckpoint as SavedCheckpoint
+from accel_checkpoint.formats.torch_files import trusted_files as trusted_files
 from accel_checkpoint.functions import TORCH_SAFE_GLOBALS as TORCH_SAFE_GLOBALS
 from accel_checkpoint.functions import load as load
 from accel_checkpoint.functions import load_custom_state as load_custom_state

@@ -10,7 +10,7 @@ from typing import Any
 import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
 from accel_checkpoint.files import read_json
-from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
@@ -91,12 +91,12 @@ class CheckpointFolder:
                 checkpoint.
         """
         path = agree_on_newest(self.path, self._saver, allow_foreign=False)
-        return None if path is None else SavedCheckpoint(path)
+        return None if path is None else SavedCheckpoint(path, trusted=True)
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         """Return the complete checkpoints that this rank sees, sorted by step."""
         return [
-            SavedCheckpoint(found.path)
+            SavedCheckpoint(found.path, trusted=True)
             for found in checkpoints_in(self.path)
             if found.state is State.COMMITTED
         ]
@@ -115,13 +115,16 @@ class SavedCheckpoint:
 
     Args:
         path: Its folder.
+        trusted: Read its files also with a torch before 2.10, which they can make run code; see `trusted_files`. Those
+            of a `CheckpointFolder` are trusted, since they are the run's own.
 
     Raises:
         CheckpointError: If it has no readable manifest.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, trusted: bool = False) -> None:
         self.path = Path(path)
+        self._is_trusted = trusted
         self.manifest: Manifest = read_manifest(self.path)
 
     @property
@@ -147,7 +150,8 @@ class SavedCheckpoint:
             return {name: tensor.clone() for name, tensor in read_weights(path).items()}
         if path.suffix == ".json":
             return read_json(path)
-        return read_torch_file(path)
+        with trusted_files(self._is_trusted):
+            return read_torch_file(path)
 
     def restore_random_states(self) -> None:
         """Restore the states that `Stage.write_random_states` saved on this rank.

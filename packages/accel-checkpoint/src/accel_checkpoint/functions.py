@@ -13,7 +13,7 @@ import torch
 
 from accel_checkpoint.file_names import custom_file
 from accel_checkpoint.formats.plain_data import harmless_globals
-from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
@@ -63,12 +63,13 @@ def _warn_of_shared(left_out: Iterable[str]) -> None:
         )
 
 
-def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: Any) -> Any:
     """Load a `torch.save` file, provided that it holds only tensors and plain values.
 
     Args:
         f: The path, or an open file that can seek.
         map_location: As for `torch.load`.
+        trusted: Read the file also with a torch before 2.10, which it can make run code; see `trusted_files`.
         **kwargs: As for `torch.load`, except that `weights_only` is always true.
 
     Raises:
@@ -81,7 +82,8 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         )
     source = f if hasattr(f, "read") else Path(f)
     try:
-        return read_torch_file(source, archives_only=False, map_location=map_location, **kwargs)
+        with trusted_files(trusted):
+            return read_torch_file(source, archives_only=False, map_location=map_location, **kwargs)
     except CheckpointError as error:
         raise _UnreadableFile(str(error)) from error
 

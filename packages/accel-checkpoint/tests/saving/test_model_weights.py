@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.saving.model_weights import save_model
 from accel_checkpoint.saving.pending_files import SafetensorsFile
@@ -38,8 +38,7 @@ def assert_same_state(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tens
 
 
 def load_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    with opener(path)(path) as reader:
-        return {name: reader.read(name) for name in reader.keys()}  # noqa: SIM118
+    return read_weights(path)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -1346,6 +1346,7 @@ class Accelerator:
         only: Collection[str] | None = None,
         skip: Collection[str] = (),
         key_map: Mapping[str, str] | None = None,
+        trusted: bool = False,
         **load_model_func_kwargs: Any,
     ) -> bool:
         """Load a checkpoint into the prepared and registered objects, in the order in which they were prepared.
@@ -1373,6 +1374,8 @@ class Accelerator:
             skip: Kinds not to load, such as `["loaders", "random_states"]`.
             key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
                 The longest match counts; the empty prefix matches every name.
+            trusted: With a torch before 2.10, load pickled files of others, which can make it run code. Checkpoints of
+                this process and in the project's folder do not need it. Default: False.
             **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and
                 unexpected weights are a warning), `load_optimizer_states=False`, `load_lr_scheduler_states=False` and
                 `load_module_only=True` (neither optimizers nor schedulers).
@@ -1394,6 +1397,7 @@ class Accelerator:
             only=only,
             skip=skip,
             key_map=key_map,
+            trusted=trusted,
             options=load_model_func_kwargs,
         )
 

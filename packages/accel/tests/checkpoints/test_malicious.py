@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 
 from accel import Accelerator
+from accel_checkpoint.formats import torch_files
+from accel_checkpoint.saving import transaction
 from accel_state.errors import CheckpointError
 from accel_state.runtime import reset_runtime
 
@@ -277,6 +280,20 @@ def test_bits_flipped_anywhere_never_do_more_than_raise_our_error(checkpoint):
         path.write_bytes(good)
         trust(checkpoint)
     accelerator.load_state(checkpoint, verify=True)
+
+
+def test_with_an_old_torch_checkpoints_of_others_are_loaded_only_if_trusted(checkpoint, monkeypatch):
+    """Own are those of this process, and those in the folder of the project."""
+    monkeypatch.setattr(torch_files, "torch_release", lambda: TorchVersion("2.9.1"))
+    accelerator = build()
+    accelerator.load_state(checkpoint)
+    monkeypatch.setattr(transaction, "_saved", set())  # as in another process
+    refused(checkpoint, match=r"CVE-2026-24747.*`trusted=True`")
+    accelerator.load_state(checkpoint, trusted=True)
+    project = checkpoint.parent / "project"
+    shutil.copytree(checkpoint, project / "checkpoints" / "checkpoint_0")
+    accelerator.project_configuration.set_directories(str(project))
+    accelerator.load_state()
 
 
 @pytest.mark.parametrize("size", [2**63, 200_000_000, 2**40])

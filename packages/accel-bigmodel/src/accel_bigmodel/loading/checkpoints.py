@@ -15,7 +15,7 @@ from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.loading.distributed import load_distributed
 from accel_bigmodel.loading.filling import CheckpointLoader, LoadOptions, gc_paused
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
-from accel_checkpoint.formats.weight_files import opener
+from accel_checkpoint.formats.weight_files import read_weights
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -38,13 +38,12 @@ def load_state_dict(
     path = Path(checkpoint_file)
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint file at `{path}`. Check the path.")
-    with opener(path)(path) as reader:
-        names = list(reader.keys())
-        if device_map is None:
-            return {name: reader.read(name) for name in names}
-        check_covered(names, device_map)
-        # An extra state may hold tensors at any depth.
-        return {name: send_to_device(reader.read(name), _device(name, device_map)) for name in names}
+    content = read_weights(path)
+    if device_map is None:
+        return content
+    check_covered(list(content), device_map)
+    # An extra state may hold tensors at any depth.
+    return {name: send_to_device(value, _device(name, device_map)) for name, value in content.items()}
 
 
 def load_checkpoint_in_model(

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_bigmodel.loading.filling import LoadOptions
 from accel_bigmodel.loading.matching import match
-from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 
@@ -55,8 +55,7 @@ def load_distributed(
 def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for file in checkpoint_files(checkpoint):
-        with opener(file.path)(file.path) as reader:
-            state.update({name: reader.read(name) for name in [*reader.keys()]})
+        state.update(read_weights(file.path))
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
     match(shapes, found, ties=tied_names(model)).raise_or_warn(checkpoint, strict=strict)

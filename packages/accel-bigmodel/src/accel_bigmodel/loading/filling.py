@@ -20,7 +20,7 @@ from accel_bigmodel.tensors import as_parameter_like, assign
 from accel_bigmodel.ties import check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
-from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
 from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -143,17 +143,17 @@ class CheckpointLoader:
         self._flush_to_folder()
 
     def _from_pickled(self, file: CheckpointFile) -> None:
-        with opener(file.path)(file.path) as reader:
-            for name in _names_in(file, list(reader.keys()), set()):
-                if name in self._extras:
-                    self._extras[name].set_extra_state(reader.read(name))
-                elif name in self._tensors:
-                    named, value = self._tensors[name], reader.read(name)
-                    if self._is_duplicate(name, named):
-                        self._check_duplicate(name, named, value)
-                    else:
-                        self._from_value(name, named, value, file.path)
-            self._flush_to_folder()
+        content = read_weights(file.path)
+        for name in _names_in(file, list(content), set()):
+            if name in self._extras:
+                self._extras[name].set_extra_state(content[name])
+            elif name in self._tensors:
+                named, value = self._tensors[name], content[name]
+                if self._is_duplicate(name, named):
+                    self._check_duplicate(name, named, value)
+                else:
+                    self._from_value(name, named, value, file.path)
+        self._flush_to_folder()
 
     def _read(
         self, named: NamedTensor, path: Path, place: ByteRange, device: torch.device, dtype: torch.dtype
@@ -286,8 +286,9 @@ def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[s
     if layout is not None:
         names = _names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
         return {name: torch.Size(layout[name].shape) for name in names}
-    with opener(file.path)(file.path) as reader:
-        return {name: reader.shape(name) for name in _names_in(file, list(reader.keys()), set())}
+    content = read_weights(file.path)
+    values = {name: content[name] for name in _names_in(file, list(content), set())}
+    return {name: getattr(value, "shape", None) for name, value in values.items()}
 
 
 def _names_in(file: CheckpointFile, names: Sequence[str], second_names: set[str]) -> Sequence[str]:

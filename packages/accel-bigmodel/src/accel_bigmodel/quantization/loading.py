@@ -26,7 +26,7 @@ from accel_bigmodel.quantization.layers import (
     swap,
 )
 from accel_bigmodel.tensors import set_module_tensor_to_device
-from accel_checkpoint.formats.weight_files import checkpoint_files, opener
+from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError
@@ -180,10 +180,9 @@ def _load(
 def _scales_in(checkpoint: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in checkpoint_files(checkpoint):
-        with opener(file.path)(file.path) as reader:
-            for name in [*reader.keys()]:
-                if name.endswith(".SCB"):
-                    found[name.removesuffix(".SCB")] = reader.read(name).clone()
+        for name, value in read_weights(file.path).items():
+            if name.endswith(".SCB"):
+                found[name.removesuffix(".SCB")] = value.clone()
     return found
 
 

@@ -9,10 +9,12 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.torch_version import TorchVersion
 
 from accel_checkpoint.files import check_regular, naming_read_errors, raise_read_error
 from accel_checkpoint.formats.pickle_opcodes import check_pickle
@@ -22,6 +24,31 @@ from accel_state.errors import CheckpointError
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
           ArithmeticError, AssertionError, MemoryError, SystemError, struct.error)  # fmt: skip
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
+
+_FIRST_SAFE_RELEASE = "2.10"
+"""Before, a pickle can make `torch.load(weights_only=True)` run code: CVE-2026-24747."""
+_are_trusted: ContextVar[bool] = ContextVar("are_trusted", default=False)
+
+
+@contextmanager
+def trusted_files(is_trusted: bool = True) -> Iterator[None]:
+    """Read `torch.save` files in the block also with a torch before 2.10, which they can make run code.
+
+    No other check is left out. Of no effect with later releases of torch. For the current thread.
+
+    Args:
+        is_trusted: Whether you trust whoever wrote the files; if False, the block is like any other code.
+    """
+    token = _are_trusted.set(is_trusted or _are_trusted.get())
+    try:
+        yield
+    finally:
+        _are_trusted.reset(token)
+
+
+def torch_release() -> TorchVersion:
+    """Return the release of torch that reads files."""
+    return TorchVersion(torch.__version__)
 
 
 def read_torch_file(
@@ -44,11 +71,17 @@ def read_torch_file(
         **options: As for `torch.load`.
 
     Raises:
-        CheckpointError: If the file is damaged, or holds anything but plain data.
+        CheckpointError: If the file is damaged, or holds anything but plain data; with a torch before 2.10, also if it
+            is not in a block of `trusted_files`.
     """
     if isinstance(source, Path):
         check_regular(source)
     path = path or Path(str(source))
+    if torch_release() < _FIRST_SAFE_RELEASE and not _are_trusted.get():
+        raise CheckpointError(
+            f"`{path}` is not read, since a pickle can make torch {torch_release()} run code (CVE-2026-24747). Upgrade "
+            "to torch 2.10, or if you trust its writer, pass `trusted=True` or use `accel_checkpoint.trusted_files`."
+        )
     with naming_read_errors(path):
         opened = source.open("rb") if isinstance(source, Path) else nullcontext(source)
     with opened as file:

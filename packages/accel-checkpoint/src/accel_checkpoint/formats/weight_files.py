@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
@@ -48,40 +45,6 @@ def read_weights(path: Path) -> dict[str, Any]:
             f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
         )
     return dict(content)
-
-
-class WeightReader:
-    """The content of one weight file.
-
-    Args:
-        content: Its state dict; see `read_weights`.
-    """
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
-
-    def keys(self) -> Iterator[str]:
-        """Yield the names in the file, further names of tied weights included."""
-        yield from self._content
-
-    def shape(self, name: str) -> torch.Size | None:
-        """Return the shape of a tensor, None for other values."""
-        value = self._content[name]
-        return value.shape if isinstance(value, torch.Tensor) else None
-
-    def read(self, name: str) -> Any:
-        """Return a tensor, mapped into memory, or another value."""
-        return self._content[name]
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[WeightReader]:
-    yield WeightReader(read_weights(path))
-
-
-def opener(path: Path) -> Callable[[Path], AbstractContextManager[WeightReader]]:
-    """Return the function that opens a weight file."""
-    return _open
 
 
 def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]:

@@ -24,6 +24,9 @@ from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
+_saved: set[str] = set()
+"""Tokens of the saves of this process."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -183,6 +186,11 @@ class Rounds:
         return f"{self.request.token}/{stage}"
 
 
+def is_saved_here(token: str) -> bool:
+    """Whether this process has taken part in the save with this token."""
+    return token in _saved
+
+
 def begin(staging: Staging, rounds: Rounds) -> Part:
     """Create the staging folder; with several nodes, find out which of them share a file system.
 
@@ -327,6 +335,7 @@ def commit(written: Sequence[FileEntry], content: Content, part: Part, rounds: R
             _clean_up(staging, rounds.request, first_nonfinite(rounds.entries or verdict.files))
     staging.release()
     rounds.agree("committed", part, is_saved=is_saved)
+    _saved.add(rounds.request.token)
 
 
 def _write_merged(content: Content, part: Part, rounds: Rounds) -> list[FileEntry]:

@@ -213,6 +213,7 @@ class Checkpointer:
         only: Collection[str] | None,
         skip: Collection[str],
         key_map: Mapping[str, str] | None,
+        trusted: bool,
         options: Mapping[str, Any],
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
@@ -250,6 +251,7 @@ class Checkpointer:
                     layout=current_runtime().layout,
                     hooks=tuple(self.load_hooks.values()),
                     options=how,
+                    is_trusted=trusted or self._is_of_project(folder),
                 )
                 break
             except ReplacedError:
@@ -407,6 +409,11 @@ class Checkpointer:
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
+
+    def _is_of_project(self, folder: Path) -> bool:
+        """Whether a folder lies in that of the run's own checkpoints."""
+        own = self._folder_of_checkpoints()
+        return own is not None and folder.resolve().is_relative_to(own.resolve())
 
     def _newest_checkpoint(self, saver: Saver, *, missing_ok: bool) -> Path | None:
         """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from accel.checkpoints.items import KINDS, RunObjects, SavedRun, StateItem, model_items, other_items
 from accel.checkpoints.rank_state import RankItem
+from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.files import files_below
 from accel_checkpoint.ranks.agreement import first
@@ -22,6 +23,7 @@ from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.saver import Saver
+from accel_checkpoint.saving.transaction import is_saved_here
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -79,7 +81,7 @@ class LoadOptions:
         if unknown:
             raise ConfigError(
                 f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
-                f"missing_ok, only, skip, key_map, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
+                f"missing_ok, only, skip, key_map, trusted, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
             )
         wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip)
         if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
@@ -108,8 +110,11 @@ def load_checkpoint(
     layout: MeshLayout,
     hooks: Sequence[LoadHook],
     options: LoadOptions,
+    is_trusted: bool,
 ) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
+
+    With ``is_trusted``, or if this process has saved it, its pickles are read by any torch; see `trusted_files`.
 
     Returns:
         Number of the next checkpoint; None if the checkpoints have no numbers.
@@ -134,7 +139,7 @@ def load_checkpoint(
             next_number = _next_number(found)
     next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
     assert found is not None
-    with ExitStack() as opened:
+    with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
         with _not_loaded(saver, "opened", folder) as deferred:
             bare = run.bare_models()
             left = list(bare)

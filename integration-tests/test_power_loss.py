@@ -1,0 +1,30 @@
+"""After a power loss at any call of a save, the old checkpoint or the new one is whole."""
+
+import os
+
+import power_loss
+import pytest
+
+from accel_checkpoint.saving import sink
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_state")]
+
+
+@pytest.mark.parametrize("way", power_loss.WAYS)
+def test_a_power_loss_leaves_a_whole_checkpoint(way):
+    num_tried, num_different, problems = power_loss.replay(way, num_states=400)
+    assert not problems
+    assert num_tried > 300
+    assert num_different > 50
+
+
+class WithoutFlushes:
+    """The module `os` for files that are never flushed."""
+
+    def __getattr__(self, name):
+        return (lambda descriptor: None) if name == "fsync" else getattr(os, name)
+
+
+def test_a_file_that_is_not_flushed_would_be_found(monkeypatch):
+    monkeypatch.setattr(sink, "os", WithoutFlushes())
+    assert power_loss.replay("numbered", num_states=100)[2]
