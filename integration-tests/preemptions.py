@@ -18,7 +18,7 @@ from pathlib import Path
 
 from forking import Runs
 
-from accel.preemption.preemption import REQUEUE
+from accel.preemption import REQUEUE
 
 SCRIPT = Path(__file__).with_name("preempted_training.py")
 LIMIT_S = 90

@@ -56,12 +56,12 @@ together(save)
 """
 
 _STOP = """
-from accel.preemption.sync import PreemptionSync
+from accel.preemption import PreemptionSync
 def stop(store, rank):
     one = PreemptionSync(store, rank=rank, world_size=NUM_RANKS, grace_period_s=None, exit_code=75)
     def wait():
         if rank == NUM_RANKS - 1: one.ask()
-        one._answered.wait(60)
+        one._settled.wait(60)
         one.advance()
         assert one.is_agreed
     return wait

@@ -84,8 +84,8 @@ MESSAGES = {
     "`sharding_strategy` is `FULL`, but it must be one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD.": (
         "#environment-is-but-it-must-be"
     ),
-    "accel_state.errors.ConfigError: `kwargs_handlers` got a `int`, which nobody reads. Known: AutocastKwargs,"
-    " GradScalerKwargs, InitProcessGroupKwargs.": "handlers-kwargs-handlers-got-a-which-nobody-reads",
+    "accel_state.errors.ConfigError: `kwargs_handlers` got a `int`, which is not supported. Known: AutocastKwargs,"
+    " GradScalerKwargs, InitProcessGroupKwargs.": "handlers-kwargs-handlers-got-a-which-is-not-supported",
     "UserWarning: The layer `` takes 3.82 MiB and device `0` may hold 1000 bytes: the map offloads it, but it cannot be"
     " loaded there to run.": "#planning-the-layer-takes",
     "accel_state.errors.ConfigError: `12 apples` is not a size. Write a number and a unit, such as `5MB` or `10GiB`.": (

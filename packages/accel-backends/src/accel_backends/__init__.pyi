@@ -1,6 +1,7 @@
 from accel_backends.containers import is_compiled_module as is_compiled_module
 from accel_backends.containers import register_container as register_container
 from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
+from accel_backends.handlers.collection import Handlers as Handlers
 from accel_backends.handlers.collection import collect as collect
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_backends.handlers.fp8 import AORecipeKwargs as AORecipeKwargs
@@ -16,6 +17,7 @@ from accel_backends.module_lookup import get_parameters_from_modules as get_para
 from accel_backends.module_lookup import is_peft_model as is_peft_model
 from accel_backends.module_lookup import model_has_dtensor as model_has_dtensor
 from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
+from accel_backends.optimizer import move_to_device as move_to_device
 from accel_backends.plans.plan import ParallelPlan as ParallelPlan
 from accel_backends.plans.repeated_blocks import has_repeated_blocks as has_repeated_blocks
 from accel_backends.plans.repeated_blocks import is_repeated_blocks as is_repeated_blocks
@@ -64,10 +66,9 @@ from accel_backends.precisions.fp8.torchao_layers import (
 from accel_backends.precisions.fp8.torchao_layers import has_ao_layers as has_ao_layers
 from accel_backends.precisions.loss_scaler import LossScaler as LossScaler
 from accel_backends.precisions.loss_scaler import get_grad_scaler as get_grad_scaler
-from accel_backends.precisions.protocol import Precision as Precision
-from accel_backends.precisions.selection import select_precision as select_precision
+from accel_backends.precisions.precision import Precision as Precision
+from accel_backends.precisions.precision import select_precision as select_precision
 from accel_backends.scheduler import AcceleratedScheduler as AcceleratedScheduler
-from accel_backends.state_placement import move_to_device as move_to_device
 from accel_backends.strategies.bundle import Bundle as Bundle
 from accel_backends.strategies.bundle import Placement as Placement
 from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
@@ -110,11 +111,8 @@ from accel_backends.strategies.protocol import Capabilities as Capabilities
 from accel_backends.strategies.protocol import Strategy as Strategy
 from accel_backends.strategies.protocol import Sync as Sync
 from accel_backends.strategies.selection import select_strategy as select_strategy
-from accel_backends.transforms.compile import CompileTransform as CompileTransform
 from accel_backends.transforms.compile import compile_model as compile_model
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed as compile_regions_deepspeed
-from accel_backends.transforms.protocol import ModelTransform as ModelTransform
-from accel_backends.transforms.protocol import Stage as Stage
 from accel_backends.transforms.regional import compile_regions as compile_regions
 from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
 from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel

@@ -1,4 +1,4 @@
-"""The optimizer that users hold: it steps when gradients are complete, and tells if it really stepped."""
+"""The prepared optimizer: it steps when gradients are complete, and reports skipped steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_backends.precisions.loss_scaler import step_scaled
-from accel_backends.state_placement import place_optimizer_state
+from accel_ops.nested.move import send_to_device
 from accel_state.gradient_state import current_gradient
 
 
@@ -17,12 +17,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer so that `step` and `zero_grad` do nothing while gradients are being accumulated.
 
     Args:
-        optimizer: The optimizer to wrap; it holds parameters and state, and hooks registered here end up on
-            it.
+        optimizer: The optimizer to wrap. It has the parameters and the state, and gets hooks that are registered here.
         device_placement: Whether the optimizer's state is moved to the devices of its parameters.
-        scaler: The gradient scaler of fp16 training, None where gradients are not scaled.
+        scaler: The gradient scaler of fp16 training, None if gradients are not scaled.
 
-    Attributes that this class does not define are those of the wrapped optimizer.
+    Other attributes are those of the wrapped optimizer.
     """
 
     _check: Callable[[torch.optim.Optimizer], None] | None = None
@@ -40,12 +39,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.device_placement = device_placement
         self.gradient_state = current_gradient()
         self._has_stepped_in_backward = hasattr(optimizer, "fused_backward")  # as LOMO does
-        self._is_overflow = False  # by this name scripts set it, too
+        self._is_overflow = False  # scripts set it by this name
         if device_placement:
             place_optimizer_state(optimizer)
 
     def check_before_step(self, check: Callable[[torch.optim.Optimizer], None]) -> None:
-        """Let each `step` call ``check`` with the wrapped optimizer first; copies do without."""
+        """Call ``check`` with the wrapped optimizer before each `step`; copies of this object do not."""
         self._check = check
 
     def step_within(self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[Any]]) -> None:
@@ -56,7 +55,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Step the wrapped optimizer if this micro-batch completes the gradients; else do nothing.
 
         Returns:
-            What the wrapped optimizer returns: the loss if ``closure`` computes one. None under a scaler.
+            The result of the wrapped optimizer: the loss if ``closure`` computes one. None with a scaler.
 
         Raises:
             StateError: If ``closure`` is given while the loss is scaled.
@@ -86,7 +85,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last complete step left the parameters as they were, because gradients overflowed."""
+        """Whether the last complete step was skipped because gradients overflowed."""
         return self._is_overflow
 
     @property
@@ -125,17 +124,17 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict into the wrapped optimizer; its tensors end up where the parameters are."""
+        """Load a state dict into the wrapped optimizer, and move its tensors to the devices of the parameters."""
         self.optimizer.load_state_dict(dict(state_dict))
         if self.device_placement:
             place_optimizer_state(self.optimizer)
 
     def train(self) -> None:
-        """Switch an optimizer that has a training mode (schedule-free ones) to it."""
+        """Switch the optimizer to training mode if it has one, as schedule-free optimizers do."""
         self._switch_mode("train")
 
     def eval(self) -> None:
-        """Switch an optimizer that has an evaluation mode (schedule-free ones) to it."""
+        """Switch the optimizer to evaluation mode if it has one, as schedule-free optimizers do."""
         self._switch_mode("eval")
 
     def _switch_mode(self, mode: str) -> None:
@@ -144,7 +143,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             switch()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # not there yet: this object is being unpickled
+        if name == "optimizer":  # missing while this object is being unpickled
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
@@ -160,3 +159,19 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
+
+
+def move_to_device(state: Any, device: torch.device | str) -> Any:
+    """Return nested lists, tuples and mappings with all tensors on ``device`` and the rest unchanged."""
+    return send_to_device(state, device)
+
+
+def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Move the state of each parameter to that parameter's device, in place and without changing any type.
+
+    Step counters stay where they are: torch keeps them on the CPU on purpose, and moves the others by itself.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name != "step":
+                state[name] = send_to_device(value, parameter.device)

@@ -1,7 +1,8 @@
-"""Gives back the user's model from inside the wrappers that training put around it."""
+"""Return the user's model or optimizer from inside the wrappers of training."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from accel_backends.containers import (
@@ -13,6 +14,12 @@ from accel_backends.containers import (
 )
 from accel_backends.module_tree import replace_submodules
 from accel_backends.precisions.forward import restore_forward
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the user's optimizer inside a prepared one; any other optimizer is returned as it is."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
 
 
 def extract_model_from_parallel(

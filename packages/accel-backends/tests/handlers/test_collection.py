@@ -42,15 +42,15 @@ def test_a_subclass_counts_as_the_class_it_customises():
     assert collect([mine])[GradScalerKwargs] is mine
 
 
-def test_a_handler_that_nobody_reads_is_refused_by_name():
+def test_an_unknown_handler_is_refused_by_name():
     with pytest.raises(
-        ConfigError, match="`Unread`, which nobody reads. Known: AORecipeKwargs, AutocastKwargs, Distr"
+        ConfigError, match="`Unread`, which is not supported. Known: AORecipeKwargs, AutocastKwargs, Distr"
     ):
         collect([Unread()])
 
 
 def test_what_is_no_handler_is_refused():
-    with pytest.raises(ConfigError, match="`dict`, which nobody reads"):
+    with pytest.raises(ConfigError, match="`dict`, which is not supported"):
         collect([{"init_scale": 2.0}])
 
 

@@ -364,10 +364,9 @@ def test_ddp_without_a_process_group_is_refused(alone):
 
 
 def body_compiled():
-    from accel_backends import CompileTransform, TorchDynamoPlugin
+    from accel_backends import TorchDynamoPlugin
 
-    plugin = TorchDynamoPlugin(backend="eager")
-    strategy = strategy_for(transforms=(CompileTransform(plugin),))
+    strategy = strategy_for(dynamo=TorchDynamoPlugin(backend="eager"))
     original = seeded()
     model = strategy.prepare_model(original)
     share = batches()[0].chunk(2)[dist.get_rank()]

@@ -8,6 +8,7 @@ from accel_backends import select_strategy
 from accel_backends.strategies.ddp import DDPStrategy
 from accel_backends.strategies.selection import STRATEGIES
 from accel_backends.strategies.single import SingleStrategy
+from accel_state.devices import find_vendor
 from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.topology import Topology
 
@@ -58,8 +59,8 @@ def test_a_third_party_adds_a_strategy():
 def test_what_needs_collectives_is_refused_on_a_device_without(name):
     expected = f"`{name}` does not train on `mps` devices. It.*(talk to each other|trains on).*[Ll]eave out the plugin"
     with pytest.raises(ConfigError, match=expected):
-        select_strategy(name, topology=ONE, device_type="mps")
-    assert type(select_strategy(topology=ONE, device_type="mps")) is SingleStrategy
+        select_strategy(name, topology=ONE, vendor=find_vendor("mps"))
+    assert type(select_strategy(topology=ONE, vendor=find_vendor("mps"))) is SingleStrategy
 
 
 @pytest.mark.parametrize("device", ["mps", "musa", "neuron", "xla"])
@@ -67,4 +68,4 @@ def test_deepspeed_is_refused_on_devices_that_it_does_not_know(device):
     with pytest.raises(
         ConfigError, match=f"`deepspeed` does not train on `{device}` .*It trains on: cpu, cuda, hpu, ml"
     ):
-        select_strategy("deepspeed", topology=ONE, device_type=device)
+        select_strategy("deepspeed", topology=ONE, vendor=find_vendor(device))

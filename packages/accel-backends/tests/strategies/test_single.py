@@ -9,7 +9,6 @@ from accel_backends import (
     AcceleratedScheduler,
     Bundle,
     Capabilities,
-    CompileTransform,
     GradScalerKwargs,
     Placement,
     SchedulerSettings,
@@ -138,8 +137,7 @@ def test_a_placement_of_the_wrong_length_is_refused(runtime):
 
 
 def test_models_are_converted_then_compiled(runtime):
-    transforms = (CompileTransform(TorchDynamoPlugin(backend="eager")),)
-    strategy = strategy_for(runtime, "bf16", transforms=transforms)
+    strategy = strategy_for(runtime, "bf16", dynamo=TorchDynamoPlugin(backend="eager"))
     model = nn.Sequential(nn.Linear(2, 2))
     prepared = strategy.prepare_model(model)
     assert is_compiled_module(prepared)
@@ -147,6 +145,12 @@ def test_models_are_converted_then_compiled(runtime):
     assert prepared(torch.ones(1, 2)).dtype is torch.float32
     assert strategy.unwrap(prepared, keep_torch_compile=False, keep_fp32_wrapper=False) is model
     assert "forward" not in model.__dict__
+
+
+@pytest.mark.parametrize("evaluation_mode", [True, False])
+def test_models_are_compiled_for_training_and_evaluation(runtime, evaluation_mode):
+    strategy = strategy_for(runtime, dynamo=TorchDynamoPlugin(backend="eager"))
+    assert is_compiled_module(strategy.prepare_model(nn.Linear(2, 2), evaluation_mode=evaluation_mode))
 
 
 def test_backward_scales_under_fp16_and_passes_arguments_on(runtime):
@@ -203,7 +207,7 @@ def test_there_is_nothing_to_synchronise(runtime):
 
 
 def test_states_go_out_and_in(runtime):
-    strategy = strategy_for(runtime, transforms=(CompileTransform(TorchDynamoPlugin(backend="eager")),))
+    strategy = strategy_for(runtime, dynamo=TorchDynamoPlugin(backend="eager"))
     model, optimizer, _ = parts()
     prepared = strategy.prepare(Bundle([model], [optimizer]))
     state = strategy.model_state(prepared.models[0])

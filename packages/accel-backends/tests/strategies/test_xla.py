@@ -16,6 +16,7 @@ from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.selection import STRATEGIES
 from accel_backends.strategies.xla.strategy import XlaStrategy
 from accel_state import GradientState, PartialState
+from accel_state.devices import find_vendor
 from accel_state.environment import patch_environment
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime
@@ -212,14 +213,14 @@ def test_gradients_of_a_closure_are_averaged_too(world):
 
 def test_the_device_decides_where_nobody_does():
     two = Topology(rank=0, world_size=2)
-    assert type(select_strategy(topology=two, device_type="xla")) is XlaStrategy
-    assert type(select_strategy(topology=Topology(), device_type="xla")) is XlaStrategy
+    assert type(select_strategy(topology=two, vendor=find_vendor("xla"))) is XlaStrategy
+    assert type(select_strategy(topology=Topology(), vendor=find_vendor("xla"))) is XlaStrategy
 
 
 @pytest.mark.parametrize("name", ["ddp", "single", "fsdp2", "pipeline"])
 def test_other_strategies_are_refused_on_xla_devices(name):
     with pytest.raises(ConfigError, match=f"`{name}` does not train on `xla` devices.*strategy `xla`"):
-        select_strategy(name, topology=Topology(), device_type="xla")
+        select_strategy(name, topology=Topology(), vendor=find_vendor("xla"))
 
 
 def test_a_strategy_of_somebody_else_for_these_devices_is_accepted():
@@ -228,7 +229,7 @@ def test_a_strategy_of_somebody_else_for_these_devices_is_accepted():
 
     STRATEGIES.register("mine", Mine)
     try:
-        assert type(select_strategy("mine", topology=Topology(), device_type="xla")) is Mine
+        assert type(select_strategy("mine", topology=Topology(), vendor=find_vendor("xla"))) is Mine
     finally:
         STRATEGIES.unregister("mine")
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from accel_backends import (
-    CompileTransform,
     TorchDynamoPlugin,
     compile_model,
     has_compiled_regions,
@@ -66,12 +65,6 @@ def test_what_is_compiled_already_is_left_alone():
     regional = compile_model(blocks(), plugin)
     assert compile_model(whole, plugin) is whole
     assert compile_model(regional, plugin) is regional
-
-
-@pytest.mark.parametrize("evaluation_mode", [True, False])
-def test_the_transform_compiles_for_training_and_evaluation(evaluation_mode):
-    transform = CompileTransform(TorchDynamoPlugin(backend="eager"))
-    assert is_compiled_module(transform.apply(nn.Linear(2, 2), evaluation_mode=evaluation_mode))
 
 
 def test_mixed_precision_and_regions_go_together():

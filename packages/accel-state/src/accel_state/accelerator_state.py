@@ -13,7 +13,7 @@ from accel_state.partial_state import PartialState, ProcessView
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
-    current_runtime,
+    get_or_create_runtime,
     has_runtime,
     reset_runtime,
     runtime_lock,
@@ -102,9 +102,9 @@ class AcceleratorState(ProcessView):
             "parallelism_config": parallelism_config,
         }
         with runtime_lock:
-            PartialState(cpu, **kwargs)
+            runtime = get_or_create_runtime(cpu=cpu, options=kwargs)
             if not self._attributes:
-                self._build(current_runtime(), given)
+                self._build(runtime, given)
             else:
                 self._check_agrees(given)
 

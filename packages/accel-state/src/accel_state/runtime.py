@@ -131,7 +131,8 @@ def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     Raises:
         StateError: If it exists already and contradicts the arguments.
     """
-    process_group.check_options(options)
+    if options:
+        process_group.check_options(options)
     with runtime_lock:
         if _Current.runtime is None:
             _Current.runtime = _build(cpu=cpu, options=options)

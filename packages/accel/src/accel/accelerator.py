@@ -23,7 +23,6 @@ import accel_backends
 import accel_data
 import accel_ops
 from accel.checkpoints.checkpointer import Checkpointer
-from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
 from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
 from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
@@ -41,7 +40,7 @@ from accel_backends import Strategy
 from accel_backends import TERecipeKwargs as TERecipeKwargs
 from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.strategies.prepare_checks import has_device_map
+from accel_backends.strategies.checks import has_device_map
 from accel_backends.strategies.protocol import Sync
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_state import AcceleratorState as AcceleratorState
@@ -55,6 +54,7 @@ from accel_state.enums import FP8BackendType as FP8BackendType
 from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
+from accel_state.errors import StateError
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.saving import SaveHook
-    from accel.preemption.preemption import Preemption
+    from accel.preemption import Preemption
     from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
@@ -242,12 +242,12 @@ class Accelerator:
         """Make the components, each from those that it needs."""
         configuration, processes = self.configuration, self.processes
         self._is_triggered = False
+        self._preemption: Preemption | None = None
         self._precision = engine.make_precision(configuration, self.state)
         self._strategy = engine.make_strategy(
             configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
         )
         self._prepared = PreparedObjects(self._strategy)
-        self._preemption = PreemptionGuard(self._prepared.loaders, end=self.end_training)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
@@ -256,7 +256,6 @@ class Accelerator:
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             num_processes=processes.num_processes,
-            on_window_end=self._preemption.advance,
         )
         self._preparer = Preparer(
             configuration,
@@ -264,7 +263,6 @@ class Accelerator:
             strategy=self._strategy,
             prepared=self._prepared,
             stepper=self._stepper,
-            preemption=self._preemption,
         )
         self._checkpointer = Checkpointer(
             configuration,
@@ -274,7 +272,7 @@ class Accelerator:
             prepared=self._prepared,
             stepper=self._stepper,
             gradient_state=self.gradient_state,
-            preemption=self._preemption,
+            resumes_loaders=self._resumes_loaders,
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,7 +282,11 @@ class Accelerator:
                 warn_user(
                     f"`{name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
                 )
-            self.configuration.handlers.replace(_HANDLERS[name], value)
+            handlers, kind = self.configuration.handlers, _HANDLERS[name]
+            if value is None:
+                handlers.pop(kind, None)
+            else:
+                handlers[kind] = value
         elif name == "trackers":
             self._trackers.replace(value)
         elif name in _LISTS:
@@ -347,10 +349,12 @@ class Accelerator:
             CheckpointError: If a save in the background failed; raised after everything is closed.
             TrackerError: If a tracker failed to log something; raised after everything is closed.
         """
+        preemption = self._preemption
         attempt_all(
             (
                 self._checkpointer.close,
-                self._preemption.close,  # until the checkpoint is there, a signal must not end the process
+                # Until the checkpoint is complete, a signal must not end the process.
+                *(() if preemption is None else (preemption.close,)),
                 self._trackers.finish,
                 self.processes.destroy_process_group,
             )
@@ -762,7 +766,10 @@ class Accelerator:
             device_placement: Whether to move batches to the device. Default: the Accelerator's setting.
             slice_fn_for_dispatch: With `dispatch_batches`, returns a rank's slice of a batch.
         """
-        return self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        ready = self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        if self._preemption is not None:
+            self._preemption.keep_workers(ready)
+        return ready
 
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
@@ -1092,7 +1099,7 @@ class Accelerator:
         It changes only in a `backward` that completes an accumulation, in the same one on every rank, so any rank may
         read it at any time.
         """
-        return self._preemption.should_stop
+        return self._preemption is not None and self._preemption.should_stop
 
     def handle_preemption(
         self,
@@ -1127,7 +1134,26 @@ class Accelerator:
             ConfigError: If an argument is invalid.
             StateError: If signals are being handled already, or outside the main thread.
         """
-        return self._preemption.handle(signals, grace_period_s=grace_period_s, exit_code=exit_code)
+        from accel.preemption import SIGNALS, Preemption
+
+        if self._preemption is not None and self._preemption.is_open:
+            raise StateError(
+                "Preemption is being handled already. Call `close()` on the result of the first call."
+            )
+        self._preemption = Preemption(
+            signals=SIGNALS if signals is None else tuple(signals),
+            grace_period_s=grace_period_s,
+            exit_code=exit_code,
+            end=self.end_training,
+        )
+        for loader in self._prepared.loaders:
+            self._preemption.keep_workers(loader)
+        self._stepper.call_on_window_end(self._preemption.advance)
+        return self._preemption
+
+    def _resumes_loaders(self) -> bool:
+        """Whether `load_state` resumes loaders in the middle of their epoch by default."""
+        return self.use_stateful_dataloader or self._preemption is not None
 
     # Models
 

@@ -27,6 +27,7 @@ from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.module_lookup import is_peft_model
 from accel_backends.sharding.full_state import deferred_state
 from accel_backends.strategies.protocol import Strategy
+from accel_backends.unwrap import inner_optimizer
 from accel_checkpoint.file_names import (
     METADATA_NAME,
     OPTIMIZER_NAME,
@@ -139,7 +140,7 @@ def save_fsdp_optimizer(
     _check(use_dcp)
     strategy: Strategy = accelerator.strategy
     form = _format(fsdp_plugin)
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = inner_optimizer(optimizer)
     files = form.optimizer_files(
         strategy.own_optimizer_state(inner)
         if form.is_per_rank
@@ -171,7 +172,7 @@ def load_fsdp_optimizer(
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     folder = _home(Path(input_dir), name)
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = inner_optimizer(optimizer)
     if form.is_per_rank:
         own = partial(strategy.own_optimizer_state, inner)
         state = form.read_optimizer(folder, own, index=optimizer_index)

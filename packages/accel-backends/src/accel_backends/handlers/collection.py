@@ -1,9 +1,9 @@
-"""Takes the list of handlers a user gave and tells which is which."""
+"""The handlers of a run by their class."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
+from typing import TypeVar
 
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
@@ -13,7 +13,7 @@ from accel_backends.handlers.profile import ProfileKwargs
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
-Handlers = Mapping[type[KwargsHandler], KwargsHandler]
+Handler = TypeVar("Handler", bound=KwargsHandler)
 
 KNOWN_HANDLERS: tuple[type[KwargsHandler], ...] = (
     AutocastKwargs,
@@ -25,29 +25,38 @@ KNOWN_HANDLERS: tuple[type[KwargsHandler], ...] = (
 )
 
 
+class Handlers(dict[type[KwargsHandler], KwargsHandler]):
+    """Handlers by their class. A handler that is replaced applies to everything that is prepared afterwards."""
+
+    def of(self, kind: type[Handler]) -> Handler | None:
+        """Return the handler of a class, None if there is none."""
+        handler = self.get(kind)
+        return handler if isinstance(handler, kind) else None
+
+
 def collect(
     kwargs_handlers: Iterable[KwargsHandler] | None,
     *,
     known: tuple[type[KwargsHandler], ...] = KNOWN_HANDLERS,
 ) -> Handlers:
-    """Return the handlers by their class; a subclass counts as the class it customises.
+    """Return the handlers by their class; a subclass counts as the class it customizes.
 
     Args:
-        kwargs_handlers: What the user gave; None means none.
-        known: The classes that somebody reads.
+        kwargs_handlers: The user's handlers; None means none.
+        known: The classes that have an effect.
 
     Raises:
-        ConfigError: If one is no handler, is of a class that nobody reads, or if two are of the same class.
+        ConfigError: If one is no handler, its class is not known, or two are of the same class.
     """
-    found: dict[type[KwargsHandler], KwargsHandler] = {}
+    handlers = Handlers()
     for handler in kwargs_handlers or ():
         kind = _kind(handler, known)
-        if kind in found:
+        if kind in handlers:
             raise ConfigError(
                 f"`kwargs_handlers` has two of `{kind.__name__}`. Pass one that holds all you want."
             )
-        found[kind] = handler
-    return MappingProxyType(found)
+        handlers[kind] = handler
+    return handlers
 
 
 def _kind(handler: object, known: tuple[type[KwargsHandler], ...]) -> type[KwargsHandler]:
@@ -58,4 +67,4 @@ def _kind(handler: object, known: tuple[type[KwargsHandler], ...]) -> type[Kwarg
         if isinstance(handler, kind):
             return kind
     listed = ", ".join(sorted(kind.__name__ for kind in known))
-    raise ConfigError(f"`kwargs_handlers` got a `{name}`, which nobody reads. Known: {listed}.")
+    raise ConfigError(f"`kwargs_handlers` got a `{name}`, which is not supported. Known: {listed}.")

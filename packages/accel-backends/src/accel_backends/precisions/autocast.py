@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,15 +10,16 @@ import torch
 from accel_backends.containers import innermost
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.precisions.full import FullPrecision
+from accel_backends.precisions.precision import Precision
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
+    from accel_backends.handlers.collection import Handlers
     from accel_state.devices import DeviceBackend
 
 
-class AutocastPrecision(FullPrecision):
+class AutocastPrecision(Precision):
     """Casts operations inside forward to one type and outputs back to fp32; parameters stay as they are.
 
     Raises:
@@ -30,9 +30,7 @@ class AutocastPrecision(FullPrecision):
     compute_dtype: ClassVar[torch.dtype]
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs,)
 
-    def __init__(
-        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
-    ) -> None:
+    def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         self.device_type: str = device_backend.name
         reason = device_backend.why_not_dtype(self.compute_dtype)
         if reason is None and not torch.amp.is_autocast_available(self.device_type):
@@ -47,9 +45,8 @@ class AutocastPrecision(FullPrecision):
 
     @property
     def handler(self) -> AutocastKwargs:
-        """The user's choice at present."""
-        handler = self._handlers.get(AutocastKwargs)
-        return handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()
+        """The autocast settings at present; a script may replace them."""
+        return self._handlers.of(AutocastKwargs) or AutocastKwargs()
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Exchange layers, bind autocast around the forward of the model inside all wrappers, and return ``model``."""

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from accel_backends.handlers.autocast import AutocastKwargs
-from accel_backends.precisions.selection import select_precision
+from accel_backends.precisions.precision import select_precision
 
 
 def get_mixed_precision_context_manager(

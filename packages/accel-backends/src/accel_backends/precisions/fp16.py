@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from accel_backends.precisions.loss_scaler import LossScaler, step_scaled
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
+    from accel_backends.handlers.collection import Handlers
     from accel_state.devices import DeviceBackend
 
 
@@ -24,11 +25,9 @@ class FP16Precision(AutocastPrecision):
     compute_dtype: ClassVar[torch.dtype] = torch.float16
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs, GradScalerKwargs)
 
-    def __init__(
-        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
-    ) -> None:
+    def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
-        handler = handlers.get(GradScalerKwargs)
+        handler = handlers.of(GradScalerKwargs)
         self.scaler: LossScaler = LossScaler(self.device_type, **(handler.to_kwargs() if handler else {}))
 
     def share_overflows(self) -> None:

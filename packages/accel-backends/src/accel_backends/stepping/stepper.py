@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.precisions.protocol import Precision
+from accel_backends.precisions.precision import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
+from accel_backends.unwrap import inner_optimizer
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime
 
 
@@ -23,14 +24,13 @@ class Stepper:
     """Counts micro-batches, and computes, scales and clips the gradients of an accumulation window.
 
     Args:
-        strategy: Computes gradients and synchronises them.
+        strategy: Computes gradients and synchronizes them.
         precision: Scales losses and unscales gradients.
         gradient: The state that optimizers and loaders share: whether this micro-batch ends a window.
         weights: Weighs losses by their number of items.
         models: The prepared models; the list may grow.
-        optimizers: The prepared optimizers; likewise.
+        optimizers: The prepared optimizers; the list may grow.
         num_processes: Processes in the run.
-        on_window_end: Called after the backward that ends a window.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class Stepper:
         models: Sequence[nn.Module],
         optimizers: Sequence[AcceleratedOptimizer],
         num_processes: int,
-        on_window_end: Callable[[], None],
     ) -> None:
         self._step = 0
         self._num_windows = 0
@@ -54,7 +53,7 @@ class Stepper:
         self._models = models
         self._optimizers = optimizers
         self._num_processes = num_processes
-        self._on_window_end = on_window_end
+        self._on_window_end: Callable[[], None] | None = None
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_debugging = has_runtime() and current_runtime().debug
@@ -76,16 +75,16 @@ class Stepper:
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether a window has begun and not ended, so that there are gradients of a part of it."""
+        """Whether a window has begun and not ended."""
         return self._step % self.num_steps != 0
 
     @property
     def can_defer_sync(self) -> bool:
-        """Whether micro-batches that end no window leave out the communication."""
+        """Whether micro-batches that do not end a window skip communication."""
         return self._accumulation is not Sync.NOW and not self._gradient.sync_each_batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the window stands, in plain numbers. The gradients so far belong to it."""
+        """Return the position in the window, in plain numbers. The gradients so far belong to it."""
         return {
             "step": self._step,
             "num_steps": self.num_steps,
@@ -94,7 +93,7 @@ class Stepper:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the window stood; the caller puts the gradients back."""
+        """Resume the window; the caller restores the gradients."""
         self._step = int(state["step"])
         self._block_models = ()
         self._weights.load_state_dict(state)
@@ -108,8 +107,12 @@ class Stepper:
         """Count windows on from ``num_windows``, those of a run that is resumed."""
         self._num_windows = num_windows
 
+    def call_on_window_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each backward that ends a window, in place of an earlier one."""
+        self._on_window_end = callback
+
     def reset(self) -> None:
-        """Begin anew, with the first micro-batch of a window."""
+        """Start again with the first micro-batch of a window."""
         self.load_state_dict({"step": 0})
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
@@ -197,8 +200,7 @@ class Stepper:
             self._end_window()
 
     def _step_in_backward(self, loss: Tensor, learning_rate: float) -> None:
-        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
-        fused = [optimizer for optimizer in inner if hasattr(optimizer, "fused_backward")]
+        fused = self._fused_optimizers()
         if not fused:
             raise ConfigError(
                 "`backward` got a `learning_rate`, which is for optimizers that step in the backward pass, such as "
@@ -248,16 +250,17 @@ class Stepper:
         return loss
 
     def _await_other_ranks(self, operation: str) -> None:
-        """Return once all ranks have come to a backward pass, if it is one that synchronizes gradients."""
+        """Block until all ranks have reached a backward pass that synchronizes gradients."""
         is_synced = self._gradient.sync_gradients or not self.can_defer_sync
         if self._optimizers and is_synced and not self._gradient.joins_uneven_inputs:
-            # False in DDP's `no_sync`.
+            # False in `no_sync` of DDP.
             if all(getattr(model, "require_backward_grad_sync", True) for model in self._models):
                 current_runtime().await_arrival(operation)
 
     def _end_window(self) -> None:
         self._num_windows += 1
-        self._on_window_end()
+        if self._on_window_end is not None:
+            self._on_window_end()
 
     def fused_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter at once, by the one optimizer that can.
@@ -270,14 +273,18 @@ class Stepper:
                 "`lomo_backward` updates parameters before their gradients are averaged over processes, which "
                 "would then train models of their own. Start one process, or use another optimizer."
             )
-        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
-        fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
+        fused = self._fused_optimizers()
         if len(fused) != 1:
             raise ConfigError(
                 f"`lomo_backward` needs one prepared optimizer that has `fused_backward`, found {len(fused)}. "
                 "Prepare a `Lomo` or `AdaLomo` of the package `lomo_optim`."
             )
         fused[0].fused_backward(loss, learning_rate)
+
+    def _fused_optimizers(self) -> list[Any]:
+        """Return the optimizers that step in the backward pass."""
+        inner = map(inner_optimizer, self._optimizers)
+        return [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
 
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None

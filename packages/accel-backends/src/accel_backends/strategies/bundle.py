@@ -1,23 +1,24 @@
-"""What is prepared together."""
+"""The objects of one call of `prepare`: sorted by kind for a strategy, and back in the caller's order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from accel_state.errors import ConfigError
 
 
 @dataclass(slots=True)
 class Bundle:
-    """Objects that one call of ``prepare`` got, by kind; a strategy returns them in the same order.
+    """The objects of one call of ``prepare``, by kind; a strategy returns them in the same order.
 
-    Engines that need a model together with its optimizer (DeepSpeed) or that replace an optimizer's
-    parameters (FSDP2) see all of them here at once.
+    Together, since DeepSpeed needs a model with its optimizer, and FSDP2 replaces parameters of optimizers.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -28,9 +29,9 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which objects of a `Bundle` are moved to the device: one bool per object, in the bundle's order.
+    """Whether to move the objects of a `Bundle` to the device: one bool per object, in the bundle's order.
 
-    A sequence that is left empty leaves the choice to the run's ``device_placement``.
+    An empty sequence stands for the run's ``device_placement``.
     """
 
     models: Sequence[bool] = ()
@@ -56,3 +57,66 @@ class InTurn:
                 "it less often."
             )
         return self._left.pop(0)
+
+
+KINDS: list[tuple[type, str]] = [
+    (nn.Module, "models"),
+    (torch.optim.Optimizer, "optimizers"),
+    (LRScheduler, "schedulers"),
+    (DataLoader, "loaders"),
+]
+"""Classes and their list in a `Bundle`; objects of other classes need no preparation."""
+
+
+def register_kind(kind: type, name: str) -> None:
+    """Put objects of class ``kind`` into the `Bundle` list ``name`` from now on.
+
+    For a strategy's own stand-ins for optimizers and schedulers, such as `DummyOptim`.
+    """
+    if (kind, name) not in KINDS:
+        KINDS.append((kind, name))
+
+
+def kind_of(thing: object) -> str | None:
+    """Return the `Bundle` list for `thing`, None if it needs no preparation."""
+    return next((name for kind, name in KINDS if isinstance(thing, kind)), None)
+
+
+class BundleBuilder:
+    """Builds the bundle of one call of `prepare`; an object that is passed twice is prepared once.
+
+    Args:
+        objects: The caller's objects.
+        places: Whether to move each object to the device.
+        find_prepared: Returns the earlier prepared object for an object, None without one.
+    """
+
+    def __init__(
+        self, objects: Sequence[Any], places: Sequence[bool], *, find_prepared: Callable[[Any], Any | None]
+    ) -> None:
+        self._objects = objects
+        self._done: dict[int, Any] = {}
+        self.bundle = Bundle()
+        flags: dict[str, list[bool]] = {kind.name: [] for kind in fields(Bundle)}
+        for thing, place in zip(objects, places, strict=True):
+            name = kind_of(thing)
+            if name is None or id(thing) in self._done:
+                continue
+            self._done[id(thing)] = find_prepared(thing)
+            if self._done[id(thing)] is None:
+                getattr(self.bundle, name).append(thing)
+                flags[name].append(place)
+        self.placement = Placement(
+            models=tuple(flags["models"]),
+            optimizers=tuple(flags["optimizers"]),
+            loaders=tuple(flags["loaders"]),
+        )
+
+    def results(self, ready: Bundle) -> tuple[Any, ...]:
+        """Return the prepared objects in the caller's order; `ready` is the prepared `bundle`."""
+        done = dict(self._done)
+        for kind in fields(Bundle):
+            given, prepared = getattr(self.bundle, kind.name), getattr(ready, kind.name)
+            done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
+        results = [done.get(id(thing), thing) for thing in self._objects]
+        return tuple(one.take() if isinstance(one, InTurn) else one for one in results)

@@ -1,23 +1,22 @@
-"""What a strategy knows about the run."""
+"""The run, as a strategy gets it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accel_backends.handlers.collection import Handlers
 from accel_state.gradient_state import current_gradient
 from accel_state.topology import Topology
 
 if TYPE_CHECKING:
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
-    from accel_backends.precisions.protocol import Precision
+    from accel_backends.precisions.precision import Precision
     from accel_backends.scheduler import SchedulerUnit
-    from accel_backends.transforms.protocol import ModelTransform
     from accel_state.gradient_state import GradientState
-    from accel_state.kwargs_handler import KwargsHandler
     from accel_state.mesh_layout import MeshLayout
     from accel_state.parallelism_config import ParallelismConfig
     from accel_state.runtime import Runtime
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SchedulerSettings:
-    """How schedulers that are prepared from now on follow their optimizers; see `AcceleratedScheduler`."""
+    """How schedulers that are prepared afterwards follow their optimizers; see `AcceleratedScheduler`."""
 
     step_with_optimizer: bool = True
     split_batches: bool = False
@@ -34,31 +33,29 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StrategyContext:
-    """The run as a strategy sees it; complete before `Strategy.setup`, never changed after.
+    """The run, as a strategy gets it in `Strategy.setup`.
 
     Attributes:
         runtime: This process: topology, device, gradient state.
-        precision: What converts models and scales losses.
+        precision: Converts models and scales losses.
         handlers: The user's kwargs handlers by class.
-        plugin: The settings object of the strategy, where it has one.
-        device_placement: Whether objects are moved to the device unless said otherwise.
+        plugin: The settings object of the strategy, None without one.
+        device_placement: Whether objects are moved to the device by default.
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
-        dynamo: How models are compiled; None: not at all.
-        transforms: What else is done to each model, beside precision and compilation, before it is wrapped.
-        parallelism: How each axis of the layout does its work, where that was given.
+        dynamo: How models are compiled; None does not compile them.
+        parallelism: The options of each axis of the layout, None by default.
     """
 
     runtime: Runtime
     precision: Precision
-    handlers: Mapping[type[KwargsHandler], KwargsHandler] = field(default_factory=dict)
+    handlers: Handlers = field(default_factory=Handlers)
     plugin: object | None = None
     device_placement: bool = True
     make_loader: Callable[..., Any] | None = None
     scheduling: SchedulerSettings = field(default_factory=SchedulerSettings)
     dynamo: TorchDynamoPlugin | None = None
-    transforms: Sequence[ModelTransform] = ()
     parallelism: ParallelismConfig | None = None
 
     @property
@@ -68,15 +65,15 @@ class StrategyContext:
 
     @property
     def topology(self) -> Topology:
-        """Which process this is, and of how many."""
+        """The rank of this process, and the number of ranks."""
         return self.runtime.topology
 
     @property
     def layout(self) -> MeshLayout:
-        """How the ranks of the run are arranged."""
+        """The layout of the ranks."""
         return self.runtime.layout
 
     @property
     def gradient(self) -> GradientState:
-        """Whether gradients sync now; hot code keeps a reference of its own."""
+        """Whether gradients are synchronized in this micro-batch."""
         return current_gradient()

@@ -49,11 +49,8 @@ class DDPStrategy(TorchStrategy):
         self._tracked: weakref.WeakSet[TrackedDDP] = weakref.WeakSet()
 
     def _wrapping(self) -> DistributedDataParallelKwargs:
-        """Return how models are wrapped, which may have been set anew since the last one was."""
-        handler = self.context.handlers.get(DistributedDataParallelKwargs)
-        return (
-            handler if isinstance(handler, DistributedDataParallelKwargs) else DistributedDataParallelKwargs()
-        )
+        """Return the DDP settings at present; a script may replace them."""
+        return self.context.handlers.of(DistributedDataParallelKwargs) or DistributedDataParallelKwargs()
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
         """Wrap ``model`` unless it is wrapped already or nothing in it is trained. All ranks together."""

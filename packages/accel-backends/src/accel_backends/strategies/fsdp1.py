@@ -40,7 +40,7 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
-from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.unwrap import inner_optimizer
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh
@@ -129,7 +129,6 @@ class FlatShardedStrategy(ShardedStrategy):
             )
         self._refuse_shared(model)
         self.context.precision.convert_layers(model)
-        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:
@@ -164,7 +163,7 @@ class FlatShardedStrategy(ShardedStrategy):
         Raises:
             ConfigError: If ``use_orig_params=False`` and it steps a part of a flat parameter.
         """
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         models = self._models_of(inner)
         state = take_whole_state(inner, models)
         repoint(inner, self._replaced, models)
@@ -231,12 +230,12 @@ class FlatShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return `DTensor`s, as `local_model_state` does. Communicates: all ranks."""
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         return local_optimizer_state(inner, self._models_of(inner))
 
     def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
         """Return the state of what this rank steps: parts of flat parameters. No communication."""
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         return self._own(*own_optimizer_values(inner, self._models_of(inner)))
 
     def optimizer_parameters(
@@ -268,7 +267,7 @@ class FlatShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         optimizer.load_state_dict(parts_of_optimizer_state(inner, self._models_of(inner), state))
 
     def _flat(self, model: nn.Module) -> FlatModel | None:

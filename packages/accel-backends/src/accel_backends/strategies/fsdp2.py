@@ -38,8 +38,8 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
-from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
+from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_groups import build_mesh
@@ -121,7 +121,6 @@ class FullyShardedStrategy(ShardedStrategy):
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
         self.context.precision.convert_layers(model)
-        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = self._plan(model, dynamo=self.context.dynamo)
         shard_model(
             model,
@@ -165,7 +164,7 @@ class FullyShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """Let ``optimizer`` step the shards of its parameters, and wrap it."""
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         self._replaced.repoint(inner)
         if self._gathering is not None:
             self._gathering.watch(inner)
@@ -237,7 +236,7 @@ class FullyShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
         """Load a whole state, of which every rank takes its parts."""
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         optimizer.load_state_dict(sharded_optimizer_state(inner, state))
 
     def _cast_forward(self, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_backends.optimizer import place_optimizer_state
 from accel_backends.pipelining.cutting import balanced_starts
 from accel_backends.pipelining.early_loading import (
     EarlyOptimizerState,
@@ -32,15 +33,12 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.sharding.clipping import scale_down, total_norm
 from accel_backends.sharding.full_state import difference
 from accel_backends.sharding.whole_parameters import WholeParameters
-from accel_backends.state_placement import place_optimizer_state
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK
 from accel_backends.transforms.compile_units import compile_units
-from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.own_random_numbers import own_random_numbers
-from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
@@ -89,7 +87,6 @@ class PipelineStrategy(FullyShardedStrategy):
                     f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
                     "leave `dynamo_backend` out."
                 )
-        self._transforms = (LowPrecisionTransform(context.precision), *context.transforms)
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
@@ -117,8 +114,8 @@ class PipelineStrategy(FullyShardedStrategy):
         if model in self._pipelines:
             return model
         is_sharded = self._place.num_pipelines > 1
-        transforms = self.context.transforms if is_sharded else self._transforms
-        model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
+        if not is_sharded:  # `fully_shard` casts by itself
+            model = self.context.precision.convert(model)
         sharding = self._sharding(model) if is_sharded else None
         make_experts_traceable(model, self._parallel_plan(model))
         pipeline = PipelineTraining(

@@ -1,4 +1,4 @@
-"""Finds a strategy by its name, its plugin or the number of processes."""
+"""Select a strategy by its name, its plugin or the number of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_state.topology import Topology
 
 STRATEGIES: Registry[Callable[[], Strategy]] = Registry("strategy", "accel.strategies")
 _OF_DEVICE = {"xla": "xla"}
-"""Strategies of the devices, by type, that torch's own ways to train in parallel do not reach."""
+"""Strategies by device type, for devices that DDP and FSDP of torch do not support."""
 
 
 def select_strategy(
@@ -22,45 +22,46 @@ def select_strategy(
     topology: Topology,
     plugin: object | None = None,
     layout: MeshLayout | None = None,
-    device_type: str = "cpu",
+    vendor: Vendor | None = None,
 ) -> Strategy:
     """Return a new strategy, not yet set up.
 
     Args:
-        name: A member of the registry `accel.strategies`; if None, the plugin's, or else what fits the
+        name: A member of the registry `accel.strategies`; None: the plugin's, by default the one for the
             topology and the layout.
-        topology: How many processes there are.
+        topology: The number of processes.
         plugin: A settings object whose class attribute ``strategy`` names the strategy that it configures.
-        layout: How the processes are arranged; if None, each has the whole model.
-        device_type: Type of the device of this process.
+        layout: The layout of the ranks; None: a replica of the model on every rank.
+        vendor: The vendor of the device of this process; None: the CPU.
 
     Raises:
-        ConfigError: If nobody owns the name, ``name`` and ``plugin`` want different strategies, or the strategy does
+        ConfigError: If the name is unknown, ``name`` and ``plugin`` select different strategies, or the strategy does
             not train on the device.
     """
-    wanted: str | None = getattr(plugin, "strategy", None)
-    if name is not None and wanted is not None and name != wanted:
+    of_plugin: str | None = getattr(plugin, "strategy", None)
+    if name is not None and of_plugin is not None and name != of_plugin:
         raise ConfigError(
-            f"`{type(plugin).__name__}` configures the strategy `{wanted}`, but `{name}` was asked for. "
+            f"`{type(plugin).__name__}` configures the strategy `{of_plugin}`, but `{name}` was asked for. "
             "Drop one of the two."
         )
     fitting = "ddp" if topology.world_size > 1 else "single"
     if layout is not None and (layout.size("cp", "sp", "tp") > 1 or layout.ep > 1):
         fitting = "fsdp2"
-    chosen = name or wanted
+    chosen = name or of_plugin
     if layout is not None and layout.pp > 1 and chosen in (None, "fsdp2"):
-        chosen = "pipeline"  # whose stages are sharded as the plugin of version 2 says
-    strategy = STRATEGIES.get(chosen or _OF_DEVICE.get(device_type, fitting))()
-    reason = why_not_on(find_vendor(device_type), strategy.capabilities)
+        chosen = "pipeline"  # which shards its stages by the plugin of FSDP2
+    vendor = vendor or find_vendor("cpu")
+    strategy = STRATEGIES.get(chosen or _OF_DEVICE.get(vendor.name, fitting))()
+    reason = why_not_on(vendor, strategy.capabilities)
     if reason is not None:
         raise ConfigError(
-            f"The strategy `{strategy.name}` does not train on `{device_type}` devices. {reason}"
+            f"The strategy `{strategy.name}` does not train on `{vendor.name}` devices. {reason}"
         )
     return strategy
 
 
 def why_not_on(vendor: Vendor, capabilities: Capabilities) -> str | None:
-    """Say why a strategy with these capabilities does not train on a vendor's devices, None if it does."""
+    """Return why a strategy with these capabilities does not train on a vendor's devices, None if it does."""
     own, devices = _OF_DEVICE.get(vendor.name), capabilities.devices
     if devices is None and own is not None:
         return (

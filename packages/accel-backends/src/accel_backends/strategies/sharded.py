@@ -35,8 +35,8 @@ class ShardedStrategy(TorchStrategy):
             if isinstance(given, FullyShardedDataParallelPlugin)
             else FullyShardedDataParallelPlugin(fsdp_version=self.version)
         )
-        handler = context.handlers.get(AutocastKwargs)
-        self._has_autocast = not isinstance(handler, AutocastKwargs) or handler.enabled
+        handler = context.handlers.of(AutocastKwargs)
+        self._has_autocast = handler is None or handler.enabled
         ensure_group(context.runtime)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()

@@ -1,4 +1,4 @@
-"""What the strategies share that train with torch's own optimizers."""
+"""The base class of the strategies that train with the optimizers of torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
 from accel_backends.strategies.protocol import Capabilities, Feature, Sync
-from accel_backends.transforms.compile import CompileTransform, check_compiler
-from accel_backends.transforms.low_precision import LowPrecisionTransform
-from accel_backends.transforms.protocol import apply_transforms
-from accel_backends.unwrap import extract_model_from_parallel
-from accel_state.devices import find_vendor
+from accel_backends.transforms.compile import check_compiler, compile_model
+from accel_backends.unwrap import extract_model_from_parallel, inner_optimizer
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
 
@@ -31,9 +28,9 @@ _NOTHING = nullcontext()
 
 
 class TorchStrategy:
-    """Places, converts and transforms models, and leaves it to a subclass to wrap them for parallel work.
+    """Places, converts and compiles models; a subclass wraps them for parallel work.
 
-    States are handled as if every rank held the whole model.
+    The state of a model is treated as replicated on every rank.
     """
 
     name: ClassVar[str]
@@ -43,20 +40,20 @@ class TorchStrategy:
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: whole, since every rank has all of them."""
+        """The format of models and optimizers in checkpoints: `full`, since every rank has a replica."""
         return "full"
 
     @property
     def has_gradients_in_parameters(self) -> bool:
-        """Gradients are where torch puts them."""
+        """Whether gradients are in `Parameter.grad`."""
         return True
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run.
+        """Set up the strategy for a run.
 
         Raises:
-            ConfigError: If the precision exchanges layers or gradients are to pass through a hook, which this strategy
-                cannot work with, or the compiler does not know the device.
+            ConfigError: If the precision replaces layers, or a communication hook is set, and this strategy does not
+                support it; or if the compiler does not support the device.
         """
         if context.precision.has_own_layers and not self.capabilities.takes_exchanged_layers:
             raise ConfigError(
@@ -64,15 +61,13 @@ class TorchStrategy:
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
         if context.dynamo is not None:
-            check_compiler(context.dynamo, find_vendor(context.device.type))
-        hooks = context.handlers.get(DistributedDataParallelKwargs)
-        if isinstance(hooks, DistributedDataParallelKwargs) and context.topology.world_size > 1:
-            if hooks.comm_hook != DDPCommunicationHookType.NO:
+            check_compiler(context.dynamo, context.runtime.device_backend.vendor)
+        ddp = context.handlers.of(DistributedDataParallelKwargs)
+        if ddp is not None and context.topology.world_size > 1:
+            if ddp.comm_hook != DDPCommunicationHookType.NO:
                 self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
         self.context = context
-        compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)
-        self._transforms = (LowPrecisionTransform(context.precision), *compiling, *context.transforms)
-        # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.
+        # For schedulers that are prepared later. Weak: the user's references keep optimizers alive.
         self._optimizers: weakref.WeakSet[AcceleratedOptimizer] = weakref.WeakSet()
 
     def prepare(
@@ -100,10 +95,12 @@ class TorchStrategy:
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Place, convert, transform and wrap one model."""
+        """Place, convert, compile and wrap one model, in this order."""
         if self._choice(device_placement):
             model = place_model(model, self.context.device)
-        model = apply_transforms(model, self._transforms, evaluation_mode=evaluation_mode)
+        model = self.context.precision.convert(model)
+        if self.context.dynamo is not None:
+            model = compile_model(model, self.context.dynamo)
         return model if evaluation_mode else self._parallelise(model)
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
@@ -112,7 +109,7 @@ class TorchStrategy:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Wrap ``optimizer``; one that is wrapped already is returned as it is."""
+        """Wrap ``optimizer``; a prepared one is returned as it is."""
         if not isinstance(optimizer, AcceleratedOptimizer):
             optimizer = AcceleratedOptimizer(
                 optimizer,
@@ -125,11 +122,11 @@ class TorchStrategy:
     def prepare_scheduler(
         self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> AcceleratedScheduler:
-        """Wrap ``scheduler`` to follow its own optimizer, or all of ``optimizers`` if that is unknown."""
+        """Wrap ``scheduler`` to follow its optimizer, or all of ``optimizers`` if that is unknown."""
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
-        own = getattr(scheduler, "optimizer", None)
-        known = [prepared for prepared in self._optimizers if self._is_made_from(prepared, own)]
+        optimizer = getattr(scheduler, "optimizer", None)
+        known = [prepared for prepared in self._optimizers if self._is_made_from(prepared, optimizer)]
         settings = self.context.scheduling
         return AcceleratedScheduler(
             scheduler,
@@ -144,19 +141,19 @@ class TorchStrategy:
         return optimizer is prepared or optimizer is prepared.optimizer
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
-        """Hand ``loader`` to the run's ``make_loader``, or return it as it is where there is none."""
+        """Prepare ``loader`` by the run's ``make_loader``; without one, return it as it is."""
         if self.context.make_loader is None:
             return loader
         return self.context.make_loader(loader, device_placement=self._choice(device_placement))
 
     def share_sequences(self, loader: Any) -> Any:
-        """Return ``loader``: each rank has sequences of its own."""
+        """Return ``loader`` as it is: sequences are not sharded."""
         return loader
 
     def share_buffers(
         self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
     ) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: each rank has sequences of its own."""
+        """Return a context that does nothing: sequences are not sharded."""
         return _NOTHING
 
     def unwrap(
@@ -167,7 +164,7 @@ class TorchStrategy:
         keep_torch_compile: bool = True,
         recursive: bool = False,
     ) -> nn.Module:
-        """Return the user's model inside what `prepare_model` put around it."""
+        """Return the user's model without the wrappers of `prepare_model`."""
         return extract_model_from_parallel(
             model,
             keep_fp32_wrapper=keep_fp32_wrapper,
@@ -186,7 +183,7 @@ class TorchStrategy:
         """Multiply the gradients of ``models``, in place."""
         parameters = [parameter for model in models for parameter in model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        # `DTensor`s and plain tensors do not go into one list.
+        # `_foreach` functions do not take `DTensor`s and plain tensors in one list.
         gradients = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
         if gradients:
             torch._foreach_mul_(gradients, factor)
@@ -196,86 +193,85 @@ class TorchStrategy:
         return _NOTHING
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return none: models keep their parameters."""
+        """Return no parameters: models keep theirs."""
         return ()
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:
-        """Clip the norm of all gradients together and return what it was."""
+        """Clip the total norm of the gradients and return the norm before."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Clip each gradient value to plus or minus ``clip_value``."""
+        """Clamp all gradients to ``[-clip_value, clip_value]``."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of the user's model; every rank has all of it."""
+        """Return the state dict of the user's model, replicated on every rank."""
         return self.unwrap(model, keep_torch_compile=False).state_dict()
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of the user's model, as it lies on this rank."""
+        """Return the state dict of the user's model on this rank."""
         return self.unwrap(model, keep_torch_compile=False).state_dict()
 
     def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state, as it lies on this rank."""
+        """Return the state dict on this rank."""
         return self.local_model_state(model)
 
     def own_model_state(self, model: nn.Module) -> OwnState:
-        """Return nothing: tensors have their own names, and `local_model_state` tells which parts are here."""
+        """Return no values: `local_model_state` has all tensors by their names."""
         return self._own({}, None)
 
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of the user's model, as it lies on this rank."""
+        """Return the state dict of the user's model on this rank."""
         return self.local_model_state(model)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load the state into the user's model; every rank loads all of it."""
+        """Load a full state dict into the user's model on every rank."""
         return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
 
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer that was prepared."""
-        inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-        return inner
+        """Return the user's optimizer inside a prepared one."""
+        return inner_optimizer(optimizer)
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the optimizer that was prepared."""
+        """Return the class of the user's optimizer."""
         return type(self.bare_optimizer(optimizer))
 
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
-        """Return the state of ``optimizer``, as it lies on this rank."""
+        """Return the state dict of ``optimizer`` on this rank."""
         return optimizer.state_dict()
 
     def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
-        """Return nothing, as `own_model_state` does."""
+        """Return no values, as `own_model_state` does."""
         return self._own({}, None)
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters that ``optimizer`` steps, by their names in the users' models."""
+        """Return the parameters of ``optimizer`` by their names in the user's models."""
         return parameters_of(optimizer, [self.unwrap(model, keep_torch_compile=False) for model in models])
 
     def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
-        """Return the shapes of the parameters that ``optimizer`` steps, by group."""
+        """Return the shapes of the parameters of ``optimizer``, by group."""
         return [[parameter.shape for parameter in group["params"]] for group in optimizer.param_groups]
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
-        """Load the state into ``optimizer``; every rank loads all of it."""
+        """Load a full state dict into ``optimizer`` on every rank."""
         optimizer.load_state_dict(dict(state))
 
     def release(self) -> None:
         """Do nothing: models belong to the user."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: there are no other ranks to wait for.
+        """Return a context that does nothing, for a single process.
 
         Raises:
-            ConfigError: If there are, and one that has no batch left would keep them waiting.
+            ConfigError: With several processes, if the strategy does not support it.
         """
         if self.context.topology.world_size > 1:
             self.capabilities.check(Feature.JOIN, strategy=self.name)

@@ -1,13 +1,12 @@
-"""Compiles a model as the user's dynamo plugin says."""
+"""Compile a model as the user's `TorchDynamoPlugin` specifies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from accel_backends.containers import is_compiled_module
-from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.regional import compile_regions, has_compiled_regions
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
@@ -40,22 +39,9 @@ def check_compiler(plugin: TorchDynamoPlugin, vendor: Vendor) -> None:
     if plugin.backend != DynamoBackend.INDUCTOR or vendor.compiler == "inductor":
         return
     is_setting = vendor.compiler.upper() in DynamoBackend.list()
-    way_out = (
+    hint = (
         f"Use `dynamo_backend={vendor.compiler}`."
         if is_setting
         else f'Leave it out, and prepare `torch.compile(model, backend="{vendor.compiler}")`.'
     )
-    raise ConfigError(f"`dynamo_backend=inductor` generates no code for `{vendor.name}` devices. {way_out}")
-
-
-class CompileTransform:
-    """Compilation as a step of preparing a model, for training and evaluation alike."""
-
-    stage: ClassVar[Stage] = Stage.COMPILE
-
-    def __init__(self, plugin: TorchDynamoPlugin) -> None:
-        self.plugin = plugin
-
-    def apply(self, model: nn.Module, *, evaluation_mode: bool) -> nn.Module:
-        """Return ``model``, compiled as the plugin says."""
-        return compile_model(model, self.plugin)
+    raise ConfigError(f"`dynamo_backend=inductor` generates no code for `{vendor.name}` devices. {hint}")

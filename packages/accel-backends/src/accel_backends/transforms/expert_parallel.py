@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,7 +11,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.transforms.held_experts import ListedExperts, StackedExperts
-from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.token_dispatch import DispatchedExperts
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
@@ -34,8 +32,6 @@ class ExpertParallel:
     Raises:
         ConfigError: If the plan names no experts, or they cannot be spread over so many ranks.
     """
-
-    stage: ClassVar[Stage] = Stage.TENSOR_PARALLEL
 
     def __init__(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from torch.distributed.tensor.parallel import parallelize_module
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.transforms.cut_experts import CUT_EXPERTS, styles_of_experts
 from accel_backends.transforms.key_value_heads import with_copied_heads
-from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.random import capture_rng_states, restore_rng_states
@@ -41,8 +39,6 @@ class TensorParallel:
     Raises:
         ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
     """
-
-    stage: ClassVar[Stage] = Stage.TENSOR_PARALLEL
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
-from accel.preemption.guard import PreemptionGuard
 from accel.run.configuration import ProjectConfiguration, RunConfiguration
 from accel.run.prepared import PreparedObjects
 from accel_backends import Precision, Strategy
@@ -46,12 +45,12 @@ class Checkpointer:
     Args:
         configuration: The configuration of the run.
         processes: The processes of the run.
-        strategy: Gives and takes the states of models and optimizers.
-        precision: Gives and takes the state of the gradient scaler.
+        strategy: Has the state of models and optimizers.
+        precision: Has the state of the gradient scaler.
         prepared: The prepared objects.
-        stepper: Knows where the accumulation stands.
-        gradient_state: Knows which loaders are being read.
-        preemption: Tells whether the run handles preemption; it then goes on in the middle of an epoch.
+        stepper: Has the state of the accumulation.
+        gradient_state: Has the loaders that are being read.
+        resumes_loaders: Whether `load` resumes loaders in the middle of their epoch by default.
     """
 
     def __init__(
@@ -64,18 +63,17 @@ class Checkpointer:
         prepared: PreparedObjects,
         stepper: Stepper,
         gradient_state: GradientState,
-        preemption: PreemptionGuard,
+        resumes_loaders: Callable[[], bool],
     ) -> None:
         self.custom_objects: list[Any] = []
         self._configuration = configuration
-        self._uses_stateful_loaders = configuration.loader.use_stateful_dataloader
         self._processes = processes
         self._strategy = strategy
         self._precision = precision
         self._prepared = prepared
         self._stepper = stepper
         self._gradient_state = gradient_state
-        self._preemption = preemption
+        self._resumes_loaders = resumes_loaders
         self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
@@ -232,7 +230,7 @@ class Checkpointer:
             key_map=key_map or {},
             verify=verify,
             is_strict=strict,
-            restore_loaders=self._resumes_loaders if restore_loaders is None else restore_loaders,
+            restore_loaders=self._resumes_loaders() if restore_loaders is None else restore_loaders,
         )
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
@@ -350,11 +348,6 @@ class Checkpointer:
             active_loaders=self._gradient_state.dataloader_references,
         )
 
-    @property
-    def _resumes_loaders(self) -> bool:
-        """Whether loaders go on in the middle of their epoch without being asked to in `load`."""
-        return self._uses_stateful_loaders or self._preemption.is_enabled
-
     def _files_of_this_rank(
         self,
         stage: Stage,
@@ -368,7 +361,7 @@ class Checkpointer:
         from accel.checkpoints.saving import collect, describe
 
         left = [item.label for item in loader_items(content) if item.was_left_early]
-        if left and self._resumes_loaders:
+        if left and self._resumes_loaders():
             logger.warning_once(
                 "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
                 "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "

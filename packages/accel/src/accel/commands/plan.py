@@ -119,7 +119,7 @@ class PlanCommand:
 
 
 def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
-    from accel.plan_report.table import as_data, as_text
+    from accel.plan_report import plan_data, plan_text
     from accel_backends.plans.estimate import estimate
     from accel_backends.plans.model_sizes import model_sizes
     from accel_state.layout_rules import check_layout
@@ -131,22 +131,22 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
     stages = estimate(model, plan, layout, _step(arguments))
     name = arguments.model_name
     if arguments.json:
-        return json.dumps(as_data(stages, name=name), indent=2)
-    return as_text(stages, name=name)
+        return json.dumps(plan_data(stages, name=name), indent=2)
+    return plan_text(stages, name=name)
 
 
 def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
-    from accel.plan_report.needs import failed_text, fitting_data, fitting_text
+    from accel.plan_report import failed_text, fitting_data, fitting_text
     from accel_backends.plans.fitting import proposals
 
     num_ranks, memory = _fit(arguments.fit)
-    found, failed = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
+    layouts, failed = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
     sys.stderr.write(failed_text(failed))
     if arguments.json:
-        return json.dumps(fitting_data(found, memory=memory), indent=2)
-    size = arguments.fit.partition(":")[2]  # as it was given
+        return json.dumps(fitting_data(layouts, memory=memory), indent=2)
+    size = arguments.fit.partition(":")[2]  # in the user's units
     wanted = f"`{arguments.model_name}` on {num_ranks} ranks of {size}"
-    return fitting_text(found, memory=memory, wanted=wanted)
+    return fitting_text(layouts, memory=memory, wanted=wanted)
 
 
 def _layout(arguments: argparse.Namespace) -> MeshLayout:
@@ -181,8 +181,7 @@ def _fit(words: str) -> tuple[int, int]:
     ranks, separator, memory = words.partition(":")
     if not separator or not ranks.isdecimal() or int(ranks) < 1:
         raise ConfigError(
-            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`. "
-            "Write it so."
+            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`. Pass both."
         )
     return int(ranks), convert_file_size_to_int(memory)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin, collect
+import accel_backends
+from accel_backends import Handlers, SchedulerSettings, Strategy, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_checkpoint import Retention
 from accel_data import DataLoaderConfiguration
@@ -17,49 +18,23 @@ from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
-from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_state.kwargs_handler import KwargsHandler
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from accel_backends import (
-        DeepSpeedPlugin,
-        FullyShardedDataParallelPlugin,
-        MegatronLMPlugin,
-        TorchTensorParallelPlugin,
-    )
+    from accel_backends import TorchTensorParallelPlugin
 
-Handler = TypeVar("Handler", bound=KwargsHandler)
 NOT_GIVEN: Any = object()
-"""Default of arguments whose absence means something else than any value."""
+"""Default of arguments for which None is a value."""
 
 
-def make_fsdp_plugin() -> FullyShardedDataParallelPlugin:
-    """Return the plugin that the launcher's settings describe."""
-    from accel_backends import FullyShardedDataParallelPlugin  # imports the engine
-
-    return FullyShardedDataParallelPlugin()
-
-
-def make_deepspeed_plugin() -> DeepSpeedPlugin:
-    """Return the plugin that the launcher's settings describe."""
-    from accel_backends import DeepSpeedPlugin
-
-    return DeepSpeedPlugin()
-
-
-def make_megatron_lm_plugin() -> MegatronLMPlugin:
-    """Return the plugin that the launcher's settings describe."""
-    from accel_backends import MegatronLMPlugin
-
-    return MegatronLMPlugin()
-
-
-ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {
-    "use_fsdp": ("fsdp_plugin", make_fsdp_plugin),
-    "use_deepspeed": ("deepspeed_plugin", make_deepspeed_plugin),
-    "use_megatron_lm": ("megatron_lm_plugin", make_megatron_lm_plugin),
+# The class is imported by its name when a setting selects it: with it comes the engine.
+ENGINE_PLUGINS: Mapping[str, tuple[str, str]] = {
+    "use_fsdp": ("fsdp_plugin", "FullyShardedDataParallelPlugin"),
+    "use_deepspeed": ("deepspeed_plugin", "DeepSpeedPlugin"),
+    "use_megatron_lm": ("megatron_lm_plugin", "MegatronLMPlugin"),
 }
-"""Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
+"""By the setting that selects an engine: the argument of `Accelerator`, and the class of its plugin."""
 
 
 @dataclass
@@ -68,13 +43,13 @@ class ProjectConfiguration:
 
     Args:
         project_dir: Folder for everything the project writes.
-        logging_dir: Folder for local trackers; `project_dir` where not given.
+        logging_dir: Folder for local trackers. Default: `project_dir`.
         automatic_checkpoint_naming: Number checkpoints `checkpoints/checkpoint_0`, `checkpoint_1`, …
         total_limit: Number of newest checkpoints to keep; older ones are deleted after a new one is complete. Default:
             all.
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on every machine's main process rather than on the one main process.
-        retention: Which checkpoints to keep beside the newest: the best by a metric, every n-th; in place of
+        retention: The checkpoints to keep in addition to the newest: the best by a metric, every n-th. Replaces
             `total_limit`.
 
     Raises:
@@ -109,52 +84,17 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Set `project_dir`, and `logging_dir` where it has no folder of its own yet."""
+        """Set `project_dir`, and `logging_dir` if that is not set."""
         self.project_dir = None if project_dir is None else os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
 
 
-class Handlers(Mapping[type[KwargsHandler], KwargsHandler]):
-    """Handlers by their class; what is replaced holds for everything that is prepared later.
-
-    Args:
-        given: The user's handlers.
-
-    Raises:
-        ConfigError: If one is of an unknown class, or two are of the same class.
-    """
-
-    def __init__(self, given: Iterable[KwargsHandler] | None) -> None:
-        self._handlers = dict(collect(given))
-
-    def __getitem__(self, kind: type[KwargsHandler]) -> KwargsHandler:
-        return self._handlers[kind]
-
-    def __iter__(self) -> Iterator[type[KwargsHandler]]:
-        return iter(self._handlers)
-
-    def __len__(self) -> int:
-        return len(self._handlers)
-
-    def of(self, kind: type[Handler]) -> Handler | None:
-        """Return the handler of a class, None if there is none."""
-        found = self._handlers.get(kind)
-        return found if isinstance(found, kind) else None
-
-    def replace(self, kind: type[Handler], handler: Handler | None) -> None:
-        """Put `handler` in the place of the one of its class; None removes that."""
-        if handler is None:
-            self._handlers.pop(kind, None)
-        else:
-            self._handlers[kind] = handler
-
-
 @dataclass
 class RunConfiguration:
-    """Everything an `Accelerator` decided when it was built; nothing asks the environment afterwards.
+    """The decisions of an `Accelerator` when it is built; the environment is not read afterwards.
 
-    What a script assigns later holds for everything that is prepared from then on.
+    A value that a script assigns later applies to everything that is prepared afterwards.
     """
 
     accumulation: GradientAccumulationPlugin
@@ -170,11 +110,6 @@ class RunConfiguration:
     device_placement: bool
     is_device_map_allowed: bool
     scheduling: SchedulerSettings
-
-    @property
-    def process_group(self) -> InitProcessGroupKwargs | None:
-        """How the process group is to be set up, where the user said so."""
-        return self.handlers.of(InitProcessGroupKwargs)
 
 
 def resolve(
@@ -231,20 +166,20 @@ def resolve(
 def resolve_handlers(
     given: Sequence[KwargsHandler] | None, fp8_backend: FP8BackendType | str | None
 ) -> Handlers:
-    """Combine the handlers with the library that computes in 8 bits, which a handler may name too.
+    """Combine the handlers with `fp8_backend`; a handler may select the library for 8-bit arithmetic too.
 
     Raises:
-        ConfigError: If a handler is not known, or the two name different libraries.
+        ConfigError: If a handler is unknown, or the two name different libraries.
     """
-    handlers = Handlers(given)
+    handlers = collect(given)
     if fp8_backend is not None:
-        asked = recipe_named(fp8_backend)
+        default = recipe_named(fp8_backend)
         recipe = given_recipe(handlers)
         if recipe is None:
-            handlers.replace(type(asked), asked)
-        elif recipe.library != asked.library:
+            handlers[type(default)] = default
+        elif recipe.library != default.library:
             raise ConfigError(
-                f"`fp8_backend` is `{asked.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass "
+                f"`fp8_backend` is `{default.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass "
                 "the recipe alone."
             )
     return handlers
@@ -253,7 +188,7 @@ def resolve_handlers(
 def resolve_accumulation(
     steps: int, plugin: GradientAccumulationPlugin | None, *, setting: Callable[[str], Any] = read
 ) -> GradientAccumulationPlugin:
-    """Combine the two arguments and the launcher's setting; an argument wins over the setting.
+    """Combine the two arguments and the launcher's setting; an argument takes precedence.
 
     Raises:
         ConfigError: If both arguments are given, or the number of steps is below 1.
@@ -266,12 +201,12 @@ def resolve_accumulation(
             )
         if plugin.num_steps is not None:
             return plugin
-    asked = setting("gradient_accumulation_steps")
-    if asked is not None and steps == 1:
-        steps = asked
-    elif asked not in (None, steps):
+    launched = setting("gradient_accumulation_steps")
+    if launched is not None and steps == 1:
+        steps = launched
+    elif launched not in (None, steps):
         warn_user(
-            f"The launcher asks for `gradient_accumulation_steps` {asked}, the script for {steps}; "
+            f"The launcher asks for `gradient_accumulation_steps` {launched}, the script for {steps}; "
             "the script's holds.",
         )
     if type(steps) is not int or steps < 1:
@@ -280,10 +215,10 @@ def resolve_accumulation(
 
 
 def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) -> GradientAccumulationPlugin:
-    """Return the accumulation with the number of steps that the plugin of an engine names, if it names one.
+    """Return the accumulation with the number of steps of the engine's plugin, if that has one.
 
     Raises:
-        ConfigError: If another number was asked for.
+        ConfigError: If the script has another number.
     """
     steps = getattr(plugin, "gradient_accumulation_steps", None)
     if type(steps) is not int or steps == accumulation.num_steps:
@@ -329,7 +264,7 @@ def resolve_dynamo(
     *,
     earlier: TorchDynamoPlugin | None = None,
 ) -> TorchDynamoPlugin:
-    """Combine the two ways of asking for `torch.compile`; an earlier `Accelerator`'s counts if neither is given.
+    """Combine the two ways to request `torch.compile`; an earlier `Accelerator`'s counts if neither is given.
 
     Raises:
         ConfigError: If both are given.
@@ -347,18 +282,17 @@ def resolve_engine(
     earlier: Mapping[str, Any] = MappingProxyType({}),
     setting: Callable[[str], Any] = read,
 ) -> tuple[Mapping[str, Any], Any, str | None]:
-    """Find which engine trains the model: the plugin that was passed, or what the launcher asked for.
+    """Select the engine that trains the model: by the plugin that was passed, or by the launcher's settings.
 
     Args:
-        plugins: Plugin by the name of its argument, or a dict of several by names of their own, the first of which
-            counts; those left out are None.
-        earlier: Plugins of an earlier `Accelerator` of this process, by the same names; one of them counts where
-            nothing else is passed.
+        plugins: Plugins by the name of their argument, None if left out. A plugin may be a dict of several by name,
+            of which the first is selected.
+        earlier: Plugins of an earlier `Accelerator` of this process, by the same names; used if none is passed.
         setting: Reads a setting by its name.
 
     Returns:
-        The plugins with one that the launcher's settings stand for, the plugin that counts (or None), and the name of
-        its strategy (None: decided by the number of processes).
+        The plugins, including one made from the launcher's settings; the selected plugin or None; and the name of its
+        strategy, None if the number of processes decides.
 
     Raises:
         ConfigError: If several are given, or a plugin names no strategy.
@@ -377,18 +311,18 @@ def resolve_engine(
                 "Give the class a `strategy` attribute with the name of an installed strategy."
             )
         return plugins, plugin, strategy
-    for switch, (name, make) in ENGINE_PLUGINS.items():
+    for switch, (name, class_name) in ENGINE_PLUGINS.items():
         if setting(switch):
-            plugin = make()
+            plugin = getattr(accel_backends, class_name)()
             return {**plugins, name: plugin}, plugin, plugin.strategy
     return plugins, None, None
 
 
 def one_of(**arguments: Any) -> Any:
-    """Return the argument that was passed, of several names for the same thing, None if none was.
+    """Return the value of the one alias that was passed, None if none was.
 
     Raises:
-        ConfigError: If more than one was.
+        ConfigError: If several were.
     """
     given = _without_none(arguments)
     if len(given) > 1:
@@ -399,10 +333,10 @@ def one_of(**arguments: Any) -> Any:
 
 
 def _first_plugin(name: str, passed: Any) -> Any:
-    """Return the plugin that was passed, or the first of several.
+    """Return the plugin, or the first of a dict of plugins.
 
     Raises:
-        ConfigError: If there is none, or they are for different strategies.
+        ConfigError: If the dict is empty, or its plugins are for different strategies.
     """
     if not isinstance(passed, Mapping):
         return passed
@@ -422,7 +356,7 @@ def _without_none(plugins: Mapping[str, Any]) -> dict[str, Any]:
 def resolve_parallelism(
     plugin: TorchTensorParallelPlugin | None, config: ParallelismConfig | None
 ) -> ParallelismConfig | None:
-    """Combine the older plugin of tensor parallelism with the axes of parallelism.
+    """Combine the deprecated `torch_tp_plugin` with `parallelism_config`.
 
     Raises:
         ConfigError: If both are given.
@@ -441,23 +375,23 @@ def resolve_parallelism(
 
 
 def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:
-    """Return which generators every rank sets alike at the start of an epoch; samplers' own by default."""
+    """Return the RNGs to synchronize at the start of each epoch; by default the generators of samplers."""
     return (RNGType.GENERATOR,) if rng_types is None else tuple(RNGType(kind) for kind in rng_types)
 
 
 def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
-    """Refuse axes of parallelism that the strategy would not serve, or not by what is named.
+    """Check that the strategy supports the axes of `parallelism_config`, and its `sp_backend`.
 
     Raises:
-        ConfigError: Naming them.
+        ConfigError: If not; names the axes.
     """
-    served = strategy.capabilities.mesh_axes
-    asked = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
-    idle = [axis for axis in asked if axis not in served]
+    supported = strategy.capabilities.mesh_axes
+    active = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
+    idle = [axis for axis in active if axis not in supported]
     if idle:
         raise ConfigError(
             f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
-            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(served))}. Use an engine that "
+            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(supported))}. Use an engine that "
             "does, or set them to 1."
         )
     backend = strategy.capabilities.sp_backend

@@ -1,4 +1,4 @@
-"""The strategy, the precision and the weighted loss of a run, made from its configuration."""
+"""The state, strategy, precision and weighted loss of a run, created from its configuration."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from accel_backends import (
 )
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_state import AcceleratorState, ConfigError, current_runtime
+from accel_state.kwargs_handler import InitProcessGroupKwargs
 
 
 def earlier_plugins() -> dict[str, Any]:
@@ -37,7 +38,7 @@ def earlier_dynamo() -> TorchDynamoPlugin | None:
 
 
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
-    """Return the state of this process, which sets up the process group as `configuration` says.
+    """Return the state of this process; the first call sets up the process group as `configuration` specifies.
 
     A plugin that has `before_device` is called first.
 
@@ -45,7 +46,7 @@ def make_state(configuration: RunConfiguration, **arguments: Any) -> Accelerator
         configuration: The configuration of the run.
         **arguments: Further arguments of `AcceleratorState`.
     """
-    group = configuration.process_group
+    group = configuration.handlers.of(InitProcessGroupKwargs)
     before_device = getattr(configuration.plugin, "before_device", None)
     if before_device is not None:
         before_device()
@@ -78,7 +79,7 @@ def make_strategy(
     """Return the strategy, set up for this run; `make_loader` prepares its loaders.
 
     Raises:
-        ConfigError: If the run asks for what the strategy cannot do.
+        ConfigError: If the strategy does not support the configuration.
     """
     runtime = current_runtime()
     strategy = select_strategy(
@@ -86,7 +87,7 @@ def make_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
         layout=runtime.layout,
-        device_type=runtime.device.type,
+        vendor=runtime.device_backend.vendor,
     )
     strategy.setup(
         StrategyContext(
@@ -106,7 +107,7 @@ def make_strategy(
 
 
 def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
-    """Return what weighs losses by their number of items, over the ranks that compute losses of different items."""
+    """Return the weighting of losses by their number of items, over the ranks with different items."""
     layout, mesh = current_runtime().layout, state.device_mesh
     group = None
     if mesh is not None and 1 < layout.num_loss_ranks < layout.world_size:
@@ -115,10 +116,10 @@ def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
 
 
 def check_native_amp(precision: Precision, is_wanted: bool) -> None:
-    """Refuse to turn autocast on or off otherwise than by the precision.
+    """Check that `native_amp` is set to the value that follows from the precision.
 
     Raises:
-        ConfigError: If `is_wanted` is not what the precision does.
+        ConfigError: If it is not.
     """
     if is_wanted != (precision.dtype is not None):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Prepare models, optimizers, schedulers and loaders for a run, and remember them."""
+"""Prepare models, optimizers, schedulers and loaders for a run, and keep track of them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from torch.utils.data import DataLoader
 
 import accel_data
 import accel_ops
-from accel.preemption.guard import PreemptionGuard
 from accel.run import rank_settings
 from accel.run.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.strategies.bundle_builder import BundleBuilder
-from accel_backends.strategies.own_mesh import check_own_mesh, has_own_mesh
-from accel_backends.strategies.prepare_checks import check_parameters, check_placement
+from accel_backends.strategies.bundle import BundleBuilder
+from accel_backends.strategies.checks import (
+    check_library_mesh,
+    check_parameters,
+    check_placement,
+    has_library_mesh,
+)
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime
 
 
 class PreparedLoaders(Sequence[DataLoader[Any]]):
-    """Loaders in the order in which they were prepared, each once, for as long as somebody else holds them.
+    """Weak references to the prepared loaders, in the order in which they were prepared, each once.
 
-    A run that prepares a loader for each epoch has one at a time, not one more for each epoch that it has trained.
-    A loader keeps its number, whatever is garbage-collected before or after it.
+    A run that prepares a loader for each epoch keeps only the current one. A loader keeps its number when others are
+    garbage-collected.
     """
 
     def __init__(self) -> None:
@@ -41,24 +44,24 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
         self._num_added = 0
 
     def add(self, loader: DataLoader[Any]) -> None:
-        """Note a loader unless it was noted before."""
+        """Add a loader, once."""
         if not any(loader is one for one in self):
             self._references[self._num_added] = weakref.ref(loader)
             self._num_added += 1
-            loader._is_accelerate_prepared = True  # where libraries look for it
+            loader._is_accelerate_prepared = True  # read by libraries
 
     def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
-        """Note several loaders."""
+        """Add several loaders."""
         for loader in loaders:
             self.add(loader)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         self._references.clear()
         self._num_added = 0
 
     def by_number(self) -> dict[int, DataLoader[Any]]:
-        """Return the loaders by number: how many were prepared before."""
+        """Return the loaders by their number, which is the number of loaders prepared before them."""
         alive = {n: loader for n, one in self._references.items() if (loader := one()) is not None}
         self._references = {number: self._references[number] for number in alive}
         return alive
@@ -78,7 +81,7 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
 
 
 class PreparedObjects:
-    """Models, optimizers, schedulers and loaders, each once, in the order in which they were prepared.
+    """The prepared models, optimizers, schedulers and loaders, each once, in the order of preparation.
 
     Args:
         strategy: Unwraps prepared models.
@@ -94,7 +97,7 @@ class PreparedObjects:
 
     @property
     def trained_models(self) -> list[nn.Module]:
-        """Models that were prepared for training, not for evaluation only."""
+        """The models that were prepared for training, not for evaluation only."""
         return [model for model in self.models if model not in self._evaluation_only]
 
     def find(self, thing: object) -> Any | None:
@@ -108,7 +111,7 @@ class PreparedObjects:
         return next((loader for loader in self.loaders if loader is thing), None)
 
     def find_model(self, model: nn.Module) -> nn.Module | None:
-        """Return the model that was prepared from `model` for training, or `model` if it is one; else None."""
+        """Return the model that was prepared from `model` for training, `model` if it is one, else None."""
         unwrap = self._strategy.unwrap
         for ready in self.trained_models:
             inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
@@ -133,7 +136,7 @@ class PreparedObjects:
             _add(self.schedulers, scheduler)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all of them."""
         self.models.clear()
         self.optimizers.clear()
         self.schedulers.clear()
@@ -141,21 +144,24 @@ class PreparedObjects:
 
 
 def _add(things: list[Any], new: Any) -> None:
-    new._is_accelerate_prepared = True  # where libraries look for it
+    new._is_accelerate_prepared = True  # read by libraries
     if not any(new is old for old in things):
         things.append(new)
 
 
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
 class Preparer:
-    """Checks, prepares and remembers what the user hands over.
+    """Checks and prepares the user's objects, and adds them to the prepared ones.
 
     Args:
         configuration: The configuration of the run.
         processes: The processes of the run.
         strategy: Prepares models, optimizers and schedulers.
-        prepared: Where prepared objects are remembered.
-        stepper: Knows where the accumulation stands.
-        preemption: Lets the workers of loaders outlive its signals.
+        prepared: The prepared objects.
+        stepper: The state of the accumulation.
     """
 
     def __init__(
@@ -166,17 +172,15 @@ class Preparer:
         strategy: Strategy,
         prepared: PreparedObjects,
         stepper: Stepper,
-        preemption: PreemptionGuard,
     ) -> None:
         self._configuration = configuration
         self._processes = processes
         self._strategy = strategy
         self._prepared = prepared
         self._stepper = stepper
-        self._preemption = preemption
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
-        """Return the prepared objects; one alone, not in a tuple. See `Accelerator.prepare`."""
+        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`."""
         if device_placement is not None and len(device_placement) != len(objects):
             raise ConfigError(
                 f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
@@ -185,9 +189,8 @@ class Preparer:
         places = device_placement or [self._configuration.device_placement] * len(objects)
         builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
         self._check(builder.bundle.models, builder.bundle.optimizers)
-        parameters = [one for model in builder.bundle.models for one in model.parameters()]
-        if self._processes.use_distributed and any(one.requires_grad for one in parameters):
-            # The ranks communicate anyway, to replicate or shard a model.
+        if self._processes.use_distributed and any(map(_is_trainable, builder.bundle.models)):
+            # The ranks communicate anyway, to replicate or shard the model.
             current_runtime().await_arrival("prepare")
             rank_settings.prepare(
                 builder.bundle, self._configuration.loader, num_steps=self._stepper.num_steps
@@ -264,12 +267,11 @@ class Preparer:
         )
         ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._prepared.loaders.add(ready)
-        self._preemption.keep_workers(ready)
         return ready
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None) -> Iterator[None]:
-        """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
+        """Train on a different number of batches per rank in the block; see `Accelerator.join_uneven_inputs`."""
         with ExitStack() as stack:
             if even_batches is not None and self._processes.use_distributed:
                 for loader in self._prepared.loaders:
@@ -279,7 +281,7 @@ class Preparer:
             yield
 
     def free_memory(self, objects: Sequence[Any]) -> Any:
-        """Forget everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
+        """Release everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
         self._prepared.clear()
         self._strategy.release()
         self._stepper.reset()
@@ -293,17 +295,17 @@ class Preparer:
                 num_processes=num_processes,
                 is_bypassed=self._configuration.is_device_map_allowed,
             )
-            check_own_mesh(
+            check_library_mesh(
                 model,
                 current_runtime().layout,
                 strategy=self._strategy.name,
                 shards_parameters=self._strategy.capabilities.shards_parameters,
             )
         if optimizers:
-            # transformers' Trainer prepares a model that is sharded already for evaluation only: it stays as it is.
-            as_they_are = [model for model in self._prepared.models if has_own_mesh(model)]
-            trained = [*models, *self._prepared.trained_models, *as_they_are]
-            # A model may override `parameters()`; the gradients of all are reduced.
+            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
+            sharded = [model for model in self._prepared.models if has_library_mesh(model)]
+            trained = [*models, *self._prepared.trained_models, *sharded]
+            # A model may override `parameters()`, but the gradients of all parameters are reduced.
             known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
             known += self._strategy.replaced_parameters()
         for optimizer in optimizers:

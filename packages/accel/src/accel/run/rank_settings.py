@@ -23,7 +23,7 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 def prepare(bundle: Bundle, loading: DataLoaderConfiguration, *, num_steps: int) -> None:
-    """Compare the settings of this rank with those of the others, all of which must call this.
+    """Compare the settings of all ranks. Every rank must call it.
 
     Raises:
         ConfigError: On every rank, if they could not train together; other differences are a warning.
@@ -31,9 +31,9 @@ def prepare(bundle: Bundle, loading: DataLoaderConfiguration, *, num_steps: int)
     transport = current_transport()
     if not must_check(transport, ()):
         return
-    own = {"mixed_precision": AcceleratorState().mixed_precision, "gradient_accumulation_steps": num_steps}
-    own |= _settings_of(bundle, loading)
-    of_ranks = gather_each(transport, Call(prepare), {name: str(value) for name, value in own.items()})
+    local = {"mixed_precision": AcceleratorState().mixed_precision, "gradient_accumulation_steps": num_steps}
+    local |= _settings_of(bundle, loading)
+    of_ranks = gather_each(transport, Call(prepare), {name: str(value) for name, value in local.items()})
     columns = {name: [each.get(name, "missing") for each in of_ranks] for each in of_ranks for name in each}
     columns = {name: values for name, values in columns.items() if len(set(values)) > 1}
     listed = "; ".join(f"`{name}` is {_by_value(values)}" for name, values in columns.items())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a run without trackers does without their modules
 
 
 class Trackers:
-    """The trackers that were chosen, those that were started, and the log that hands them values.
+    """The chosen and the started trackers, and the queue through which they are called.
 
     Args:
         log_with: The user's choice.
@@ -25,7 +25,7 @@ class Trackers:
         processes: The processes of the run.
 
     Raises:
-        ConfigError: If a tracker is unknown, or needs what is not there.
+        ConfigError: If a tracker is unknown, or needs a folder and there is none.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class Trackers:
 
     def choose(self, log_with: TrackerChoices) -> None:
         """Choose other trackers, for the next `start`."""
-        self._chosen = accel_trackers.filter_trackers(log_with, self._logging_dir)
+        self._chosen: list[str | GeneralTracker] = (
+            [] if log_with is None else accel_trackers.filter_trackers(log_with, self._logging_dir)
+        )
 
     def start(
         self,
@@ -77,16 +79,16 @@ class Trackers:
         self._started, self._background = list(trackers), accel_trackers.BackgroundLog(trackers)
 
     def taken(self) -> list[GeneralTracker]:
-        """Return all started trackers, for the caller to call; `log` waits for them from then on."""
+        """Return all started trackers for direct use; `log` calls them directly from then on."""
         self._call_directly(self._started)
         return self._started
 
     def take(self, name: str, *, unwrap: bool) -> Any:
-        """Return one started tracker, for the caller to call; `log` waits for it from then on.
+        """Return one started tracker for direct use; `log` calls it directly from then on.
 
         Args:
             name: Its name.
-            unwrap: Return its run object; on ranks that do not log, one that accepts every call.
+            unwrap: Return the run object of its library; on ranks that do not log, a `NoRun`.
 
         Raises:
             ConfigError: If no such tracker was started.
@@ -107,12 +109,12 @@ class Trackers:
         step: int | None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
-        """Hand `values` to every started tracker; see `BackgroundLog.log`."""
+        """Log `values` to every started tracker; see `BackgroundLog.log`."""
         if self._background is not None:
             self._background.log(values, step=step, log_kwargs=log_kwargs)
 
     def finish(self) -> None:
-        """Write out what was logged and close all trackers, also those after one that fails.
+        """Write out the logged values and close all trackers, also if one fails.
 
         Raises:
             TrackerError: If a tracker failed to log something.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
@@ -15,6 +14,7 @@ from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 
 if TYPE_CHECKING:
+    from accel_backends.handlers.collection import Handlers
     from accel_backends.precisions.fp8.conversion import Conversion
     from accel_state.devices import DeviceBackend
     from accel_state.kwargs_handler import KwargsHandler
@@ -32,9 +32,7 @@ class FP8Precision(BF16Precision):
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs, *RECIPE_KINDS)
     has_own_layers: ClassVar[bool] = True
 
-    def __init__(
-        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
-    ) -> None:
+    def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
         if not self.handler.enabled:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accel_backends.handlers.fp8 import RECIPES, WITHOUT_MSAMP, FP8RecipeKwargs, Recipe
@@ -10,15 +10,13 @@ from accel_state.availability import why_not
 from accel_state.enums import FP8BackendType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
-from accel_state.kwargs_handler import KwargsHandler
 from accel_state.user_warnings import warn_user
 from accel_state.versions import installed_version
 
 if TYPE_CHECKING:
-    from accel_backends.precisions.protocol import Precision
+    from accel_backends.handlers.collection import Handlers
+    from accel_backends.precisions.precision import Precision
     from accel_state.devices import DeviceBackend
-
-Handlers = Mapping[type[KwargsHandler], KwargsHandler]
 
 _PACKAGES = {
     FP8BackendType.AO: "torchao",

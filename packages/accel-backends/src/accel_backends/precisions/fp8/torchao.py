@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,12 +14,12 @@ from accel_backends.precisions.fp8.base import FP8Precision
 from accel_backends.precisions.fp8.torchao_layers import convert_model_to_fp8_ao, has_ao_layers
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError, UnknownNameError
-from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
-    from accel_backends.precisions.protocol import GatheredWeights
+    from accel_backends.handlers.collection import Handlers
+    from accel_backends.precisions.precision import GatheredWeights
     from accel_state.devices import DeviceBackend
 
 
@@ -39,7 +38,7 @@ class TorchAOPrecision(FP8Precision):
         self,
         *,
         device_backend: DeviceBackend,
-        handlers: Mapping[type[KwargsHandler], KwargsHandler],
+        handlers: Handlers,
         recipe: AORecipeKwargs,
     ) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
@@ -18,8 +17,8 @@ from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
+    from accel_backends.handlers.collection import Handlers
     from accel_state.devices import DeviceBackend
-    from accel_state.kwargs_handler import KwargsHandler
 
 _DEVICES = frozenset({"cuda"})
 _MULTIPLES = {"delayed": 16, "current": 16, "block": 16, "mxfp8": 32}
@@ -41,7 +40,7 @@ class TransformerEnginePrecision(FP8Precision):
         self,
         *,
         device_backend: DeviceBackend,
-        handlers: Mapping[type[KwargsHandler], KwargsHandler],
+        handlers: Handlers,
         recipe: TERecipeKwargs,
     ) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,8 +15,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin
 from accel_backends.scheduler import AcceleratedScheduler
-from accel_backends.strategies.bundle import Bundle, Placement
-from accel_backends.strategies.bundle_builder import register_kind
+from accel_backends.strategies.bundle import Bundle, Placement, register_kind
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
@@ -32,7 +30,6 @@ from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedSchedulerWrapper,
 )
 from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
-from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
 
@@ -216,9 +213,6 @@ class DeepSpeedStrategy(EngineStates):
         config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
         self._engines.end(part.model)
         is_trained = part.optimizer is not None
-        part = replace(
-            part, model=apply_transforms(part.model, self.context.transforms, evaluation_mode=not is_trained)
-        )
         stage = config.get("zero_optimization", {}).get("stage", 0)
         if not is_trained and stage != 3:
             return place_for_evaluation(part.model, config, context=self.context), None, None

@@ -16,8 +16,7 @@ from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.own_group import ensure_group
 from accel_backends.plugins.megatron import MegatronLMPlugin
 from accel_backends.plugins.megatron_parsers import optimizer_settings
-from accel_backends.strategies.bundle import Bundle, InTurn, Placement
-from accel_backends.strategies.bundle_builder import register_kind
+from accel_backends.strategies.bundle import Bundle, InTurn, Placement, register_kind
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.megatron.datasets import MegatronLMDummyDataLoader
 from accel_backends.strategies.megatron.engine import MegatronEngine

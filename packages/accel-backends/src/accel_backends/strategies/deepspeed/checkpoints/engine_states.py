@@ -16,6 +16,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
 )
 from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.unwrap import inner_optimizer
 
 
 class EngineStates(TorchStrategy):
@@ -115,7 +116,7 @@ class EngineStates(TorchStrategy):
 
     def _engine_with(self, optimizer: torch.optim.Optimizer) -> Any | None:
         """Return the engine of an optimizer, given as it was prepared or as it is inside."""
-        wanted = {id(optimizer), id(getattr(optimizer, "optimizer", optimizer))}
+        wanted = {id(optimizer), id(inner_optimizer(optimizer))}
         for engine in self.live_engines():
             if wanted & {id(engine.optimizer), id(stepping_optimizer(engine))}:
                 return engine

@@ -4,8 +4,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_backends import Bundle
-from accel_backends.strategies.bundle import InTurn
-from accel_backends.strategies.bundle_builder import BundleBuilder, kind_of
+from accel_backends.strategies.bundle import BundleBuilder, InTurn, kind_of
 from accel_state.errors import ConfigError
 
 

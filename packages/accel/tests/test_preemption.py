@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from accel import Accelerator
-from accel.preemption.preemption import REQUEUE, SIGNALS
+from accel.preemption import REQUEUE, SIGNALS
 from accel_state.errors import ConfigError, StateError
 from tools.harness.scripts import run_script, start_ranks
 

@@ -6,15 +6,15 @@ import time
 import pytest
 import torch.distributed as dist
 
-from accel.preemption import sync
-from accel.preemption.sync import PreemptionSync
+from accel import preemption
+from accel.preemption import PreemptionSync
 from accel_state.errors import StateError
 
 
 @pytest.fixture
 def agreements(monkeypatch):
     """Makes agreements for ranks that share a store, and closes them."""
-    monkeypatch.setattr(sync, "POLL_S", 0.01)
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
     made = []
 
     def make(world_size, *, store=None, ranks=None):
@@ -108,7 +108,7 @@ def test_all_ranks_stop_together_whichever_is_asked(agreements, asking):
 
 
 def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
-    monkeypatch.setattr(sync, "AGREEMENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(preemption, "AGREEMENT_TIMEOUT_S", 0.05)
     (alone_of_two,) = agreements(2, ranks=[0])
     alone_of_two.ask()
     wait_until(lambda: alone_of_two._is_pending)
@@ -144,7 +144,7 @@ def test_a_lost_store_is_detected_and_reported(agreements):
 def test_a_rank_that_does_not_leave_in_time_is_killed_with_the_exit_code():
     code = """
 import time
-from accel.preemption.sync import PreemptionSync
+from accel.preemption import PreemptionSync
 agreement = PreemptionSync(None, rank=4, world_size=1, grace_period_s=0.2, exit_code=99)
 agreement.ask()
 time.sleep(60)
@@ -159,7 +159,7 @@ time.sleep(60)
 def test_closing_cancels_the_deadline():
     code = """
 import time
-from accel.preemption.sync import PreemptionSync
+from accel.preemption import PreemptionSync
 agreement = PreemptionSync(None, rank=0, world_size=1, grace_period_s=1.0, exit_code=99)
 agreement.ask()
 agreement.advance()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_backends.strategies.prepare_checks import (
+from accel_backends.strategies.checks import (
     check_parameters,
     check_placement,
     has_device_map,

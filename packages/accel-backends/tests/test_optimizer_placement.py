@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from accel_backends import AcceleratedOptimizer, move_to_device
-from accel_backends.state_placement import place_optimizer_state
+from accel_backends.optimizer import place_optimizer_state
 
 Pair = namedtuple("Pair", ["left", "right"])
 

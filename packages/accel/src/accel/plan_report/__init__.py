@@ -1,1 +1,0 @@
-"""What ``accel plan`` prints and draws."""
