@@ -127,29 +127,9 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel_backends.checkpoint_formats.protocol import SaveChoices
         from accel_checkpoint.saving.handle import SaveHandle
 
-        given = dict(options)
-        content = self.content(given.pop("checkpoint_format", None) or "")
-        shard_size = given.pop("max_shard_size", None)
-        unknown = sorted(set(given) - content.form.save_arguments)
-        if unknown:
-            known = [
-                "blocking",
-                "metrics",
-                "checkpoint_format",
-                "max_shard_size",
-                *sorted(content.form.save_arguments),
-            ]
-            raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
-        choices = SaveChoices(
-            rank=self._processes.process_index,
-            is_writer=self._processes.is_main_process,
-            safe=safe_serialization,
-            max_shard_size=shard_size,
-            engine_options=given,
-        )
+        content, choices = self._content_and_choices(options, safe=safe_serialization)
         # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
         numbers = self._checked_metrics(metrics)
         saver = self._get_saver()
@@ -263,6 +243,32 @@ class Checkpointer:
             self.project.iteration = next_iteration
             self._newest_number = next_iteration - 1
         return True
+
+    def _content_and_choices(
+        self, options: Mapping[str, Any], *, safe: bool
+    ) -> tuple[RunObjects, SaveChoices]:
+        """Return what to save and how, by the further arguments of `save_state`.
+
+        Raises:
+            ConfigError: If the format of the checkpoint knows no such argument.
+        """
+        from accel_backends.checkpoint_formats.protocol import SaveChoices
+
+        given = dict(options)
+        content = self.content(given.pop("checkpoint_format", None) or "")
+        max_shard_size = given.pop("max_shard_size", None)
+        of_format = content.form.save_arguments
+        unknown = sorted(set(given) - of_format)
+        if unknown:
+            known = ["blocking", "metrics", "checkpoint_format", "max_shard_size", *sorted(of_format)]
+            raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
+        return content, SaveChoices(
+            rank=self._processes.process_index,
+            is_writer=self._processes.is_main_process,
+            safe=safe,
+            max_shard_size=max_shard_size,
+            engine_options=given,
+        )
 
     @property
     def is_model_writer(self) -> bool:
