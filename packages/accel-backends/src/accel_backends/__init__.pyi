@@ -1,5 +1,3 @@
-from accel_backends.containers import is_compiled_module as is_compiled_module
-from accel_backends.containers import register_container as register_container
 from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
 from accel_backends.handlers.collection import Handlers as Handlers
 from accel_backends.handlers.collection import collect as collect
@@ -116,5 +114,7 @@ from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_backends.transforms.regional import compile_regions as compile_regions
 from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
 from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
+from accel_backends.unwrap import is_compiled_module as is_compiled_module
+from accel_backends.unwrap import register_container as register_container
 
 __version__: str

@@ -12,10 +12,9 @@ from accel_checkpoint.file_names import checkpoint_name, random_states_file
 from accel_checkpoint.files import read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.formats.weight_files import read_weights
-from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
+from accel_checkpoint.manifest import Manifest, checked_file, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
 from accel_checkpoint.ranks.agreement import agreement_of
-from accel_checkpoint.reading.checked import checked_file
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.retention import Retention, checked_metrics

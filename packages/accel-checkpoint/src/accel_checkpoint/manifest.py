@@ -1,4 +1,4 @@
-"""The manifest lists every file of a checkpoint. It is written last: a folder with a manifest is complete."""
+"""The manifest lists every file of a checkpoint, with its digest. It is written last: a folder with one is complete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,36 @@ def _check(manifest: Manifest, path: Path) -> None:
             raise CheckpointError(
                 f"The manifest `{path}` names the file `{entry.name}`. Only files inside the folder are read."
             )
+
+
+class DamagedFileError(CheckpointError):
+    """A file of a checkpoint is not what was saved; an error also for loads that are not strict."""
+
+
+def checked_file(folder: Path, name: str) -> Path:
+    """Return the path of a file of a checkpoint whose digest is that in the manifest.
+
+    Reads the whole file. Without a manifest, or if that does not list the file, there is nothing to compare.
+
+    Raises:
+        DamagedFileError: If the digest differs.
+        CheckpointError: As `regular_file`; or if the manifest is damaged.
+    """
+    path = regular_file(folder, name)
+    entry = _entries(folder).get(name) if has_manifest(folder) else None
+    if entry is not None and digest_of(path, like=entry.digest) != entry.digest:
+        raise DamagedFileError(
+            f"`{path}` is not what was saved: its digest differs. Load another checkpoint, or copy this one again."
+        )
+    return path
+
+
+def _entries(folder: Path) -> dict[str, FileEntry]:
+    status = (folder / MANIFEST_NAME).stat()
+    return _entries_of(folder, (status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=4)
+def _entries_of(folder: Path, version: tuple[int, ...]) -> dict[str, FileEntry]:
+    """Return the entries of the manifest, which is parsed once for all files; ``version`` changes when it does."""
+    return {entry.name: entry for entry in read_manifest(folder).files_here}

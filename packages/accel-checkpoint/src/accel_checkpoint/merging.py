@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.formats.deferred import deferred_in
+from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
 from accel_checkpoint.saving.model_weights import save_weights
 from accel_checkpoint.saving.progress import QUIET_S, Progress
 from accel_state.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:  # they import torch's distributed checkpoints, which take a second
+    from accel_checkpoint.formats.distributed_metadata import Entry
+    from accel_checkpoint.reading.distributed import DistributedState
 
 
 def merge_fsdp_weights(
@@ -60,9 +67,7 @@ def merge_parts(
     folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str | None, quiet_s: float = QUIET_S
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
-    # They import torch's distributed checkpoints, which take a second.
     from accel_checkpoint.reading.distributed import DistributedState
-    from accel_checkpoint.reading.merging import merged_state
 
     _check(folder, output)
     folder = folder.resolve()
@@ -93,3 +98,47 @@ def _check(folder: Path, output: Path) -> None:
         raise ConfigError(
             f"`output_path` is `{output}`, inside of `{folder}`, which is merged. Choose another folder."
         )
+
+
+_COMPARED = 1024
+"""How many values of two tensors are compared before they are compared as a whole."""
+
+
+def merged_state(saved: DistributedState, *path: str) -> dict[str, object]:
+    """Return the state below ``path``: other values as they are, tensors deferred, equal names of one tensor as one.
+
+    Nothing but the values that are no tensors is held in memory. Which weights are tied is known from the table, where
+    they lie in one place; other writers store each name on its own, and then equal matrices that are not constant are
+    taken to be tied.
+    """
+    state: dict[str, object] = {}
+    by_place: dict[object, DeferredTensor] = {}
+    by_beginning: dict[object, tuple[Entry, DeferredTensor]] = {}
+    for rest, entry in saved.below(*path):
+        name = ".".join(map(str, rest))
+        if entry.dtype is None:
+            state[name] = saved.value(entry)
+            continue
+        tensor = by_place.get(entry.chunks) if entry.chunks else None
+        if tensor is None:
+            beginning = _beginning(saved, entry)
+            other = by_beginning.get(beginning)
+            if other is not None and torch.equal(saved.value(entry), saved.value(other[0])):
+                tensor = other[1]
+            else:
+                tensor = DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
+                if beginning is not None:
+                    by_beginning[beginning] = entry, tensor
+            by_place[entry.chunks] = tensor
+        state[name] = tensor
+    return state
+
+
+def _beginning(saved: DistributedState, entry: Entry) -> object:
+    """Return what tied tensors have in common, None for tensors of one dimension or of constant values."""
+    if len(entry.shape) < 2 or not entry.chunks:
+        return None
+    first = saved.first_part(entry).reshape(-1)[:_COMPARED]
+    if bool((first == first[0]).all()):
+        return None
+    return entry.shape, entry.dtype, entry.chunks[0].sizes, first.view(torch.uint8).numpy().tobytes()

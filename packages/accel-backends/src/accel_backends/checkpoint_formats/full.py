@@ -25,10 +25,9 @@ from accel_checkpoint.file_names import (
     weight_format,
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.checked import checked_file
-from accel_checkpoint.reading.weights import files_of_model, open_weights
-from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights
+from accel_checkpoint.formats.weight_files import files_of_model, open_weights
+from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saving.pending_files import CollectiveFile, PendingFile, TorchFile, pending_weights
 
 
 class FullFormat(CheckpointFormat):

@@ -24,7 +24,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.pending_files import MergedFile, PendingFile
+from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
 
 Parameters = Callable[[], Mapping[str, torch.Tensor]]
 """Gives the parameters of an optimizer by name, in the order of their numbers."""

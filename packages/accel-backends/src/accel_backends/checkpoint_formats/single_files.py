@@ -37,10 +37,9 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.pending_files import TorchFile, write_file
+from accel_checkpoint.saving.pending_files import CollectiveFile, TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from accel_backends.containers import is_container
+from accel_backends.unwrap import is_container
 
 # What checkpointing, `torch.compile` and FSDP 1 put into the names of the modules inside them.
 _WRAPPER_KEYS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")

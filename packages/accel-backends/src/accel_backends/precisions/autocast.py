@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from accel_backends.containers import innermost
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.precisions.precision import Precision
+from accel_backends.unwrap import innermost
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
 

@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_backends.containers import layers
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.strategies.context import StrategyContext
@@ -22,6 +21,7 @@ from accel_backends.strategies.ddp_ending import release_at_exit
 from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.unwrap import layers
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 

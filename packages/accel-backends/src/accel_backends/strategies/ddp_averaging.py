@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_backends.containers import innermost
+from accel_backends.unwrap import innermost
 from accel_state.user_warnings import warn_user
 
 _NOBODY: frozenset[int] = frozenset()

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
 from accel_backends.checkpoint_formats.own_state import OwnState
-from accel_backends.containers import register_container
 from accel_backends.flat_sharding.clipping import clip_gradients
 from accel_backends.flat_sharding.flat_model import FlatModel
 from accel_backends.flat_sharding.model_state import load_model_state, local_model_state
@@ -40,7 +39,7 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
-from accel_backends.unwrap import inner_optimizer
+from accel_backends.unwrap import inner_optimizer, register_container
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from accel_backends.containers import is_compiled_module
 from accel_backends.transforms.regional import compile_regions, has_compiled_regions
+from accel_backends.unwrap import is_compiled_module
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 

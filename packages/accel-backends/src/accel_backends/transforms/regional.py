@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from accel_backends.containers import is_compiled_module
 from accel_backends.module_tree import replace_submodules, shallow_copy
 from accel_backends.plans.repeated_blocks import has_repeated_blocks, is_repeated_blocks
+from accel_backends.unwrap import is_compiled_module
 
 
 def has_compiled_regions(module: nn.Module) -> bool:

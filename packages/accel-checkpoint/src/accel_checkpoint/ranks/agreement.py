@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from accel_checkpoint.ranks.connection import Connection
-from accel_checkpoint.ranks.heartbeat import Heartbeat
+from accel_checkpoint.ranks.heartbeat import Connection, Heartbeat
 from accel_state import current_runtime, has_runtime
 from accel_state.arrival import debug_deadline_s
 from accel_state.errors import CheckpointError

@@ -1,4 +1,5 @@
 """Find a checkpoint and read it safely.
 
-For the packages above: all but `merging`. `checked` is the way to a file: what it returns is what was saved.
+For the packages above: all of it. `checked_file` of `manifest` returns the path of a file that is as it was
+saved.
 """

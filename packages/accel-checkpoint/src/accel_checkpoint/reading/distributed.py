@@ -15,7 +15,7 @@ from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.manifest import checked_file
 from accel_state.errors import CheckpointError
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_checkpoint.files import force_to_disk
 from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
-from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
 from accel_checkpoint.saving.progress import Progress

@@ -1,13 +1,14 @@
-"""The files that a rank writes to a checkpoint."""
+"""The files that a rank writes to a checkpoint, alone or with the others, and how weights are split into them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -21,11 +22,12 @@ from accel_checkpoint.formats.safetensor_writing import (
     second_names_of,
     write_safetensors,
 )
-from accel_checkpoint.formats.sharding import groups_by_storage, plan_shards
 from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, is_plain, map_tensors
+from accel_ops.byte_sizes import convert_file_size_to_int
+from accel_ops.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError, ConfigError
 
 NOTE_SUFFIX = ".note"
@@ -284,3 +286,96 @@ def _reject_meta_tensors(state: Mapping[str, Any], *, index: int) -> None:
             f"`{empty[0]}` of model {index} cannot be saved: on the meta device a tensor has no values. "
             "Load the weights first, for example with `load_checkpoint_in_model`."
         )
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CollectiveFile:
+    """One rank's share in such a file.
+
+    Attributes:
+        order: The tensors that all ranks fetch together, in the order in which the file is written.
+        file: The file, on the rank that writes it; None on the others.
+    """
+
+    order: Sequence[DeferredTensor]
+    file: PendingFile | None
+
+    def snapshot(self, buffers: HostBuffers) -> PendingFile | None:
+        """Fetch everything, and return the file in the memory of the rank that writes it. All ranks together."""
+        return self._taking_part(lambda file: file.snapshot(buffers))
+
+    def write(
+        self, folder: Path, *, replace: bool = False, progress: Progress | None = None
+    ) -> FileSink | None:
+        """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
+        return self._taking_part(lambda file: write_file(file, folder, replace=replace, progress=progress))
+
+    def _taking_part(self, use: Callable[[PendingFile], T]) -> T | None:
+        before = [tensor.num_fetched for tensor in self.order]
+        try:
+            return None if self.file is None else use(self.file)
+        finally:
+            # Also after an error, such as a full disk: the other ranks wait in these collectives.
+            for tensor, count in zip(self.order, before, strict=True):
+                if tensor.num_fetched == count:
+                    tensor.fetch()
+
+
+def plan_shards(
+    groups: Iterable[tuple[Sequence[str], int]], *, max_shard_size: int | str | None
+) -> list[list[str]]:
+    """Return the names for each file, in the given order; a file is full when the next group does not fit.
+
+    Args:
+        groups: Names that must stay together because they share memory, with their size in bytes.
+        max_shard_size: Bytes, or a string such as ``"5GB"``; None puts all into one file. A larger group gets its own.
+
+    Returns:
+        At least one list, which is empty if there is nothing to save.
+    """
+    limit = math.inf if max_shard_size is None else convert_file_size_to_int(max_shard_size)
+    if limit == 0:
+        raise ConfigError("`max_shard_size` must be larger than 0 bytes.")
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for names, size in groups:
+        if filled + size > limit and shards[-1]:
+            shards.append([])
+            filled = 0
+        shards[-1].extend(names)
+        filled += size
+    return shards
+
+
+def groups_by_storage(state: Mapping[str, Any]) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield the names that share a storage together, in the order of their first name, with their size in bytes.
+
+    Equal views count once, as `torch.save` stores them.
+    """
+    names: dict[object, list[str]] = {}
+    sizes: dict[object, dict[object, int]] = {}
+    for name, value in state.items():
+        storage, view = _memory_of(name, value)
+        names.setdefault(storage, []).append(name)
+        sizes.setdefault(storage, {})[view] = _num_bytes(value)
+    for storage, sharing in names.items():
+        yield sharing, sum(sizes[storage].values())
+
+
+def _memory_of(name: str, value: Any) -> tuple[object, object]:
+    """Return what identifies the storage of a value, and its view of it."""
+    if isinstance(value, DeferredTensor):
+        return id(value), id(value)
+    if isinstance(value, torch.Tensor) and is_plain(value):
+        return id_tensor_storage(value), id_tensor_view(value)
+    return name, name
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, DeferredTensor):
+        return value.nbytes
+    # For a sparse tensor, the dense size: splitting into files needs only an upper bound.
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

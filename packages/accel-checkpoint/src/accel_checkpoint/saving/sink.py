@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 
 from accel_checkpoint.digests import Digest
 from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.finite import is_finite
 from accel_checkpoint.saving.progress import Progress
+from accel_checkpoint.saving.snapshot import is_plain
 
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
@@ -122,3 +123,23 @@ def _with_the_file(error: OSError, path: Path) -> OSError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason += f" ({shutil.disk_usage(path.parent).free} bytes are free on the disk; free some, or save elsewhere)"
     return OSError(error.errno, reason, str(path))
+
+
+@torch.no_grad()
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity; negative infinity is allowed, since masks consist of it.
+
+    Waits for the device. Tensors other than plain ones are not examined.
+    """
+    if not is_plain(tensor) or not tensor.numel():
+        return True
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        return True
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        return True  # two numbers in a byte, neither of which can be NaN or infinity
+    if tensor.dtype.itemsize == 1:  # torch has no maximum of these
+        tensor = tensor.to(torch.bfloat16)
+    largest = tensor.amax().item()
+    return not math.isnan(largest) and largest < math.inf

@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from accel_checkpoint.random_states import captured
-from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, pending_file
+from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile, pending_file
 from accel_checkpoint.saving.staging import Staging
 from accel_checkpoint.saving.transaction import (
     Content,

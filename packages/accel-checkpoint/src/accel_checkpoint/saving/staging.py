@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_chec
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
 from accel_checkpoint.manifest import has_manifest, read_manifest
 from accel_checkpoint.process_identity import STAMP
-from accel_checkpoint.saving.exchange import exchange
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -250,3 +251,26 @@ def _is_around_working_directory(folder: Path) -> bool:
         return Path.cwd().is_relative_to(folder)
     except FileNotFoundError:  # it has been deleted, and is in no folder any more
         return False
+
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders on one file system, atomically for every reader.
+
+    Returns:
+        False if the operating system or the file system does not support it.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))

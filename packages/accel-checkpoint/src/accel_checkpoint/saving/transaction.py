@@ -14,8 +14,13 @@ from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_
 from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
-from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.pending_files import (
+    NOTE_SUFFIX,
+    CollectiveFile,
+    MergedFile,
+    PendingFile,
+    write_files,
+)
 from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.removal import remove_old, remove_stale_folders
 from accel_checkpoint.saving.retention import Retention

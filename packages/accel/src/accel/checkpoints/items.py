@@ -39,7 +39,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.pending_files import TorchFile

@@ -14,10 +14,9 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.formats.weight_files import CheckpointFile
+from accel_checkpoint.formats.weight_files import CheckpointFile, open_weights
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.random_states import States, from_file, reseed_for, to_file
-from accel_checkpoint.reading.checked import checked_file
-from accel_checkpoint.reading.weights import open_weights
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import CheckpointError

@@ -21,9 +21,9 @@ from accel_checkpoint.file_names import (
     random_states_file,
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.weight_files import files_of_model, open_weights
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.random_states import from_file, to_file
-from accel_checkpoint.reading.checked import checked_file
-from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state import PartialState

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from accel_backends.containers import innermost
 from accel_backends.handlers.fp8 import AORecipeKwargs
 from accel_backends.precisions.fp8.base import FP8Precision
 from accel_backends.precisions.fp8.torchao_layers import convert_model_to_fp8_ao, has_ao_layers
+from accel_backends.unwrap import innermost
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError, UnknownNameError
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from accel_backends.containers import innermost
 from accel_backends.handlers.fp8 import TERecipeKwargs
 from accel_backends.precisions.fp8.base import FP8Precision
 from accel_backends.precisions.fp8.te_forward import apply_fp8_autowrap
 from accel_backends.precisions.fp8.te_layers import has_transformer_engine_layers, to_library
 from accel_backends.precisions.fp8.te_package import transformer_engine
 from accel_backends.precisions.fp8.te_recipes import check_gpu, make_recipe
+from accel_backends.unwrap import innermost
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError
 

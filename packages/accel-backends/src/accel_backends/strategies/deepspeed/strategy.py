@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from accel_backends.containers import register_container
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
@@ -30,6 +29,7 @@ from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedSchedulerWrapper,
 )
 from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
+from accel_backends.unwrap import register_container
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
 

@@ -31,7 +31,7 @@ from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, 
 from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
 from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.deferred import DeferredTensor, FetchedOnAccess, fetched
-from accel_checkpoint.reading.checked import checked_file
+from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.saving.pending_files import JsonFile
 from accel_state.errors import CheckpointError
 

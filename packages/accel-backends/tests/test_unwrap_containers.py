@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from accel_backends.containers import (
+from accel_backends.unwrap import (
     innermost,
     is_compiled_module,
     is_container,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS
+from accel_checkpoint.file_names import PICKLED, SAFETENSORS
 
 
 def test_shards_are_called_as_readers_expect():

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from accel_checkpoint.merging import merged_state
 from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.reading.merging import merged_state
 
 WEIGHT = torch.arange(12.0).reshape(3, 4)
 STATE = {

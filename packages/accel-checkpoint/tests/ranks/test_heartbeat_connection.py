@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, FileStore, HashStore, PrefixStore, TCPStore
 
-from accel_checkpoint.ranks.connection import Connection
+from accel_checkpoint.ranks.heartbeat import Connection
 
 
 @pytest.fixture

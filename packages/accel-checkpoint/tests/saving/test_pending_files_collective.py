@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.collective_files import CollectiveFile
-from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile
+from accel_checkpoint.saving.pending_files import CollectiveFile, SafetensorsFile, TorchFile
 from accel_checkpoint.saving.snapshot import HostBuffers
 
 
