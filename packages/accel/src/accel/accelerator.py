@@ -1345,7 +1345,7 @@ class Accelerator:
         restore_loaders: bool | None = None,
         missing_ok: bool = False,
         only: Collection[str] | None = None,
-        skip: Collection[str] = (),
+        skip: Collection[str] | None = None,
         key_map: Mapping[str, str] | None = None,
         trusted: bool = False,
         **load_model_func_kwargs: Any,
@@ -1374,8 +1374,7 @@ class Accelerator:
                 `custom` and `random_states` (with the accumulation and the number of steps).
             skip: Kinds not to load, such as `["loaders", "random_states"]`.
             key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
-                The longest match counts; the empty prefix matches every name. Optimizers in the sharded format keep
-                their names: skip them.
+                The longest match counts; the empty prefix matches every name.
             trusted: With a torch before 2.10, load pickled files of others, which can make it run code. Checkpoints of
                 this process and in the project's folder do not need it. Default: False.
             **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and

@@ -121,18 +121,24 @@ def sharded(folder):
         accelerator.free_memory()
         model = nn.Sequential()
         model.add_module(name, nn.Linear(3, 5))
-        return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return accelerator, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
 
-    accelerator, model, _ = build_sharded(0, "backbone")
+    def average(optimizer, weight):
+        return optimizer.state[weight]["exp_avg"].full_tensor()
+
+    accelerator, model, optimizer = build_sharded(0, "backbone")
+    accelerator.backward(model(torch.ones(2, 3)).square().sum())
+    optimizer.step()
     accelerator.save_state(folder)
-    saved = model.backbone.weight.full_tensor()
-    accelerator, model, _ = build_sharded(1, "encoder")
-    accelerator.load_state(folder, only=["models"], key_map={"backbone.": "encoder."})
+    saved = [model.backbone.weight.full_tensor(), average(optimizer, model.backbone.weight)]
+    accelerator, model, optimizer = build_sharded(1, "encoder")
+    accelerator.load_state(folder, key_map={"backbone.": "encoder."})
     assert isinstance(model.encoder.weight, DTensor)
-    return torch.equal(model.encoder.weight.full_tensor(), saved)
+    loaded = [model.encoder.weight.full_tensor(), average(optimizer, model.encoder.weight)]
+    return saved[1].any() and all(map(torch.equal, loaded, saved))
 
 
-def test_a_sharded_model_is_read_under_other_names(world, tmp_path):
+def test_a_sharded_model_and_its_optimizer_are_read_under_other_names(world, tmp_path):
     assert world(3).run(sharded, str(tmp_path / "a")) == [True] * 3
 
 

@@ -34,7 +34,8 @@ class RenamedState(SavedState):
 
         self._saved = saved
         self._renamed = {name: renamed(name) for name in saved.shapes()}
-        if len(set(self._renamed.values())) < len(self._renamed):
+        self.names_in_file = {new: name for name, new in self._renamed.items()}
+        if len(self.names_in_file) < len(self._renamed):
             doubled = next(new for new in self._renamed.values() if [*self._renamed.values()].count(new) > 1)
             raise ConfigError(
                 f"`key_map` gives two weights of the checkpoint the same name `{doubled}`. Use longer prefixes."

@@ -193,7 +193,7 @@ class Checkpointer:
         restore_loaders: bool | None,
         missing_ok: bool,
         only: Collection[str] | None,
-        skip: Collection[str],
+        skip: Collection[str] | None,
         key_map: Mapping[str, str] | None,
         trusted: bool,
         options: Mapping[str, Any],

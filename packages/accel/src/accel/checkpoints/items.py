@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -105,7 +105,8 @@ class SavedRun:
         strict: Whether a mismatch is an error or a warning.
         strict_models: The same for the weights of models.
         restore_loaders: Whether loaders resume in the middle of an epoch.
-        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
+        key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
+        names_in_file: Names of weights in the checkpoint, by those in the models, as far as `key_map` changes them.
         opened: Closes the files that are still open.
         restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
     """
@@ -119,6 +120,7 @@ class SavedRun:
     restore_loaders: bool
     key_map: Mapping[str, str]
     opened: ExitStack
+    names_in_file: dict[str, str] = field(default_factory=dict)
     restarted_loaders: list[str] = field(default_factory=list)
 
     @cached_property
@@ -285,6 +287,7 @@ class ModelItem(StateItem):
                     'Save with `state_dict_type="SHARDED_STATE_DICT"`.'
                 )
             state = RenamedState(state, saved.key_map)
+            saved.names_in_file |= state.names_in_file
         self._report(check_model(self.run.strategy, self.value, state), saved)
         return state, closing
 
@@ -350,7 +353,9 @@ class OptimizerItem(StateItem):
         """Read the state, which may be mapped from its file."""
         saved.check_class(self.key, self.index, self.of_class)
         strategy, inner, form = self.run.strategy, self._inner, saved.optimizer_formats[self.index]
-        parameters = partial(strategy.own_optimizer_state, inner) if form.is_per_rank else self._parameters
+        parameters: Callable[[], Mapping[str, Any]] = partial(self._parameters, saved.names_in_file)
+        if form.is_per_rank:
+            parameters = partial(strategy.own_optimizer_state, inner)
         state = form.read_optimizer(saved.found.path, parameters, index=self.index)
         # In a format that each rank reads alone, reading has compared them.
         misfit = None if form.is_per_rank else misfit_of(inner, state, strategy.optimizer_shapes(inner))
@@ -374,8 +379,10 @@ class OptimizerItem(StateItem):
     def _inner(self) -> torch.optim.Optimizer:
         return self.run.strategy.bare_optimizer(self.value)
 
-    def _parameters(self) -> Mapping[str, torch.Tensor]:
-        return self.run.strategy.optimizer_parameters(self._inner, self.run.models)
+    def _parameters(self, names_in_file: Mapping[str, str] | None = None) -> Mapping[str, torch.Tensor]:
+        parameters = self.run.strategy.optimizer_parameters(self._inner, self.run.models)
+        names = names_in_file or {}
+        return {names.get(name, name): parameter for name, parameter in parameters.items()}
 
 
 class CustomItem(StateItem):

@@ -54,7 +54,7 @@ class LoadOptions:
         is_strict: Whether a mismatch is an error or a warning.
         strict_models: The same for weights that are missing or left over.
         restore_loaders: Whether loaders resume in the middle of an epoch.
-        key_map: Beginnings of the weights' names in the models, by those in the checkpoint.
+        key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
         skipped: Kinds of items that are not loaded.
     """
 
@@ -72,7 +72,7 @@ class LoadOptions:
         others: Mapping[str, Any],
         *,
         only: Collection[str] | None,
-        skip: Collection[str],
+        skip: Collection[str] | None,
         **options: Any,
     ) -> Self:
         """Return the options in the arguments of `load_state`.
@@ -91,7 +91,7 @@ class LoadOptions:
                 f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
                 f"missing_ok, only, skip, key_map, trusted, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
             )
-        wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip)
+        wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip or ())
         if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
             wanted.discard("optimizers")
         if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
