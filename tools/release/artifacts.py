@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tools.setup.failures import SetupError
 from tools.workspace import Package
@@ -90,8 +91,14 @@ def require_complete_wheel(package: Package, wheel: Path, *, also: Sequence[str]
             raise SetupError(f"`{wheel.name}` has `{name}`, which belongs into no wheel.")
 
 
+def extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack an archive of ours, with Python's check of its members where it has one (since 3.11.4)."""
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    archive.extractall(folder, **options)
+
+
 def unpack(sdist: Path, folder: Path) -> Path:
     """Unpack ``sdist`` into ``folder`` and return the folder of the project."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        extract(archive, folder)
     return folder / sdist.name.removesuffix(".tar.gz")

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tools.release.artifacts import extract
 from tools.release.changelog import is_released
 from tools.setup.failures import SetupError
 from tools.workspace import (
@@ -88,7 +89,7 @@ def package_at(package: Package, version: str, *, root: Path, folder: Path) -> P
         ).stdout
         shutil.rmtree(folder / tag, ignore_errors=True)
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder / tag, filter="data")
+            extract(files, folder / tag)
         return read_package(folder / tag / place)
     if package.version == version:
         return package

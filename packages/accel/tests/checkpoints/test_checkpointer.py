@@ -634,6 +634,10 @@ BEGUN = datetime.date(2020, 1, 2)
 class Color(enum.Enum):
     RED = 1
 
+    def __reduce_ex__(self, protocol):
+        """Pickle it as since Python 3.11.4: before, by `getattr`, which torch lets no file call."""
+        return type(self), (self.value,)
+
 
 @dataclass
 class Progress:
