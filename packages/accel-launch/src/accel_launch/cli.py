@@ -74,7 +74,7 @@ def _open_closed_streams() -> None:
     os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:  # argparse writes there, in Python before 3.11.4 without a look
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115, PTH123
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _main(arguments: Sequence[str]) -> int:
