@@ -37,7 +37,9 @@ def unpacked(sdist: Path | None = None, *, folder: Path = FOLDER) -> Path:
     if digest != SHA256:
         raise SystemExit(f"`{archive}` is not the archive of Accelerate {RELEASE}: its SHA-256 is {digest}.")
     with tempfile.TemporaryDirectory(dir=folder) as staging, tarfile.open(archive) as opened:
-        opened.extractall(staging, filter="data")
+        # Python has the filter since 3.11.4; what is unpacked is known by its digest.
+        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        opened.extractall(staging, **options)
         if not sources.is_dir():
             (Path(staging) / NAME).rename(sources)
     return sources
