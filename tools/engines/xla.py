@@ -32,8 +32,9 @@ def xla_environment() -> Environment:
     }
     groups = [
         *dependency_group("test"),
-        *dependency_group("wheels"),
-    ]  # with those, packages are built in place
+        *dependency_group("wheels"),  # with those, packages are built in place
+        "safetensors",  # the tests read with it what we write
+    ]
     return Environment(FOLDER, (), [*groups, *THEIR_REQUIREMENTS, *sorted(ours)])
 
 
