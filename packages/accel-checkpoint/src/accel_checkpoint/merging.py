@@ -13,7 +13,7 @@ import torch
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
 from accel_checkpoint.saving.model_weights import save_weights
-from accel_checkpoint.saving.progress import QUIET_S, Progress
+from accel_checkpoint.saving.sink import QUIET_S, Progress
 from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # they import torch's distributed checkpoints, which take a second

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
+from accel_checkpoint.saving.pending_files import Files as Files
 
 Parameters = Callable[[], Mapping[str, torch.Tensor]]
 """Gives the parameters of an optimizer by name, in the order of their numbers."""
@@ -33,21 +33,6 @@ class SaveChoices:
     safe: bool = True
     max_shard_size: int | str | None = None
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files of one state.
-
-    Attributes:
-        own: Those that this rank writes.
-        collective: Those that all ranks write together.
-        merged: Those that rank 0 writes when all ranks have written theirs.
-    """
-
-    own: Sequence[PendingFile] = ()
-    collective: Sequence[CollectiveFile] = ()
-    merged: Sequence[MergedFile] = ()
 
 
 class SavedState(Protocol):

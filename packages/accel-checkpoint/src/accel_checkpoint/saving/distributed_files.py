@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.pieces import Piece
+from accel_checkpoint.saving.pending_files import PendingFile
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 
@@ -21,7 +21,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class DistributedPart:
+class DistributedPart(PendingFile):
     """One rank's part of a state: each piece as a `torch.save` file of its own, one after the other.
 
     Attributes:
@@ -39,30 +39,24 @@ class DistributedPart:
 
     def snapshot(self, buffers: HostBuffers) -> DistributedPart:
         """Return the file with copies of its tensors."""
-        locals_ = map_tensors(
-            {str(number): piece.local for number, piece in enumerate(self.pieces)},
-            lambda path, tensor: buffers.copy((self.name, *path), tensor),
+        copies = buffers.snapshot(self.name, [piece.local for piece in self.pieces])
+        return replace(
+            self,
+            pieces=[replace(piece, local=local) for piece, local in zip(self.pieces, copies, strict=True)],
         )
-        copies = [replace(piece, local=locals_[str(number)]) for number, piece in enumerate(self.pieces)]
-        return replace(self, pieces=copies)
-
-    def deferred(self) -> list[DeferredTensor]:
-        """Return nothing: each rank has what it writes."""
-        return []
 
     def write(self, sink: FileSink) -> None:
         """Write the pieces, and note where each lies."""
         notes = []
         for piece in self.pieces:
-            start = sink.num_bytes
-            if isinstance(piece.local, torch.Tensor):
-                sink.examine(piece.name, piece.local.detach())
-            torch.save(map_tensors(piece.local, compact_on_cpu), sink)  # type: ignore[arg-type]
+            start, content = sink.num_bytes, map_tensors(piece.local, compact_on_cpu)
+            sink.examine({piece.name: content})
+            torch.save(content, sink)  # type: ignore[arg-type]
             note: dict[str, Any] = {"paths": [self.paths[name] for name in (piece.name, *piece.aliases)]}
             note["place"] = start, sink.num_bytes - start
-            if isinstance(piece.local, torch.Tensor):
-                note["dtype"] = str(piece.local.dtype).removeprefix("torch.")
-                note["part"] = piece.shape, piece.offset, tuple(piece.local.shape)
+            if isinstance(content, torch.Tensor):
+                note["dtype"] = str(content.dtype).removeprefix("torch.")
+                note["part"] = piece.shape, piece.offset, tuple(content.shape)
             notes.append(note)
         sink.note = json.dumps(notes)
 

@@ -1,4 +1,4 @@
-"""A file writer that computes the digest on the way, in chunks that do not block other threads."""
+"""A file writer that computes the digest on the way, in chunks that do not block other threads, and a progress bar."""
 
 from __future__ import annotations
 
@@ -6,21 +6,73 @@ import errno
 import math
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Self
-
-import torch
+from typing import Any, Self
 
 from accel_checkpoint.digests import Digest
 from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.snapshot import is_plain
+from accel_checkpoint.saving.snapshot import nonfinite_in
+from accel_state.availability import is_tqdm_available
 
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
 _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
+
+
+QUIET_S = 3.0
+"""Shorter work shows no progress bar."""
+
+
+class Progress:
+    """Shows how many bytes this process has written, once a caller has waited for a few seconds.
+
+    Args:
+        label: Text before the number.
+        is_shown: Whether this process shows the bar.
+        total: Number of bytes in the end, if known.
+        quiet_s: How long a caller waits before the bar appears; with 0 it appears at once.
+    """
+
+    def __init__(
+        self, label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
+    ) -> None:
+        self._label, self._total, self._quiet_s = label, total, quiet_s
+        self._is_shown = is_shown and is_tqdm_available()
+        self._begin_s = math.inf
+        self._num_bytes = 0
+        self._bar: Any = None
+        self._lock = threading.Lock()  # several files are written at a time
+
+    def begin_waiting(self) -> None:
+        """Count the quiet time from now on, if a caller has not waited before."""
+        if self._is_shown:
+            self._begin_s = min(self._begin_s, time.monotonic() + self._quiet_s)
+
+    def advance(self, num_bytes: int) -> None:
+        """Add bytes that have been written."""
+        with self._lock:
+            self._num_bytes += num_bytes
+            if self._bar is None and time.monotonic() >= self._begin_s:
+                from tqdm.auto import tqdm
+
+                self._bar = tqdm(
+                    desc=self._label, total=self._total, unit="B", unit_scale=True, unit_divisor=1024
+                )
+            if self._bar is not None:
+                self._bar.update(min(self._num_bytes, self._total or math.inf) - self._bar.n)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 class FileSink:
@@ -79,10 +131,9 @@ class FileSink:
             self._append(view[start : start + _CHUNK_BYTES])
         return len(view)
 
-    def examine(self, name: str, tensor: torch.Tensor) -> None:
-        """Look for values that are not finite in a tensor that is written."""
-        if not self.nonfinite and not is_finite(tensor):
-            self.nonfinite = name
+    def examine(self, content: Any) -> None:
+        """Look for values that are not finite in nested containers that are written."""
+        self.nonfinite = self.nonfinite or nonfinite_in(content)
 
     def flush(self) -> None:
         """Do nothing: what is collected is written when the file is closed."""
@@ -107,14 +158,11 @@ class FileSink:
         """Keep the first error: `torch.save` may call `write` again after one."""
         self._error = self._error or _with_the_file(error, self._path)
 
-    @property
-    def digest(self) -> str:
-        """The digest of the bytes written so far."""
-        return str(self._digest)
-
     def entry(self, name: str, *, rank: int = 0, place: int = 0) -> FileEntry:
         """Return the manifest entry of the file."""
-        return FileEntry(name, self.num_bytes, self.digest, rank=rank, place=place, nonfinite=self.nonfinite)
+        return FileEntry(
+            name, self.num_bytes, str(self._digest), rank=rank, place=place, nonfinite=self.nonfinite
+        )
 
 
 def _with_the_file(error: OSError, path: Path) -> OSError:
@@ -123,23 +171,3 @@ def _with_the_file(error: OSError, path: Path) -> OSError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason += f" ({shutil.disk_usage(path.parent).free} bytes are free on the disk; free some, or save elsewhere)"
     return OSError(error.errno, reason, str(path))
-
-
-@torch.no_grad()
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither NaN nor infinity; negative infinity is allowed, since masks consist of it.
-
-    Waits for the device. Tensors other than plain ones are not examined.
-    """
-    if not is_plain(tensor) or not tensor.numel():
-        return True
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return True
-    if tensor.dtype == torch.float4_e2m1fn_x2:
-        return True  # two numbers in a byte, neither of which can be NaN or infinity
-    if tensor.dtype.itemsize == 1:  # torch has no maximum of these
-        tensor = tensor.to(torch.bfloat16)
-    largest = tensor.max().item()  # `amax` without dimensions reduces nothing on XLA
-    return not math.isnan(largest) and largest < math.inf

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from accel_checkpoint.saving.pending_files import SafetensorsFile, write_file
-from accel_checkpoint.saving.progress import Progress
+from accel_checkpoint.saving.sink import Progress
 
 pytest.importorskip("tqdm")
 
