@@ -74,24 +74,6 @@ def second_deferred_names(state: Mapping[Name, Any]) -> dict[Name, Name]:
     return {name: kept for name, kept in deferred.items() if name != kept}
 
 
-def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield what nested mappings, lists and tuples contain, each with the keys that lead to it."""
-    if isinstance(content, Mapping):
-        for name, value in content.items():
-            yield from leaves(value, (*path, name))
-    elif isinstance(content, (list, tuple)):
-        for number, value in enumerate(content):
-            yield from leaves(value, (*path, number))
-    else:
-        yield path, content
-
-
-def deferred_in(content: Any) -> list[DeferredTensor]:
-    """Return the deferred tensors in nested containers, each once, in the order of the containers."""
-    deferred = {id(value): value for _, value in leaves(content) if isinstance(value, DeferredTensor)}
-    return list(deferred.values())
-
-
 class FetchedOnAccess(Mapping[str, Any]):
     """A state whose deferred tensors are fetched when they are asked for, and not kept.
 

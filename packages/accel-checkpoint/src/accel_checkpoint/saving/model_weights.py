@@ -18,7 +18,7 @@ from accel_checkpoint.files import force_to_disk
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
-from accel_checkpoint.saving.sink import Progress
+from accel_checkpoint.saving.sink import Advance
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -64,16 +64,16 @@ def save_weights(
     max_shard_size: int | str | None,
     safe_serialization: bool,
     *,
-    progress: Progress | None = None,
+    advance: Advance | None = None,
 ) -> list[Path]:
-    """Save a state dict as `save_model` does, and advance ``progress`` by the bytes written."""
+    """Save a state dict as `save_model` does, and call ``advance`` with the number of bytes written."""
     files = _files_of(state, max_shard_size, safe_serialization)
     written = SAFETENSORS if safe_serialization else PICKLED
     names = [file.name for file in files]
     folder = _make_folder(save_directory)
     with _staging_folder(folder) as staged:
         for file in files:
-            _write(file, staged, folder=folder, progress=progress)
+            _write(file, staged, folder=folder, advance=advance)
         _publish(staged, names, index=written.index)
     _remove_earlier(folder, written, keep=names)
     _warn_if_shadowed(folder, written)
@@ -99,9 +99,9 @@ def _files_of(
     )
 
 
-def _write(file: PendingFile, staged: Path, *, folder: Path, progress: Progress | None) -> None:
+def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | None) -> None:
     try:
-        write_file(file, staged, progress=progress)
+        write_file(file, staged, advance=advance)
     except OSError as error:
         raise CheckpointError(
             f"`{folder / file.name}` could not be written: {error}. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file, weight_format
 from accel_checkpoint.files import is_plain_name
-from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in, fetching_all
+from accel_checkpoint.formats.deferred import DeferredTensor, fetching_all, second_names_in
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.formats.safetensor_writing import (
     metadata_of,
@@ -23,10 +23,15 @@ from accel_checkpoint.formats.safetensor_writing import (
     second_names_of,
     write_safetensors,
 )
-from accel_checkpoint.saving.sink import FileSink, Progress
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, is_plain, map_tensors
+from accel_checkpoint.saving.sink import Advance, FileSink
+from accel_checkpoint.saving.snapshot import (
+    HostBuffers,
+    compact_on_cpu,
+    deferred_in,
+    map_tensors,
+    sharable_in,
+)
 from accel_ops.byte_sizes import convert_file_size_to_int
-from accel_ops.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError, ConfigError
 
 NOTE_SUFFIX = ".note"
@@ -85,13 +90,13 @@ class CollectiveFile:
             return None if self.file is None else self.file.snapshot(buffers)
 
     def write(
-        self, folder: Path, *, replace: bool = False, progress: Progress | None = None
+        self, folder: Path, *, replace: bool = False, advance: Advance | None = None
     ) -> FileSink | None:
         """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
         with fetching_all(self.order):
             if self.file is None:
                 return None
-            return write_file(self.file, folder, replace=replace, progress=progress)
+            return write_file(self.file, folder, replace=replace, advance=advance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,20 +240,20 @@ def pending_weights(
             "Load the weights first, for example with `load_checkpoint_in_model`."
         )
     names = weight_format(index, safe=safe)
-    second_names = second_names_of(state) if safe else {}
-    stored = {name: value for name, value in state.items() if name not in second_names}
+    second_names = second_names_of(state) if safe else second_names_in(sharable_in(state))
+    members_of = {name: [name] for name in state if name not in second_names}
+    for name, kept in second_names.items() if not safe else ():
+        members_of[kept].append(name)  # `torch.save` stores the tensor once, in the same file
 
-    def file(name: str, members: list[str]) -> PendingFile:
-        content = {member: stored[member] for member in members}
+    def file(name: str, members: Sequence[str]) -> PendingFile:
+        content = {member: state[member] for member in members}
         if safe:
             return SafetensorsFile(name, content, metadata_of(content, second_names))
         return TorchFile(name, content, must_be_plain)
 
     if max_shard_size is None:
-        return [file(names.whole, list(stored))]
-    groups = list(groups_by_storage(stored))
-    if safe:  # which stores each tensor separately
-        groups = [((name,), tensor.nbytes) for name, tensor in stored.items()]
+        return [file(names.whole, list(state) if not safe else list(members_of))]
+    groups = [(members, _num_bytes(state[first])) for first, members in members_of.items()]
     shards = plan_shards(groups, max_shard_size=max_shard_size)
     if len(shards) == 1:
         return [file(names.whole, shards[0])]
@@ -261,7 +266,7 @@ def pending_weights(
 
 
 def write_files(
-    files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, progress: Progress | None = None
+    files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, advance: Advance | None = None
 ) -> list[FileSink]:
     """Write the files and their notes to ``folder``, force the files to disk, and return their sinks.
 
@@ -269,11 +274,11 @@ def write_files(
         files: The files to write.
         folder: An existing folder.
         num_threads: How many files to write at a time, at most a few.
-        progress: Is advanced by the bytes written.
+        advance: Called with the number of bytes written, again and again.
     """
 
     def write(file: PendingFile) -> FileSink:
-        sink = write_file(file, folder, progress=progress)
+        sink = write_file(file, folder, advance=advance)
         if sink.note:
             (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
         return sink
@@ -285,14 +290,14 @@ def write_files(
 
 
 def write_file(
-    file: PendingFile, folder: Path, *, replace: bool = False, progress: Progress | None = None
+    file: PendingFile, folder: Path, *, replace: bool = False, advance: Advance | None = None
 ) -> FileSink:
     """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
-    with FileSink(path, progress=progress) as sink:
+    with FileSink(path, advance=advance) as sink:
         file.write(sink)
     return sink
 
@@ -323,24 +328,8 @@ def plan_shards(
     return shards
 
 
-def groups_by_storage(state: Mapping[str, Any]) -> Iterator[tuple[Sequence[str], int]]:
-    """Yield the names that share a storage together, in the order of their first name, with their size in bytes.
-
-    Equal views count once, as `torch.save` stores them. Of a sparse tensor the dense size counts: an upper bound.
-    """
-    names: dict[object, list[str]] = {}
-    sizes: dict[object, dict[object, int]] = {}
-    for name, value in state.items():
-        storage: object = name
-        view: object = name
-        size = 0
-        if isinstance(value, DeferredTensor):
-            storage, view, size = id(value), id(value), value.nbytes
-        elif isinstance(value, torch.Tensor):
-            size = value.numel() * value.element_size()
-            if is_plain(value):
-                storage, view = id_tensor_storage(value), id_tensor_view(value)
-        names.setdefault(storage, []).append(name)
-        sizes.setdefault(storage, {})[view] = size
-    for storage, sharing in names.items():
-        yield sharing, sum(sizes[storage].values())
+def _num_bytes(value: Any) -> int:
+    """Return the size of a value; that of a sparse tensor if it were dense, which is an upper bound."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, DeferredTensor) else 0

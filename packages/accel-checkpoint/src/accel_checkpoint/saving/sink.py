@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
-import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self
@@ -27,52 +26,29 @@ QUIET_S = 3.0
 """Shorter work shows no progress bar."""
 
 
-class Progress:
-    """Shows how many bytes this process has written, once a caller has waited for a few seconds.
+Advance = Callable[[int], object]
+"""Receives numbers of bytes that were written since the last call."""
+
+
+@contextmanager
+def progress_bar(
+    label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
+) -> Iterator[Advance | None]:
+    """Show in the block how many bytes have been written, and yield what advances the bar.
 
     Args:
         label: Text before the number.
         is_shown: Whether this process shows the bar.
-        total: Number of bytes in the end, if known.
-        quiet_s: How long a caller waits before the bar appears; with 0 it appears at once.
+        total: Number of bytes in the end, if known; headers of files come on top.
+        quiet_s: How long the work takes before the bar appears.
     """
+    if not (is_shown and is_tqdm_available()):
+        yield None
+        return
+    from tqdm.auto import tqdm
 
-    def __init__(
-        self, label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
-    ) -> None:
-        self._label, self._total, self._quiet_s = label, total, quiet_s
-        self._is_shown = is_shown and is_tqdm_available()
-        self._begin_s = math.inf
-        self._num_bytes = 0
-        self._bar: Any = None
-        self._lock = threading.Lock()  # several files are written at a time
-
-    def begin_waiting(self) -> None:
-        """Count the quiet time from now on, if a caller has not waited before."""
-        if self._is_shown:
-            self._begin_s = min(self._begin_s, time.monotonic() + self._quiet_s)
-
-    def advance(self, num_bytes: int) -> None:
-        """Add bytes that have been written."""
-        with self._lock:
-            self._num_bytes += num_bytes
-            if self._bar is None and time.monotonic() >= self._begin_s:
-                from tqdm.auto import tqdm
-
-                self._bar = tqdm(
-                    desc=self._label, total=self._total, unit="B", unit_scale=True, unit_divisor=1024
-                )
-            if self._bar is not None:
-                self._bar.update(min(self._num_bytes, self._total or math.inf) - self._bar.n)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
 
 
 class FileSink:
@@ -80,17 +56,17 @@ class FileSink:
 
     Args:
         path: The file, which must not exist yet.
-        progress: Is advanced by the bytes written.
+        advance: Called with the number of bytes written, again and again.
     """
 
-    def __init__(self, path: Path, *, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, *, advance: Advance | None = None) -> None:
         self._path = path
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._buffer = bytearray()
         self._digest = Digest()
-        self._progress = progress
+        self._advance = advance
         self._error: OSError | None = None
         self.num_bytes = 0
         self.note = ""
@@ -145,8 +121,8 @@ class FileSink:
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
-        if self._progress is not None:
-            self._progress.advance(len(chunk))
+        if self._advance is not None:
+            self._advance(len(chunk))
         try:
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor, leaves, second_names_in
+from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
+from accel_ops.shared_tensors import Name
 
 Path = tuple[Any, ...]
 Copy = Callable[[Path, torch.Tensor], torch.Tensor]
+
+
+def leaves(content: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
+    if isinstance(content, Mapping):
+        members: Iterable[tuple[Any, Any]] = content.items()
+    elif isinstance(content, (list, tuple)):
+        members = enumerate(content)
+    else:
+        return [(path, content)]
+    return [leaf for name, value in members for leaf in leaves(value, (*path, name))]
+
+
+def deferred_in(content: Any) -> list[DeferredTensor]:
+    """Return the deferred tensors in nested containers, each once, in the order of the containers."""
+    deferred = {id(value): value for _, value in leaves(content) if isinstance(value, DeferredTensor)}
+    return list(deferred.values())
 
 
 def map_tensors(content: Any, copy: Copy) -> Any:
@@ -54,6 +72,15 @@ def _rebuilt(content: Any, copies: Mapping[Path, torch.Tensor], path: Path) -> A
     if isinstance(content, (set, bytearray)):
         return type(content)(content)
     return content.copy() if hasattr(content, "__array__") and hasattr(content, "copy") else content
+
+
+def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
+    """Return the tensors of which one may occur under several names: plain and deferred ones."""
+    return {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, DeferredTensor) or (isinstance(value, torch.Tensor) and is_plain(value))
+    }
 
 
 def own_copy(tensor: torch.Tensor) -> torch.Tensor:

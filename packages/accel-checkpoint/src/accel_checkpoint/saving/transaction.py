@@ -28,7 +28,7 @@ from accel_checkpoint.saving.pending_files import (
     write_files,
 )
 from accel_checkpoint.saving.retention import Retention, remove_old
-from accel_checkpoint.saving.sink import FileSink, Progress
+from accel_checkpoint.saving.sink import Advance, FileSink, progress_bar
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
 from accel_state.errors import CheckpointError
@@ -193,29 +193,28 @@ class Stage:
             with suppress(CheckpointError), self._undone_after_error():
                 self._complete()
             return
-        progress = Progress(f"Saving {self.target.name}", is_shown=self._topology.rank == 0)
         with self._undone_after_error():
             if self._buffers is not None:
-                self.handle = self._in_background(self._buffers, progress)
+                self.handle = self._in_background(self._buffers)
                 return
-            with progress:
-                progress.begin_waiting()
-                self._complete(num_threads=os.cpu_count() or 1, progress=progress)
+            is_main = self._topology.rank == 0
+            with progress_bar(f"Saving {self.target.name}", is_shown=is_main) as advance:
+                self._complete(num_threads=os.cpu_count() or 1, advance=advance)
 
-    def _in_background(self, buffers: HostBuffers, progress: Progress) -> SaveHandle:
+    def _in_background(self, buffers: HostBuffers) -> SaveHandle:
         """Take a snapshot of the content, and start to write it."""
         self._take_snapshot(buffers)
 
         def finish() -> Path:
-            with self._undone_after_error(), progress:
+            with self._undone_after_error():
                 with self._recording_failure():
                     buffers.wait()
-                self._complete(progress=progress)
+                self._complete()
             return self.target
 
         if self._is_interrupted:
             finish()  # which raises the interruption here
-        return SaveHandle(finish, target=self.target, on_wait=progress.begin_waiting)
+        return SaveHandle(finish, target=self.target)
 
     def _begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system.
@@ -248,17 +247,17 @@ class Stage:
                 check_target(self.target)
                 self._staging.make()
 
-    def _complete(self, *, num_threads: int = 1, progress: Progress | None = None) -> None:
+    def _complete(self, *, num_threads: int = 1, advance: Advance | None = None) -> None:
         """Write this rank's files, and commit the checkpoint when every rank has written its own.
 
         Args:
             num_threads: How many files to write at a time.
-            progress: Is advanced by the bytes that this rank writes.
+            advance: Called with the number of bytes that this rank writes, again and again.
 
         Raises:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
         """
-        written = self._write(num_threads, progress)
+        written = self._write(num_threads, advance)
         self._files, self._collective = [], []  # the handle of a save may live longer than the snapshot
         is_main = self._topology.rank == 0
         parts = self._agree("written", written)
@@ -303,19 +302,19 @@ class Stage:
             buffers.join_streams()
         self._files, self._collective, self._is_collective = files, [], False
 
-    def _write(self, num_threads: int, progress: Progress | None) -> list[FileEntry]:
+    def _write(self, num_threads: int, advance: Advance | None) -> list[FileEntry]:
         """Write this rank's files, force them to disk and return their entries."""
         folder, written = self.path, list[tuple[PendingFile, FileSink]]()
         foreign: list[FileEntry] = []
         self._check_all_collected()
         for one in self._collective:
             with self._recording_failure():
-                sink = one.write(folder, progress=progress)
+                sink = one.write(folder, advance=advance)
                 if one.file is not None and sink is not None:
                     written.append((one.file, sink))
         with self._recording_failure():
             if self._failure is None:
-                sinks = write_files(self._files, folder, num_threads=num_threads, progress=progress)
+                sinks = write_files(self._files, folder, num_threads=num_threads, advance=advance)
                 written += zip(self._files, sinks, strict=True)
                 for inner in folders_of(file.name for file in self._files):
                     force_to_disk(folder / inner)
