@@ -22,14 +22,13 @@ from torch.utils.hooks import RemovableHandle
 import accel_backends
 import accel_data
 import accel_ops
+from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
-from accel.run import engine
-from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
-from accel.run.prepared import PreparedObjects, Preparer
-from accel.run.profiling import traced
-from accel.run.throughput import Throughput, device_name, peak_flops
-from accel.run.trackers import Trackers, attempt_all
+from accel.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.prepared import PreparedObjects, Preparer
+from accel.profiling import Throughput, device_name, peak_flops, traced
+from accel.trackers import Trackers, attempt_all
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs

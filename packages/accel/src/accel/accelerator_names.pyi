@@ -1,10 +1,10 @@
 from accel.checkpoints.state_functions import load_accelerator_state as load_accelerator_state
 from accel.checkpoints.state_functions import save_accelerator_state as save_accelerator_state
-from accel.functions.general import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
-from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import wait_for_everyone as wait_for_everyone
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
+from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
 from accel_backends import AcceleratedScheduler as AcceleratedScheduler
 from accel_backends import AORecipeKwargs as AORecipeKwargs

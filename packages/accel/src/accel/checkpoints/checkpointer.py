@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
-from accel.run.configuration import ProjectConfiguration, RunConfiguration
-from accel.run.prepared import PreparedObjects
+from accel.configuration import ProjectConfiguration, RunConfiguration
+from accel.prepared import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first

@@ -1,18 +1,18 @@
-from accel.functions.general import (
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.general import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
-from accel.functions.general import (
+from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accel.functions import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import install_xla as install_xla
-from accel.functions.general import is_port_in_use as is_port_in_use
-from accel.functions.general import merge_dicts as merge_dicts
-from accel.functions.general import wait_for_everyone as wait_for_everyone
-from accel.functions.progress import tqdm as tqdm
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import install_xla as install_xla
+from accel.functions import is_port_in_use as is_port_in_use
+from accel.functions import merge_dicts as merge_dicts
+from accel.functions import tqdm as tqdm
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel.utils import ao as ao
 from accel.utils import bnb as bnb
 from accel.utils import constants as constants

@@ -1,8 +1,8 @@
-from accel.functions.general import get_free_port as get_free_port
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import is_port_in_use as is_port_in_use
-from accel.functions.general import merge_dicts as merge_dicts
-from accel.functions.general import wait_for_everyone as wait_for_everyone
+import accel_launch.launchers.ports
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import is_port_in_use as is_port_in_use
+from accel.functions import merge_dicts as merge_dicts
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel_backends import compile_regions as compile_regions
 from accel_backends import compile_regions_deepspeed as compile_regions_deepspeed
 from accel_backends import convert_model as convert_model
@@ -34,3 +34,5 @@ from accel_state.availability import is_numpy_available as is_numpy_available
 from accel_state.availability import is_torch_distributed_available as is_torch_distributed_available
 from accel_state.availability import is_torch_xla_available as is_torch_xla_available
 from accel_state.availability import is_weights_only_available as is_weights_only_available
+
+get_free_port = accel_launch.launchers.ports.free_port

@@ -2,7 +2,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from accel import Accelerator
-from accel.run.prepared import PreparedLoaders
+from accel.prepared import PreparedLoaders
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel.run.configuration import RunConfiguration, check_axes
+from accel.configuration import RunConfiguration, check_axes
 from accel_backends import (
     Precision,
     Strategy,

@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 
 from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
-from accel.run.configuration import (
+from accel.configuration import (
     NOT_GIVEN,
     one_of,
     resolve_accumulation,

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 import accel_data
 import accel_ops
-from accel.run import rank_settings
-from accel.run.configuration import RunConfiguration
+from accel import rank_settings
+from accel.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle import BundleBuilder
