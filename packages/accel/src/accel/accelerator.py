@@ -24,7 +24,7 @@ import accel_data
 import accel_ops
 from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
-from accel.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
+from accel.configuration import NOT_GIVEN, RunConfiguration, resolve
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
 from accel.prepared import PreparedObjects, Preparer
 from accel.profiling import Throughput, device_name, peak_flops, traced
@@ -53,7 +53,7 @@ from accel_state.enums import FP8BackendType as FP8BackendType
 from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
@@ -198,39 +198,9 @@ class Accelerator:
         fp8_backend: FP8BackendType | str | None = None,
         strategy_plugin: Any = None,
     ) -> None:
-        given = dict(locals())
-        self._arguments = {
-            name: given[name] for name in given if name != "self" and given[name] is not NOT_GIVEN
-        }
-        plugins = {
-            "deepspeed_plugin": one_of(
-                deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins
-            ),
-            "fsdp_plugin": fsdp_plugin,
-            "megatron_lm_plugin": megatron_lm_plugin,
-            "strategy_plugin": strategy_plugin,
-        }
-        self.configuration = resolve(
-            device_placement=device_placement,
-            split_batches=split_batches,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            dataloader_config=dataloader_config,
-            plugins=plugins,
-            earlier_plugins=engine.earlier_plugins(),
-            torch_tp_plugin=torch_tp_plugin,
-            parallelism_config=parallelism_config,
-            rng_types=rng_types,
-            project_dir=project_dir,
-            project_config=project_config,
-            gradient_accumulation_plugin=gradient_accumulation_plugin,
-            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            kwargs_handlers=kwargs_handlers,
-            dynamo_backend=dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
-            earlier_dynamo=engine.earlier_dynamo(),
-            scheduler_unit=scheduler_unit,
-            fp8_backend=fp8_backend,
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
+        self.configuration = resolve(given)
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
@@ -629,7 +599,11 @@ class Accelerator:
 
     @native_amp.setter
     def native_amp(self, value: bool) -> None:
-        engine.check_native_amp(self._precision, value)
+        if value != self.native_amp:  # training scripts turn it off on MPS, where nothing is cast by default
+            raise ConfigError(
+                f"`native_amp` follows `mixed_precision`, which is {self.mixed_precision}, and cannot be {value}. "
+                f"Build the Accelerator with `mixed_precision={'bf16' if value else 'no'}`."
+            )
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
