@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
 from operator import attrgetter
@@ -26,7 +26,7 @@ from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
 from accel.configuration import NOT_GIVEN, RunConfiguration, resolve
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
-from accel.prepared import PreparedObjects, Preparer
+from accel.prepared import Prepared
 from accel.profiling import Throughput, device_name, peak_flops, traced
 from accel.trackers import Trackers, attempt_all
 from accel_backends import AORecipeKwargs as AORecipeKwargs
@@ -93,7 +93,6 @@ _LISTS = {
     "_models": "_prepared.models",
     "_optimizers": "_prepared.optimizers",
     "_schedulers": "_prepared.schedulers",
-    "_dataloaders": "_prepared.loaders",
     "_custom_objects": "_checkpointer.custom_objects",
 }
 _OWNERS = {
@@ -216,7 +215,7 @@ class Accelerator:
         self._strategy = engine.make_strategy(
             configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
         )
-        self._prepared = PreparedObjects(self._strategy)
+        self._prepared = Prepared(configuration, strategy=self._strategy, gradient_state=self.gradient_state)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
@@ -225,13 +224,6 @@ class Accelerator:
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             num_processes=processes.num_processes,
-        )
-        self._preparer = Preparer(
-            configuration,
-            processes=processes,
-            strategy=self._strategy,
-            prepared=self._prepared,
-            stepper=self._stepper,
         )
         self._checkpointer = Checkpointer(
             configuration,
@@ -258,6 +250,8 @@ class Accelerator:
                 handlers[kind] = value
         elif name == "trackers":
             self._trackers.replace(value)
+        elif name == "_dataloaders":
+            self._prepared.set_loaders(value)
         elif name in _LISTS:
             current, new = attrgetter(_LISTS[name])(self), list(value)
             current.clear()
@@ -297,7 +291,7 @@ class Accelerator:
 
     @property
     def _dataloaders(self) -> Sequence[DataLoader[Any]]:
-        return self._prepared.loaders
+        return list(self._prepared.loaders.values())
 
     @property
     def _custom_objects(self) -> list[Any]:
@@ -700,7 +694,7 @@ class Accelerator:
             ConfigError: If `device_placement` has another length than `objects`, if an optimizer updates parameters of
                 no prepared model on several processes, or if a device map has placed a model on several devices.
         """
-        return self._preparer.prepare(objects, device_placement)
+        return self._prepared.prepare(objects, device_placement)
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a device map has placed `model` on several devices."""
@@ -716,15 +710,15 @@ class Accelerator:
             device_placement: Whether to move it to the device. Default: the Accelerator's setting.
             evaluation_mode: For models that are not trained: no wrapper that synchronizes gradients.
         """
-        return self._preparer.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        return self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
         """Prepare one optimizer; its model must have been prepared. See `prepare`."""
-        return self._preparer.prepare_optimizer(optimizer, device_placement)
+        return self._prepared.prepare_optimizer(optimizer, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
         """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
-        return self._preparer.prepare_scheduler(scheduler)
+        return self._prepared.prepare_scheduler(scheduler)
 
     def prepare_data_loader(
         self,
@@ -739,14 +733,15 @@ class Accelerator:
             device_placement: Whether to move batches to the device. Default: the Accelerator's setting.
             slice_fn_for_dispatch: With `dispatch_batches`, returns a rank's slice of a batch.
         """
-        ready = self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        ready = self._prepared.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         if self._preemption is not None:
             self._preemption.keep_workers(ready)
         return ready
 
+    @contextmanager
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Train on a different number of batches per rank: finished ranks join the collectives of the others.
 
             with accelerator.join_uneven_inputs([model], even_batches=False):
@@ -758,7 +753,8 @@ class Accelerator:
             even_batches: Overrides this setting of prepared loaders inside the block. Dispatched loaders keep theirs,
                 with a warning.
         """
-        return self._preparer.join_uneven_inputs(joinables, even_batches)
+        with self._stepper.over_uneven_inputs(), self._prepared.join_uneven_inputs(joinables, even_batches):
+            yield
 
     def free_memory(self, *objects: Any) -> Any:
         """Release everything that was prepared, reset the accumulation, and empty the device's cache.
@@ -769,7 +765,9 @@ class Accelerator:
             *objects: The caller's references. A None is returned for each, to be assigned to them.
         """
         self._checkpointer.release_memory()
-        return self._preparer.free_memory(objects)
+        self._prepared.clear()
+        self._stepper.reset()
+        return accel_ops.release_memory(*objects)
 
     def clear(self, *objects: Any) -> Any:
         """Alias of `free_memory`."""
@@ -1119,7 +1117,7 @@ class Accelerator:
             exit_code=exit_code,
             end=self.end_training,
         )
-        for loader in self._prepared.loaders:
+        for loader in self._prepared.loaders.values():
             self._preemption.keep_workers(loader)
         self._stepper.call_on_window_end(self._preemption.advance)
         return self._preemption

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, overload
-from weakref import WeakSet
+from dataclasses import fields
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -15,11 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 import accel_data
-import accel_ops
 from accel import rank_settings
 from accel.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
-from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle import BundleBuilder
 from accel_backends.strategies.checks import (
     check_library_mesh,
@@ -27,157 +25,55 @@ from accel_backends.strategies.checks import (
     check_placement,
     has_library_mesh,
 )
-from accel_state import PartialState
+from accel_data import DataLoaderConfiguration
 from accel_state.errors import ConfigError
+from accel_state.gradient_state import GradientState
 from accel_state.runtime import current_runtime
 
 
-class PreparedLoaders(Sequence[DataLoader[Any]]):
-    """Weak references to the prepared loaders, in the order in which they were prepared, each once.
-
-    A run that prepares a loader for each epoch keeps only the current one. A loader keeps its number when others are
-    garbage-collected.
-    """
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[DataLoader[Any]]] = {}
-        self._num_added = 0
-
-    def add(self, loader: DataLoader[Any]) -> None:
-        """Add a loader, once."""
-        if not any(loader is one for one in self):
-            self._references[self._num_added] = weakref.ref(loader)
-            self._num_added += 1
-            loader._is_accelerate_prepared = True  # read by libraries
-
-    def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
-        """Add several loaders."""
-        for loader in loaders:
-            self.add(loader)
-
-    def clear(self) -> None:
-        """Remove all."""
-        self._references.clear()
-        self._num_added = 0
-
-    def by_number(self) -> dict[int, DataLoader[Any]]:
-        """Return the loaders by their number, which is the number of loaders prepared before them."""
-        alive = {n: loader for n, one in self._references.items() if (loader := one()) is not None}
-        self._references = {number: self._references[number] for number in alive}
-        return alive
-
-    def __len__(self) -> int:
-        return len(self.by_number())
-
-    @overload
-    def __getitem__(self, index: int) -> DataLoader[Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[DataLoader[Any]]: ...
-    def __getitem__(self, index: int | slice) -> DataLoader[Any] | list[DataLoader[Any]]:
-        return list(self.by_number().values())[index]
-
-    def __iter__(self) -> Any:
-        return iter(self.by_number().values())
-
-
-class PreparedObjects:
+class Prepared:
     """The prepared models, optimizers, schedulers and loaders, each once, in the order of preparation.
 
-    Args:
-        strategy: Unwraps prepared models.
-    """
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.models: list[nn.Module] = []
-        self.optimizers: list[AcceleratedOptimizer] = []
-        self.schedulers: list[AcceleratedScheduler] = []
-        self.loaders = PreparedLoaders()
-        self._evaluation_only: WeakSet[nn.Module] = WeakSet()
-        self._strategy = strategy
-
-    @property
-    def trained_models(self) -> list[nn.Module]:
-        """The models that were prepared for training, not for evaluation only."""
-        return [model for model in self.models if model not in self._evaluation_only]
-
-    def find(self, thing: object) -> Any | None:
-        """Return the prepared object for `thing`, or `thing` if it is one; None if it was not prepared."""
-        if isinstance(thing, nn.Module):
-            return self.find_model(thing)
-        for attribute, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
-            for ready in things:
-                if ready is thing or getattr(ready, attribute, None) is thing:
-                    return ready
-        return next((loader for loader in self.loaders if loader is thing), None)
-
-    def find_model(self, model: nn.Module) -> nn.Module | None:
-        """Return the model that was prepared from `model` for training, `model` if it is one, else None."""
-        unwrap = self._strategy.unwrap
-        for ready in self.trained_models:
-            inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
-            if any(model is one for one in (ready, *inner)):
-                return ready
-        return None
-
-    def add_models(self, models: Iterable[nn.Module], *, evaluation_only: bool = False) -> None:
-        """Add models; the latest call decides whether they are for evaluation only."""
-        for model in models:
-            _add(self.models, model)
-            (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
-
-    def add_optimizers(self, optimizers: Iterable[Any]) -> None:
-        """Add optimizers."""
-        for optimizer in optimizers:
-            _add(self.optimizers, optimizer)
-
-    def add_schedulers(self, schedulers: Iterable[Any]) -> None:
-        """Add schedulers."""
-        for scheduler in schedulers:
-            _add(self.schedulers, scheduler)
-
-    def clear(self) -> None:
-        """Remove all of them."""
-        self.models.clear()
-        self.optimizers.clear()
-        self.schedulers.clear()
-        self.loaders.clear()
-
-
-def _add(things: list[Any], new: Any) -> None:
-    new._is_accelerate_prepared = True  # read by libraries
-    if not any(new is old for old in things):
-        things.append(new)
-
-
-def _is_trainable(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
-
-
-class Preparer:
-    """Checks and prepares the user's objects, and adds them to the prepared ones.
+    Loaders are held weakly, so that a run that prepares one for each epoch keeps only the current one.
 
     Args:
         configuration: The configuration of the run.
-        processes: The processes of the run.
         strategy: Prepares models, optimizers and schedulers.
-        prepared: The prepared objects.
-        stepper: The state of the accumulation.
+        gradient_state: The accumulation, which must agree on all ranks.
     """
 
     def __init__(
-        self,
-        configuration: RunConfiguration,
-        *,
-        processes: PartialState,
-        strategy: Strategy,
-        prepared: PreparedObjects,
-        stepper: Stepper,
+        self, configuration: RunConfiguration, *, strategy: Strategy, gradient_state: GradientState
     ) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.schedulers: list[AcceleratedScheduler] = []
+        self._loaders: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
+        self._num_loaders = 0
+        self._evaluation_only: WeakSet[nn.Module] = WeakSet()
         self._configuration = configuration
-        self._processes = processes
         self._strategy = strategy
-        self._prepared = prepared
-        self._stepper = stepper
+        self._gradient_state = gradient_state
+
+    @property
+    def loaders(self) -> dict[int, DataLoader[Any]]:
+        """The loaders by their number, which stays the same when others are garbage-collected."""
+        return dict(self._loaders)
+
+    def set_loaders(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Replace the loaders."""
+        self._loaders.clear()
+        self._num_loaders = 0
+        for loader in list(loaders):
+            self._add_loader(loader)
+
+    def clear(self) -> None:
+        """Release everything that was prepared."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.set_loaders(())
+        self._strategy.release()
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
         """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`."""
@@ -187,19 +83,21 @@ class Preparer:
                 "Give one per object, or leave it out."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
-        builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
-        self._check(builder.bundle.models, builder.bundle.optimizers)
-        if self._processes.use_distributed and any(map(_is_trainable, builder.bundle.models)):
+        builder = BundleBuilder(objects, places, find_prepared=self._find)
+        models, optimizers = builder.bundle.models, builder.bundle.optimizers
+        self._check(models, optimizers)
+        runtime = current_runtime()
+        if runtime.topology.world_size > 1 and any(map(_is_trainable, models)):
             # The ranks communicate anyway, to replicate or shard the model.
-            current_runtime().await_arrival("prepare")
+            runtime.await_arrival("prepare")
             rank_settings.prepare(
-                builder.bundle, self._configuration.loader, num_steps=self._stepper.num_steps
+                builder.bundle, self._configuration.loader, num_steps=self._gradient_state.num_steps
             )
         ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
         is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
-        self._prepared.add_models(ready.models, evaluation_only=not is_trained)
-        self._prepared.add_optimizers(ready.optimizers)
-        self._prepared.add_schedulers(ready.schedulers)
+        self._add_models(ready.models, evaluation_only=not is_trained)
+        _add(self.optimizers, ready.optimizers)
+        _add(self.schedulers, ready.schedulers)
         results = builder.results(ready)
         return results[0] if len(results) == 1 else results
 
@@ -208,7 +106,7 @@ class Preparer:
     ) -> nn.Module:
         """Return the prepared model; see `Accelerator.prepare_model`."""
         if not evaluation_mode:
-            earlier = self._prepared.find_model(model)
+            earlier = self._find_model(model)
             if earlier is not None:
                 return earlier
             self._check([model], [])
@@ -216,26 +114,26 @@ class Preparer:
             model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
         )
         is_trained = not evaluation_mode and not self._strategy.capabilities.needs_optimizer
-        self._prepared.add_models([ready], evaluation_only=not is_trained)
+        self._add_models([ready], evaluation_only=not is_trained)
         return ready
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
         """Return the prepared optimizer; see `Accelerator.prepare_optimizer`."""
-        earlier: Optimizer | None = self._prepared.find(optimizer)
+        earlier: Optimizer | None = self._find(optimizer)
         if earlier is not None:
             return earlier
         self._check([], [optimizer])
         ready = self._strategy.prepare_optimizer(optimizer, device_placement=self._place(device_placement))
-        self._prepared.add_optimizers([ready])
+        _add(self.optimizers, [ready])
         return ready
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
         """Return the prepared scheduler; see `Accelerator.prepare_scheduler`."""
-        earlier = self._prepared.find(scheduler)
+        earlier = self._find(scheduler)
         if earlier is not None:
             return earlier
-        ready = self._strategy.prepare_scheduler(scheduler, optimizers=self._prepared.optimizers)
-        self._prepared.add_schedulers([ready])
+        ready = self._strategy.prepare_scheduler(scheduler, optimizers=self.optimizers)
+        _add(self.schedulers, [ready])
         return ready
 
     def prepare_data_loader(
@@ -251,44 +149,70 @@ class Preparer:
                 "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
                 "one of them out."
             )
-        ready: DataLoader[Any] = accel_data.prepare_data_loader(
+        options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
+        if not is_placed:
+            options["dispatch_batches"] = False
+        ready = accel_data.prepare_data_loader(
             loader,
-            device=self._processes.device,
-            split_batches=settings.split_batches,
+            device=current_runtime().device,
             put_on_device=is_placed,
             rng_types=list(self._configuration.rng_types),
-            dispatch_batches=settings.dispatch_batches if is_placed else False,
-            even_batches=settings.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
-            use_seedable_sampler=settings.use_seedable_sampler,
-            data_seed=settings.data_seed,
-            non_blocking=settings.non_blocking,
-            use_stateful_dataloader=settings.use_stateful_dataloader,
+            **options,
         )
         ready.keeps_dataset_state = settings.use_stateful_dataloader
-        self._prepared.loaders.add(ready)
+        self._add_loader(ready)
         return ready
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None) -> Iterator[None]:
         """Train on a different number of batches per rank in the block; see `Accelerator.join_uneven_inputs`."""
         with ExitStack() as stack:
-            if even_batches is not None and self._processes.use_distributed:
-                for loader in self._prepared.loaders:
+            if even_batches is not None and current_runtime().topology.world_size > 1:
+                for loader in self.loaders.values():
                     stack.enter_context(accel_data.override_even_batches(loader, even_batches))
-            stack.enter_context(self._stepper.over_uneven_inputs())
             stack.enter_context(self._strategy.join_uneven_inputs(joinables))
             yield
 
-    def free_memory(self, objects: Sequence[Any]) -> Any:
-        """Release everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
-        self._prepared.clear()
-        self._strategy.release()
-        self._stepper.reset()
-        return accel_ops.release_memory(*objects)
+    @property
+    def _trained_models(self) -> list[nn.Module]:
+        return [model for model in self.models if model not in self._evaluation_only]
+
+    def _find(self, thing: object) -> Any | None:
+        """Return the prepared object for `thing`, or `thing` if it is one; None if it was not prepared."""
+        if isinstance(thing, nn.Module):
+            return self._find_model(thing)
+        for attribute, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
+            for ready in things:
+                if ready is thing or getattr(ready, attribute, None) is thing:
+                    return ready
+        return next((loader for loader in self.loaders.values() if loader is thing), None)
+
+    def _find_model(self, model: nn.Module) -> nn.Module | None:
+        """Return the model that was prepared from `model` for training, `model` if it is one, else None."""
+        unwrap = self._strategy.unwrap
+        for ready in self._trained_models:
+            inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
+            if any(model is one for one in (ready, *inner)):
+                return ready
+        return None
+
+    def _add_models(self, models: Iterable[nn.Module], *, evaluation_only: bool) -> None:
+        """Add models; the latest call decides whether they are for evaluation only."""
+        models = list(models)
+        _add(self.models, models)
+        for model in models:
+            (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
+
+    def _add_loader(self, loader: DataLoader[Any]) -> None:
+        if not any(loader is one for one in self.loaders.values()):
+            self._loaders[self._num_loaders] = loader
+            self._num_loaders += 1
+            loader._is_accelerate_prepared = True  # read by libraries
 
     def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        num_processes = self._processes.num_processes
+        runtime = current_runtime()
+        num_processes = runtime.topology.world_size
         for model in models:
             check_placement(
                 model,
@@ -297,14 +221,14 @@ class Preparer:
             )
             check_library_mesh(
                 model,
-                current_runtime().layout,
+                runtime.layout,
                 strategy=self._strategy.name,
                 shards_parameters=self._strategy.capabilities.shards_parameters,
             )
         if optimizers:
             # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
-            sharded = [model for model in self._prepared.models if has_library_mesh(model)]
-            trained = [*models, *self._prepared.trained_models, *sharded]
+            sharded = [model for model in self.models if has_library_mesh(model)]
+            trained = [*models, *self._trained_models, *sharded]
             # A model may override `parameters()`, but the gradients of all parameters are reduced.
             known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
             known += self._strategy.replaced_parameters()
@@ -313,3 +237,14 @@ class Preparer:
 
     def _place(self, device_placement: bool | None) -> bool:
         return self._configuration.device_placement if device_placement is None else device_placement
+
+
+def _add(things: list[Any], new: Iterable[Any]) -> None:
+    for one in new:
+        one._is_accelerate_prepared = True  # read by libraries
+        if not any(one is old for old in things):
+            things.append(one)
+
+
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
