@@ -20,12 +20,15 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 import accel_backends
+import accel_checkpoint
 import accel_data
 import accel_ops
+import accel_trackers
 from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
 from accel.configuration import NOT_GIVEN, RunConfiguration, resolve
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.preemption import SIGNALS, Preemption
 from accel.prepared import Prepared
 from accel.profiling import Throughput, device_name, peak_flops, traced
 from accel.trackers import Trackers, attempt_all
@@ -45,6 +48,7 @@ from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state import GradientState as GradientState
+from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
 from accel_state.enums import DistributedType as DistributedType
@@ -61,15 +65,6 @@ from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
-    from accel.checkpoints.loading import LoadHook
-    from accel.checkpoints.saving import SaveHook
-    from accel.preemption import Preemption
-    from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-    from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from accel_checkpoint.saving.handle import SaveHandle
-    from accel_state import ParallelismConfig as ParallelismConfig
-    from accel_trackers import GeneralTracker as GeneralTracker
-    from accel_trackers import OnError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -174,14 +169,14 @@ class Accelerator:
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
-        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
+        fsdp_plugin: accel_backends.FullyShardedDataParallelPlugin | None = None,
+        torch_tp_plugin: accel_backends.TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: str
         | LoggerType
-        | GeneralTracker
-        | Sequence[str | LoggerType | GeneralTracker]
+        | accel_trackers.GeneralTracker
+        | Sequence[str | LoggerType | accel_trackers.GeneralTracker]
         | None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
@@ -298,11 +293,11 @@ class Accelerator:
         return self._checkpointer.custom_objects
 
     @property
-    def _save_model_state_pre_hook(self) -> Mapping[int, SaveHook]:
+    def _save_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
         return self._checkpointer.save_hooks
 
     @property
-    def _load_model_state_pre_hook(self) -> Mapping[int, LoadHook]:
+    def _load_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
         return self._checkpointer.load_hooks
 
     def end_training(self) -> None:
@@ -1105,8 +1100,6 @@ class Accelerator:
             ConfigError: If an argument is invalid.
             StateError: If signals are being handled already, or outside the main thread.
         """
-        from accel.preemption import SIGNALS, Preemption
-
         if self._preemption is not None and self._preemption.is_open:
             raise StateError(
                 "Preemption is being handled already. Call `close()` on the result of the first call."
@@ -1214,7 +1207,9 @@ class Accelerator:
         """
         self._checkpointer.register(*objects)
 
-    def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
+    def register_save_state_pre_hook(
+        self, hook: Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
+    ) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
         `models` are the prepared models without wrappers. A hook that removes an entry from `weights` must save it
@@ -1225,7 +1220,7 @@ class Accelerator:
         """
         return self._checkpointer.add_save_hook(hook)
 
-    def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
+    def register_load_state_pre_hook(self, hook: Callable[[list[nn.Module], str], None]) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
         `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
@@ -1256,7 +1251,7 @@ class Accelerator:
         blocking: Literal[False],
         metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
-    ) -> SaveHandle: ...
+    ) -> accel_checkpoint.SaveHandle: ...
 
     def save_state(
         self,
@@ -1266,7 +1261,7 @@ class Accelerator:
         blocking: bool = True,
         metrics: Mapping[str, float | Tensor] | None = None,
         **save_model_func_kwargs: Any,
-    ) -> str | SaveHandle:
+    ) -> str | accel_checkpoint.SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
 
             accelerator.save_state("checkpoints/step_1000")
@@ -1396,16 +1391,16 @@ class Accelerator:
         return self.configuration.project.logging_dir
 
     @property
-    def log_with(self) -> list[str | GeneralTracker]:
+    def log_with(self) -> list[str | accel_trackers.GeneralTracker]:
         """The trackers to start, as selected by `log_with`."""
         return self._trackers.chosen
 
     @log_with.setter
-    def log_with(self, value: Sequence[str | LoggerType | GeneralTracker]) -> None:
+    def log_with(self, value: Sequence[str | LoggerType | accel_trackers.GeneralTracker]) -> None:
         self._trackers.choose(value)
 
     @property
-    def trackers(self) -> list[GeneralTracker]:
+    def trackers(self) -> list[accel_trackers.GeneralTracker]:
         """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
         return self._trackers.taken()
 
@@ -1415,7 +1410,7 @@ class Accelerator:
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
         *,
-        on_error: OnError = "warn",
+        on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
         """Start a run in every tracker of `log_with`. Every rank must call it.
 

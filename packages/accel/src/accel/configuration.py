@@ -122,12 +122,12 @@ def resolve(given: Mapping[str, Any]) -> RunConfiguration:
         ConfigError: If arguments contradict each other.
     """
     earlier = AcceleratorState() if AcceleratorState.is_initialized() else None
-    plugins = {name: given[name] for name in PLUGINS}
-    plugins["deepspeed_plugin"] = one_of(
+    passed = {name: given[name] for name in PLUGINS}
+    passed["deepspeed_plugin"] = one_of(
         deepspeed_plugin=given["deepspeed_plugin"], deepspeed_plugins=given["deepspeed_plugins"]
     )
     plugins, plugin = resolve_engine(
-        plugins, earlier={name: getattr(earlier, name) for name in PLUGINS} if earlier else {}
+        passed, earlier={name: getattr(earlier, name) for name in PLUGINS} if earlier else {}
     )
     loader = resolve_loader(given["split_batches"], given["dataloader_config"])
     accumulation = resolve_accumulation(
@@ -138,7 +138,9 @@ def resolve(given: Mapping[str, Any]) -> RunConfiguration:
         loader=loader,
         project=resolve_project(given["project_dir"], given["project_config"]),
         dynamo=resolve_dynamo(
-            given["dynamo_backend"], given["dynamo_plugin"], earlier=earlier and earlier.dynamo_plugin
+            given["dynamo_backend"],
+            given["dynamo_plugin"],
+            earlier=None if earlier is None else earlier.dynamo_plugin,
         ),
         handlers=resolve_handlers(given["kwargs_handlers"], given["fp8_backend"]),
         rng_types=resolve_rng_types(given["rng_types"]),
