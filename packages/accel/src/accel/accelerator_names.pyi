@@ -44,7 +44,7 @@ from accel_backends.sharding.single_steps import (
     fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
 )
 from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME

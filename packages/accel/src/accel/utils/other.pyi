@@ -15,7 +15,7 @@ from accel_backends import is_compiled_module as is_compiled_module
 from accel_backends import is_repeated_blocks as is_repeated_blocks
 from accel_backends import model_has_dtensor as model_has_dtensor
 from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accel_bigmodel import convert_bytes as convert_bytes
 from accel_bigmodel import id_tensor_storage as id_tensor_storage
