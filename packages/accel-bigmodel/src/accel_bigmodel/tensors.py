@@ -131,7 +131,8 @@ def set_module_tensor_to_device(
             f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
         )
     source = old if value is None else value
-    known = None if tied_params_map is None else tied_params_map.get(source.data_ptr())
+    # Tensors on the meta device have no address.
+    known = None if tied_params_map is None or source.is_meta else tied_params_map.get(source.data_ptr())
     if known is not None and target in known:
         new = known[target]
     else:
