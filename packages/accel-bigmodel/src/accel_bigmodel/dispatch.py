@@ -171,8 +171,7 @@ def dispatch_model(
     else:
         tensors = named_tensors(model)
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
-        ties = sorted(sorted(named.names) for named in tied)
-        check_tied_parameters_on_same_device(ties, device_map)
+        check_tied_parameters_on_same_device([named.names for named in tied], device_map)
         weights = None
         if offloaded:
             weights = offloaded_weights(
@@ -186,8 +185,7 @@ def dispatch_model(
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
-        if ties:
-            remember_ties(model, ties)
+        remember_ties(model, tied)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
