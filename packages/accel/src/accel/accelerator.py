@@ -199,7 +199,7 @@ class Accelerator:
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.logging_dir, processes=self.processes)
+        self._trackers = Trackers(log_with, logging_dir=self.logging_dir)
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
@@ -307,15 +307,15 @@ class Accelerator:
             CheckpointError: If a save in the background failed; raised after everything is closed.
             TrackerError: If a tracker failed to log something; raised after everything is closed.
         """
-        preemption = self._preemption
+        # Until the checkpoint is complete, a signal must not end the process.
+        preemption = [] if self._preemption is None else [self._preemption.close]
         attempt_all(
-            (
+            [
                 self._checkpointer.close,
-                # Until the checkpoint is complete, a signal must not end the process.
-                *(() if preemption is None else (preemption.close,)),
+                *preemption,
                 self._trackers.finish,
                 self.processes.destroy_process_group,
-            )
+            ]
         )
 
     # Processes
@@ -1402,7 +1402,7 @@ class Accelerator:
     @property
     def trackers(self) -> list[accel_trackers.GeneralTracker]:
         """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
-        return self._trackers.taken()
+        return self._trackers.take_all()
 
     def init_trackers(
         self,
