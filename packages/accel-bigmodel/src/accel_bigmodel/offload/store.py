@@ -277,7 +277,8 @@ def offloaded_weights(
         if first in for_disk and first not in index:
             state.update(dict.fromkeys(names, for_disk[first]))
         elif first in index and first not in state and len(names) > 1:
-            index.update(dict.fromkeys(names, {"weight_name": first, **index[first]}))
+            entry = {"weight_name": first, **index[first]}
+            index.update(dict.fromkeys(names, entry))
     return OffloadedWeightsLoader(state, folder if entries else None, index)
 
 
