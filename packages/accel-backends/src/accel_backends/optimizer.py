@@ -175,35 +175,32 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
     """
     from torch.distributed.tensor import DTensor  # takes long, and only loading needs it
 
-    from accel_checkpoint.saving.snapshot import copy_of, is_plain, map_tensors
+    from accel_checkpoint.saving.snapshot import copy_of, map_tensors
 
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     parameter_of = dict(zip(numbers, parameters, strict=False))
 
-    def copied(value: Any, name: str, parameter: torch.Tensor | None = None) -> Any:
+    def copied(name: str, value: Any, parameter: torch.Tensor | None) -> Any:
         if isinstance(value, DTensor):
             return value
-        if not isinstance(value, torch.Tensor):
+        if type(value) is not torch.Tensor:
             return map_tensors(value, lambda path, tensor: copy_of(tensor))
         own = None if parameter is None else optimizer.state.get(parameter, {}).get(name)
-        if isinstance(own, torch.Tensor) and is_plain(own):
-            if (own.shape, own.dtype) == (value.shape, value.dtype):
-                return own.detach().copy_(value)
+        if type(own) is torch.Tensor and (own.shape, own.dtype) == (value.shape, value.dtype):
+            return own.copy_(value)
         # torch itself decides on which device a step counter is.
-        stays = parameter is None or name == "step" or parameter.device == value.device
-        return copy_of(value) if stays else value.to(parameter.device)
+        if parameter is None or name == "step" or parameter.device == value.device:
+            return value.clone()
+        return value.to(parameter.device)
 
-    return {
-        **state,
-        "state": {
-            number: {name: copied(one, name, parameter_of.get(number)) for name, one in values.items()}
+    with torch.no_grad():
+        tensors = {
+            number: {name: copied(name, value, parameter_of.get(number)) for name, value in values.items()}
             for number, values in state["state"].items()
-        },
-        "param_groups": [
-            {name: copied(one, name) for name, one in group.items()} for group in state["param_groups"]
-        ],
-    }
+        }
+    groups = map_tensors(state["param_groups"], lambda path, tensor: copy_of(tensor))
+    return {**state, "state": tensors, "param_groups": groups}
 
 
 def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
