@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,8 +23,8 @@ from accel_checkpoint.file_names import (
     weight_format,
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import files_of_model, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_model
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import CollectiveFile, PendingFile, TorchFile, pending_weights
 
 
@@ -55,11 +53,9 @@ class FullFormat(CheckpointFormat):
         file = TorchFile(self.optimizer_file(index), content)
         return _shared_out([file], choices)
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[WholeState]:
-        """Give the state, mapped from its files."""
-        with open_weights(files_of_model(folder, index)) as state:
-            yield WholeState(state)
+    def open_model(self, files: SavedFiles, *, index: int) -> WholeState:
+        """Return the state, mapped from its files."""
+        return WholeState(read_model(files, index))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have a file."""
@@ -73,11 +69,9 @@ class FullFormat(CheckpointFormat):
         """Return the file of an optimizer."""
         return numbered_file(OPTIMIZER_NAME, index)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(self, files: SavedFiles, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
-        state: Mapping[str, Any] = read_torch_file(
-            checked_file(folder, self.optimizer_file(index)), mmap=True
-        )
+        state: Mapping[str, Any] = read_torch_file(files.path(self.optimizer_file(index)), mmap=True)
         return state
 
 

@@ -45,14 +45,20 @@ class RenamedState(SavedState):
         """Return the shape of each tensor in whole, None for other values."""
         return {self._renamed[name]: shape for name, shape in self._saved.shapes().items()}
 
+    def open(self, own: Mapping[str, Any]) -> None:
+        self._saved.open(self._own_by_saved_name(own))
+
     def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a strategy loads in place of ``own``."""
-        saved = self._saved.read({name: own[new] for name, new in self._renamed.items() if new in own})
+        saved = self._saved.read(self._own_by_saved_name(own))
         return {self._renamed[name]: value for name, value in saved.items()}
+
+    def _own_by_saved_name(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: own[new] for name, new in self._renamed.items() if new in own}
 
 
 def check_model(strategy: Strategy, model: nn.Module, saved: SavedState) -> list[str]:
-    """Return what of ``saved`` does not fit the prepared ``model``; nothing is loaded.
+    """Request the files of ``saved``, and return what of it does not fit the prepared ``model``; nothing is loaded.
 
     Raises:
         CheckpointError: If each rank reads only what it wrote, and that was split in another way.
@@ -61,8 +67,10 @@ def check_model(strategy: Strategy, model: nn.Module, saved: SavedState) -> list
         saved.read(strategy.own_model_state(model))
         return []
     if _renames_on_load(strategy.unwrap(model, keep_torch_compile=False)):
+        saved.open({})
         return []
     own, shapes = strategy.state_to_fill(model), saved.shapes()
+    saved.open(own)
     missing = [name for name in own if name not in shapes]
     if missing:
         second_names = _second_names(own, shapes)

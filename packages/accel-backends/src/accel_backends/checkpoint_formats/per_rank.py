@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
 from accel_backends.checkpoint_formats.own_state import OwnState
@@ -22,9 +20,8 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
-from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError
 
@@ -53,10 +50,9 @@ class PerRankFormat(CheckpointFormat):
         """Return the file of this rank, for what `Strategy.own_optimizer_state` returned."""
         return _file(OPTIMIZER_NAME, cast(OwnState, state), index)
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[SavedParts]:
-        """Give the parts; each rank reads its own."""
-        yield SavedParts(folder, index)
+    def open_model(self, files: SavedFiles, *, index: int) -> SavedParts:
+        """Return the parts; each rank reads its own."""
+        return SavedParts(files, index)
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have files in this format."""
@@ -70,23 +66,23 @@ class PerRankFormat(CheckpointFormat):
         """Return the name that messages use for the files of an optimizer."""
         return file_of_rank(OPTIMIZER_NAME, index, 0)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(self, files: SavedFiles, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state that this rank wrote; ``parameters`` gives what `Strategy.own_optimizer_state` returned."""
-        return _read(folder, OPTIMIZER_NAME, cast(OwnState, parameters()), index)
+        return _read(files, OPTIMIZER_NAME, cast(OwnState, parameters()), index)
 
 
 class SavedParts(SavedState):
     """What each rank wrote of a model.
 
     Args:
-        folder: The folder of the checkpoint.
+        files: The files of the checkpoint.
         index: Which model it is.
     """
 
     is_per_rank: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, index: int) -> None:
-        self._folder = folder
+    def __init__(self, files: SavedFiles, index: int) -> None:
+        self._files = files
         self._index = index
 
     def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
@@ -99,7 +95,7 @@ class SavedParts(SavedState):
         Raises:
             CheckpointError: If another number of ranks wrote them, or of a model that was cut otherwise.
         """
-        return _read(self._folder, SHARDED_MODEL_NAME, cast(OwnState, own), self._index)
+        return _read(self._files, SHARDED_MODEL_NAME, cast(OwnState, own), self._index)
 
 
 def _file(stem: str, own: OwnState, index: int) -> Files:
@@ -107,17 +103,17 @@ def _file(stem: str, own: OwnState, index: int) -> Files:
     return Files([TorchFile(file_of_rank(stem, index, own.rank), content)])
 
 
-def _read(folder: Path, stem: str, own: OwnState, index: int) -> Mapping[str, Any]:
+def _read(files: SavedFiles, stem: str, own: OwnState, index: int) -> Mapping[str, Any]:
     name = file_of_rank(stem, index, own.rank)
-    ranks = ranks_of(stem, index, files_below(folder))
+    ranks = ranks_of(stem, index, files.names)
     # A rank that has no file learns from another's how many there were.
     found = file_of_rank(stem, index, ranks[0]) if ranks and own.rank not in ranks else name
-    content = read_torch_file(checked_file(folder, found), mmap=True)
+    content = read_torch_file(files.path(found), mmap=True)
     if content["num_ranks"] != own.num_ranks:
         raise _misfit(found, f"it is of {content['num_ranks']} ranks, and this run has {own.num_ranks}")
     if found != name:
         raise CheckpointError(
-            f"`{name}`, the part of rank {own.rank}, is missing in `{folder}`. Copy it there."
+            f"`{name}`, the part of rank {own.rank}, is missing in `{files.folder}`. Copy it there."
         )
     if own.cut is None:
         raise _misfit(

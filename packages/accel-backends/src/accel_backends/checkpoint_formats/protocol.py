@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
 
 Parameters = Callable[[], Mapping[str, torch.Tensor]]
@@ -59,6 +58,9 @@ class SavedState(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
         """Return the shape of each tensor in whole, None for other values."""
         ...
+
+    def open(self, own: Mapping[str, Any]) -> None:
+        """Request the files that ``read(own)`` reads, unless that has been done already; see `SavedFiles`."""
 
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what a strategy loads in place of ``own``: whole tensors, or those of ``own``, filled.
@@ -111,8 +113,8 @@ class CheckpointFormat(Protocol):
         """
         ...
 
-    def open_model(self, folder: Path, *, index: int) -> AbstractContextManager[SavedState]:
-        """Give the state of a model; it can be read inside the context.
+    def open_model(self, files: SavedFiles, *, index: int) -> SavedState:
+        """Return the state of a model, of which only names and shapes have been read.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -131,11 +133,11 @@ class CheckpointFormat(Protocol):
         """Return the name of the file or folder of an optimizer."""
         ...
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(self, files: SavedFiles, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state of an optimizer: whole tensors, or parts placed like the parameters, or deferred like them.
 
         Args:
-            folder: The folder of the checkpoint.
+            files: The files of the checkpoint.
             parameters: The parameters of the optimizer by name, in the order of their numbers; called where needed.
             index: Which optimizer it is.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,8 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import CollectiveFile, TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
@@ -113,16 +112,17 @@ def load_fsdp_model(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
-    folder = _home(Path(input_dir), name)
-    with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
-        if isinstance(form, FullFormat):
-            content = read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
-            saved: SavedState = WholeState(content)
-        else:
-            saved = opened.enter_context(form.open_model(folder, index=model_index))
-        misfits = check_model(strategy, model, saved)
-        if misfits:
-            raise ValueError("; ".join(misfits))
+    files = SavedFiles.of(_home(Path(input_dir), name))
+    with Strictness().loading(name, f"model {model_index}"):
+        with files:
+            if isinstance(form, FullFormat):
+                content = read_torch_file(files.path(_full_name(model_index)), mmap=True)
+                saved: SavedState = WholeState(content)
+            else:
+                saved = form.open_model(files, index=model_index)
+            misfits = check_model(strategy, model, saved)
+            if misfits:
+                raise ValueError("; ".join(misfits))
         load_model(strategy, model, saved)
 
 
@@ -170,19 +170,23 @@ def load_fsdp_optimizer(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
-    folder = _home(Path(input_dir), name)
+    files = SavedFiles.of(_home(Path(input_dir), name))
     inner = inner_optimizer(optimizer)
     if form.is_per_rank:
-        own = partial(strategy.own_optimizer_state, inner)
-        state = form.read_optimizer(folder, own, index=optimizer_index)
+        with files:
+            own = partial(strategy.own_optimizer_state, inner)
+            state = form.read_optimizer(files, own, index=optimizer_index)
         optimizer.load_state_dict(without_file(inner, state))
         return
-    state = form.read_optimizer(
-        folder, lambda: strategy.optimizer_parameters(inner, [model]), index=optimizer_index
-    )
+    with files:
+        state = form.read_optimizer(
+            files, lambda: strategy.optimizer_parameters(inner, [model]), index=optimizer_index
+        )
     misfit = misfit_of(inner, state, strategy.optimizer_shapes(optimizer))
     if misfit is not None:
-        raise CheckpointError(f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}.")
+        raise CheckpointError(
+            f"`{name}` in `{files.folder}` does not fit the {type(inner).__name__}: {misfit}."
+        )
     strategy.load_optimizer_state(optimizer, state, model)
 
 

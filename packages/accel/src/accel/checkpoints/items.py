@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -39,9 +39,9 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
@@ -99,7 +99,7 @@ class SavedRun:
 
     Attributes:
         found: The checkpoint.
-        names: Its file names.
+        files: Its files.
         rank: This process.
         layout: Layout of the processes that load it.
         strict: Whether a mismatch is an error or a warning.
@@ -107,21 +107,24 @@ class SavedRun:
         restore_loaders: Whether loaders resume in the middle of an epoch.
         key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
         names_in_file: Names of weights in the checkpoint, by those in the models, as far as `key_map` changes them.
-        opened: Closes the files that are still open.
         restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
     """
 
     found: Found
-    names: Collection[str]
+    files: SavedFiles
     rank: int
     layout: MeshLayout
     strict: Strictness
     strict_models: Strictness
     restore_loaders: bool
     key_map: Mapping[str, str]
-    opened: ExitStack
     names_in_file: dict[str, str] = field(default_factory=dict)
     restarted_loaders: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Its file names."""
+        return self.files.names
 
     @cached_property
     def model_formats(self) -> dict[int, CheckpointFormat]:
@@ -133,9 +136,14 @@ class SavedRun:
         """Format of each optimizer, by index."""
         return formats_of_optimizers(self.names)
 
+    @property
+    def is_of_rank_0_alone(self) -> bool:
+        """Whether rank 0 saved it without the states of the other ranks."""
+        return self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
+
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
-        return read_torch_file(checked_file(self.found.path, name))
+        return read_torch_file(self.files.path(name))
 
     def report_missing(self, what: str, *, note: str = "") -> None:
         """Report that something is missing in the checkpoint."""
@@ -274,12 +282,10 @@ class ModelItem(StateItem):
     def save(self, choices: SaveChoices) -> Files:
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> tuple[SavedState, ExitStack]:
+    def read(self, saved: SavedRun, name: str) -> SavedState:
         """Open and check its files."""
         self._reject_meta_parameters()
-        closing = saved.opened.enter_context(ExitStack())
-        opening = saved.model_formats[self.index].open_model(saved.found.path, index=self.index)
-        state = closing.enter_context(opening)
+        state = saved.model_formats[self.index].open_model(saved.files, index=self.index)
         if saved.key_map:
             if state.is_per_rank:
                 raise ConfigError(
@@ -289,13 +295,12 @@ class ModelItem(StateItem):
             state = RenamedState(state, saved.key_map)
             saved.names_in_file |= state.names_in_file
         self._report(check_model(self.run.strategy, self.value, state), saved)
-        return state, closing
+        return state
 
-    def load(self, content: tuple[SavedState, ExitStack], saved: SavedRun) -> None:
-        """Copy the weights into the model, and close its files."""
-        state, closing = content
-        with closing, _without_placeholder_warnings():
-            self._report(load_model(self.run.strategy, self.value, state), saved)
+    def load(self, content: SavedState, saved: SavedRun) -> None:
+        """Copy the weights into the model."""
+        with _without_placeholder_warnings():
+            self._report(load_model(self.run.strategy, self.value, content), saved)
 
     def strictness(self, saved: SavedRun) -> Strictness:
         return saved.strict_models
@@ -356,7 +361,7 @@ class OptimizerItem(StateItem):
         parameters: Callable[[], Mapping[str, Any]] = partial(self._parameters, saved.names_in_file)
         if form.is_per_rank:
             parameters = partial(strategy.own_optimizer_state, inner)
-        state = form.read_optimizer(saved.found.path, parameters, index=self.index)
+        state = form.read_optimizer(saved.files, parameters, index=self.index)
         # In a format that each rank reads alone, reading has compared them.
         misfit = None if form.is_per_rank else misfit_of(inner, state, strategy.optimizer_shapes(inner))
         if misfit is not None:
@@ -503,8 +508,8 @@ class LoaderItem(StateItem):
 
     def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
         """Resume the loader, or let its epoch start over."""
-        manifest, (name, state) = saved.found.manifest, content
-        is_of_another = manifest is not None and manifest.is_of_rank_0_alone and self._has_state_per_rank
+        name, state = content
+        is_of_another = saved.is_of_rank_0_alone and self._has_state_per_rank
         position = saved.restore_loaders and not is_of_another
         was_mid_epoch = load_into(self.value, state, position=position, file_name=name)
         if was_mid_epoch and not position:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,12 +23,13 @@ from accel.checkpoints.items import (
 from accel.checkpoints.rank_state import RankItem
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
-from accel_checkpoint.files import files_below
+from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import first
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
 from accel_state.errors import ConfigError
@@ -138,43 +138,45 @@ def load_checkpoint(
     folder = input_dir.resolve()
     saver.log_failure()
     topology = saver.topology
-    token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+    if topology.num_nodes > 1:
+        # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
+        token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+        folder = part_of_save(folder, token)
+    version = version_of(folder)
     found: Found | None = None
-    next_number = ""
+    value = ","
     with _not_loaded(saver, "checked", folder) as deferred:
-        if topology.num_nodes > 1 and token:
-            # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
-            folder = part_of_save(folder, token)
-        # One process per node reads all files; the others only check that they exist.
-        found = check_loadable(folder, verify=options.verify and topology.local_rank == 0)
-        if topology.local_rank == 0:
-            next_number = _next_number(found)
-    next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
+        found = check_loadable(folder)
+        value = f"{found.token},{_next_number(found) if topology.local_rank == 0 else ''}"
+    value = deferred.agree(value, _first_and_highest, is_replaced=_is_replaced(folder, version))
+    token, next_number = value.split(",")
     assert found is not None
-    with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
-        with _not_loaded(saver, "opened", folder) as deferred:
+    files = SavedFiles(found.path, found.manifest)
+    with trusted_files(is_trusted or is_saved_here(token)):
+        with _not_loaded(saver, "opened", folder) as deferred, files:
+            if options.verify and topology.local_rank == 0:
+                files.compare_all()
             bare = run.bare_models()
             left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
             saved = SavedRun(
                 found,
-                list(files_below(found.path)),
+                files,
                 topology.rank,
                 layout,
                 strict=Strictness(options.is_strict),
                 strict_models=Strictness(options.is_strict and options.strict_models),
                 restore_loaders=options.restore_loaders,
                 key_map=options.key_map,
-                opened=opened,
             )
             models = [run.models[bare.index(model)] for model in left]
             reading = Reading(run, models, saved, skipped=options.skipped)
-        deferred.agree(is_replaced=_is_replaced(folder, token))
+        deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
         is_open = reading.is_open
         with _not_loaded(saver, "loaded", folder) as deferred:
             reading.load()
-        deferred.agree(is_replaced=not is_open and _is_replaced(folder, token))
+        deferred.agree(is_replaced=not is_open and _is_replaced(folder, version))
     return int(next_number) if next_number else None
 
 
@@ -257,9 +259,9 @@ def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
     return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
-def _is_replaced(folder: Path, token: str) -> bool:
-    """Whether a folder that held the save ``token`` holds another one; not if it has been removed."""
-    return bool(token) and os.path.isdir(folder) and token_of(folder) != token  # noqa: PTH112 (raises nothing)
+def _is_replaced(folder: Path, version: tuple[int, ...] | None) -> bool:
+    """Whether a folder with a manifest holds another one than at first; not if it has been removed."""
+    return version is not None and os.path.isdir(folder) and version_of(folder) != version  # noqa: PTH112 (raises nothing)
 
 
 def _next_number(found: Found) -> str:
@@ -270,5 +272,8 @@ def _next_number(found: Found) -> str:
     return str(max([found.number, *numbers]) + 1)
 
 
-def _highest(numbers: Sequence[str]) -> str:
-    return str(max(int(number) for number in numbers if number)) if numbers[0] else ""
+def _first_and_highest(values: Sequence[str]) -> str:
+    """Return the token that rank 0 read, and the highest next number; empty if checkpoints have no numbers."""
+    tokens, numbers = zip(*(value.split(",") for value in values), strict=True)
+    highest = str(max(int(number) for number in numbers if number)) if numbers[0] else ""
+    return f"{tokens[0]},{highest}"

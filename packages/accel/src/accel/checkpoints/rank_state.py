@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.checkpoints.items import SavedRun, StateItem
@@ -14,8 +14,7 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.formats.weight_files import CheckpointFile, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.random_states import States, from_file, reseed_for, to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_ops.random import capture_rng_states, restore_rng_states
@@ -24,6 +23,7 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
+_GRADIENTS = "the gradients of this rank"
 _STARTS_OVER = "the gradient accumulation starts over"
 
 
@@ -36,12 +36,14 @@ class RankState:
         accumulation: State of the gradient accumulation; None if it is missing.
         is_own: Whether these are the states of a rank with the same share, and not only of rank 0.
         layout: Layout of the ranks that saved.
+        gradients: Gradients of an unfinished accumulation in the same layout, mapped from their file.
     """
 
     states: States | None
     accumulation: Mapping[str, Any] | None
     is_own: bool
     layout: MeshLayout
+    gradients: Mapping[str, Any] | None = None
 
     @property
     def was_accumulating(self) -> bool:
@@ -94,7 +96,14 @@ class RankItem(StateItem):
         )
         if "is_accumulating" not in accumulation:  # written by Accelerate or an older release
             accumulation["is_accumulating"] = gradients_file(self.index) in saved.names
-        return self._state(saved, states, accumulation)
+        _, is_own, saved_layout = self._source(saved)
+        state = RankState(states, accumulation, is_own, saved_layout)
+        if not state.was_accumulating or saved_layout != saved.layout or saved.is_of_rank_0_alone:
+            return state
+        gradients = gradients_file(self.index)
+        with saved.strict.loading(gradients, _GRADIENTS):
+            return replace(state, gradients=read_weights(saved.files.path(gradients)))
+        return state
 
     def load(self, content: RankState | None, saved: SavedRun) -> None:
         """Restore the accumulation and the random states.
@@ -102,11 +111,11 @@ class RankItem(StateItem):
         If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
         from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
         """
-        state = self._state(saved, None, None) if content is None else content
-        manifest, stepper = saved.found.manifest, self.run.stepper
+        _, is_own, saved_layout = self._source(saved)
+        state = content or RankState(None, None, is_own, saved_layout)
+        manifest, stepper, is_alone = saved.found.manifest, self.run.stepper, saved.is_of_rank_0_alone
         if manifest is not None:
             stepper.set_num_windows(manifest.step)
-        is_alone = manifest is not None and manifest.is_of_rank_0_alone
         restore_gradients(self.run.bare_models(), {})  # drops those that are left from before the load
         if state.layout == saved.layout and not is_alone:
             self._restore_accumulation(state, saved)
@@ -133,10 +142,6 @@ class RankItem(StateItem):
                 " and ".join(changes),
             )
 
-    def is_open(self, content: RankState | None, saved: SavedRun) -> bool:
-        """Whether `load` reads no more files: those of gradients are read then."""
-        return content is None or not content.was_accumulating
-
     def _source(self, saved: SavedRun) -> tuple[int, bool, MeshLayout]:
         """Return the rank whose states to read, whether they are of the same share, and the layout that saved."""
         ranks, manifest = ranks_of_random_states(saved.names), saved.found.manifest
@@ -146,14 +151,8 @@ class RankItem(StateItem):
             source = self.index
         elif _have_same_seeds(layout, saved.layout):
             source = layout.rank_of_seed(saved.layout.seed_index(self.index))
-        is_own = source == 0 or manifest is None or not manifest.is_of_rank_0_alone
+        is_own = source == 0 or not saved.is_of_rank_0_alone
         return source if is_own else 0, is_own, layout
-
-    def _state(
-        self, saved: SavedRun, states: States | None, accumulation: Mapping[str, Any] | None
-    ) -> RankState:
-        _, is_own, layout = self._source(saved)
-        return RankState(states, accumulation, is_own, layout)
 
     def _restore_accumulation(self, state: RankState, saved: SavedRun) -> None:
         stepper, accumulation = self.run.stepper, state.accumulation
@@ -172,21 +171,15 @@ class RankItem(StateItem):
             stepper.reset()
             return
         stepper.load_state_dict(accumulation)
-        if state.was_accumulating:
-            self._restore_gradients(saved)
-        elif stepper.is_accumulating:
+        if state.gradients is not None:
+            with saved.strict.loading(gradients_file(self.index), _GRADIENTS):
+                restore_gradients(self.run.bare_models(), state.gradients)
+        elif not state.was_accumulating and stepper.is_accumulating:
             logger.warning(
                 "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
                 _STARTS_OVER,
             )
             stepper.reset()
-
-    def _restore_gradients(self, saved: SavedRun) -> None:
-        name = gradients_file(self.index)
-        with saved.strict.loading(name, "the gradients of this rank"):
-            file = CheckpointFile(checked_file(saved.found.path, name))
-            with open_weights([file]) as gradients:
-                restore_gradients(self.run.bare_models(), gradients)
 
 
 def _restore_generators(state: RankState, saved: SavedRun) -> None:

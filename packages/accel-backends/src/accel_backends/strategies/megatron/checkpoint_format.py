@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,6 +20,7 @@ from accel_checkpoint.file_names import engine_folder
 from accel_checkpoint.formats.distributed_metadata import Entry
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_state.errors import CheckpointError
 
@@ -122,12 +121,10 @@ class MegatronFormat(CheckpointFormat):
             else Files()
         )
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[SavedState]:
-        """Give the parts; each rank reads what overlaps its own."""
-        yield _SavedModel(
-            SavedParts(DistributedState(folder, self.model_file(index)), self.model_file(index))
-        )
+    def open_model(self, files: SavedFiles, *, index: int) -> SavedState:
+        """Return the parts; each rank reads what overlaps its own."""
+        name = self.model_file(index)
+        return _SavedModel(SavedParts(DistributedState(files, name), name))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have files in this format."""
@@ -141,13 +138,13 @@ class MegatronFormat(CheckpointFormat):
         """Return the folder of an optimizer."""
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(self, files: SavedFiles, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState`."""
         own = cast(ShardedState, parameters())
         if not own.is_loaded:
             return {}
         name = self.optimizer_file(index)
-        saved = SavedParts(DistributedState(folder, name), name)
+        saved = SavedParts(DistributedState(files, name), name)
         description = own.describe(True)
         if saved.common().get(_KIND) != description.get(_KIND):
             raise CheckpointError(
