@@ -68,7 +68,7 @@ def digest_threads() -> ThreadPoolExecutor:
 
 
 def begin_digest(path: Path, *, like: str, threads: ThreadPoolExecutor) -> Callable[[], str]:
-    """Begin to compute the digest of a file, by the algorithm of the digest ``like``; call the result to wait for it."""
+    """Begin to compute the digest of a file, by the algorithm of ``like``; call the result to wait for it."""
     if like.startswith(_EARLIER_NAME):
         return threads.submit(_crc32_of, path).result
     blocks = [threads.submit(_digest_of_block, path, start) for start in _block_starts(path)]

@@ -14,7 +14,6 @@ from accel_checkpoint.files import files_below, regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
 from accel_state.errors import CheckpointError
 
-
 _SMALL_BYTES = 16 * 2**20
 """Files of at most this size are not worth a thread."""
 
@@ -26,8 +25,8 @@ class DamagedFileError(CheckpointError):
 class SavedFiles:
     """The files of one checkpoint. Each is compared with its digest in the manifest when its path is first requested.
 
-    In a `with` block, threads compute the digests of large files while these are read, and the end of the block compares
-    them: do not use what was read before that. Others, and all files outside of a block, are compared at once.
+    In a `with` block, threads compute the digests of large files while these are read, and the end of the block
+    compares them: do not use what was read before that. Others, and all files outside of a block, are compared at once.
 
     Args:
         folder: The folder of the checkpoint.

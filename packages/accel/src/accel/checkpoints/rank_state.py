@@ -98,11 +98,10 @@ class RankItem(StateItem):
             accumulation["is_accumulating"] = gradients_file(self.index) in saved.names
         _, is_own, saved_layout = self._source(saved)
         state = RankState(states, accumulation, is_own, saved_layout)
-        if not state.was_accumulating or saved_layout != saved.layout or saved.is_of_rank_0_alone:
-            return state
-        gradients = gradients_file(self.index)
-        with saved.strict.loading(gradients, _GRADIENTS):
-            return replace(state, gradients=read_weights(saved.files.path(gradients)))
+        if state.was_accumulating and saved_layout == saved.layout and not saved.is_of_rank_0_alone:
+            gradients = gradients_file(self.index)
+            with saved.strict.loading(gradients, _GRADIENTS):
+                state = replace(state, gradients=read_weights(saved.files.path(gradients)))
         return state
 
     def load(self, content: RankState | None, saved: SavedRun) -> None:
