@@ -19,7 +19,7 @@ from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
 from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.residency import Prefetcher
+from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
 from accel_bigmodel.offload.store import offloaded_weights
 from accel_bigmodel.planning.allocation import infer_auto_device_map
@@ -171,8 +171,7 @@ def dispatch_model(
     else:
         tensors = named_tensors(model)
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
-        ties = sorted(sorted(named.names) for named in tied)
-        check_tied_parameters_on_same_device(ties, device_map)
+        check_tied_parameters_on_same_device([named.names for named in tied], device_map)
         weights = None
         if offloaded:
             weights = offloaded_weights(
@@ -181,14 +180,12 @@ def dispatch_model(
             )  # fmt: skip
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
-            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta},
             owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
-        if ties:
-            remember_ties(model, ties)
+        remember_ties(model, tied)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
@@ -209,9 +206,10 @@ def _hook_encoder(model: nn.Module) -> None:
 
 def _remove_hooks(model: nn.Module) -> None:
     """Remove earlier hooks; weights that were on the meta device before keep their placeholders, for the new hooks."""
-    for hook in [hook for module in model.modules() for hook in hooks_of(module)]:
-        if isinstance(hook, AlignDevicesHook):
-            hook.keeps_placeholders = True
+    for module in model.modules():
+        for hook in hooks_of(module):
+            if isinstance(hook, AlignDevicesHook):
+                hook.detach_hook(module, keeps_placeholders=True)
     remove_hook_from_submodules(model)
 
 

@@ -99,7 +99,7 @@ def test_a_preloaded_class_is_brought_at_once():
 
     model = nn.Sequential(Block(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Linear(3, 3))
     attach_align_device_hook(model, torch.device("cpu"), offload=True, preload_module_classes=["Block"])
-    assert [len(hook.residency.slots) for module in model.modules() for hook in hooks_of(module)] == [4, 2]
+    assert [len(hook.slots) for module in model.modules() for hook in hooks_of(module)] == [4, 2]
     assert model[0][1].weight.is_meta
     model(torch.zeros(1, 3))
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from torch.distributed.device_mesh import DeviceMesh
 
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
 from accel_state.gradient_state import SharedState
+from accel_state.mesh_layout import MeshLayout
+from accel_state.parallelism_config import ParallelismConfig
 from accel_state.partial_state import PartialState, ProcessView
 from accel_state.registry import Registry
 from accel_state.runtime import (
@@ -19,12 +23,6 @@ from accel_state.runtime import (
     runtime_lock,
     training_attributes,
 )
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from accel_state.mesh_layout import MeshLayout
-    from accel_state.parallelism_config import ParallelismConfig
 
 
 def _collect() -> dict[str, Any]:
@@ -114,16 +112,12 @@ class AcceleratorState(ProcessView):
         distributed_type = _distributed_type(given) or runtime.distributed_type
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
-            from accel_state.parallelism_config import ParallelismConfig
-
             config = ParallelismConfig()
         mesh = None
         deepspeed = (given["deepspeed_plugins"] or {}).values()
         engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], given["strategy_plugin"], *deepspeed]
         layout = _engine_layout(engines, runtime)
         if config is None and layout.num_data_ranks < layout.world_size:
-            from accel_state.parallelism_config import ParallelismConfig
-
             sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in layout.sizes.items()}
             config = ParallelismConfig(**sizes)
         if config is not None:

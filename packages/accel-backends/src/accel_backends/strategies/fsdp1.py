@@ -38,7 +38,7 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.compile import compile_units
 from accel_backends.unwrap import inner_optimizer, register_container
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError

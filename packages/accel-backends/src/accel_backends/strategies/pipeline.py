@@ -37,7 +37,7 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.compile import compile_units
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply

@@ -134,11 +134,13 @@ class CheckpointLoader:
             for name, shape in _shapes_in(file, self._layouts.get(file.path)).items()
             if not name.endswith(ignored)
         }
-        match(
-            {**{n: named.tensor.shape for n, named in self._tensors.items()}, **dict.fromkeys(self._extras)},
-            shapes,
-            ties=[named.names for named in self._persistent if len(named.names) > 1],
-        ).raise_or_warn(self._checkpoint, strict=strict)
+        wanted = {
+            **{n: named.tensor.shape for n, named in self._tensors.items()},
+            **dict.fromkeys(self._extras),
+        }
+        if shapes != wanted:
+            ties = [named.names for named in self._persistent if len(named.names) > 1]
+            match(wanted, shapes, ties=ties).raise_or_warn(self._checkpoint, strict=strict)
 
     @torch.no_grad()
     def load(self) -> None:

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
-from accel.run.configuration import ProjectConfiguration, RunConfiguration
-from accel.run.prepared import PreparedObjects
+from accel.configuration import ProjectConfiguration, RunConfiguration
+from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
@@ -60,7 +60,7 @@ class Checkpointer:
         processes: PartialState,
         strategy: Strategy,
         precision: Precision,
-        prepared: PreparedObjects,
+        prepared: Prepared,
         stepper: Stepper,
         gradient_state: GradientState,
         resumes_loaders: Callable[[], bool],
@@ -349,7 +349,7 @@ class Checkpointer:
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             schedulers=self._prepared.schedulers,
-            loaders=self._prepared.loaders.by_number(),
+            loaders=self._prepared.loaders,
             custom=self.custom_objects,
             active_loaders=self._gradient_state.dataloader_references,
         )

@@ -17,7 +17,7 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.strategies.placement import place_model
-from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
+from accel_backends.transforms.compile import compile_regions_deepspeed
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError

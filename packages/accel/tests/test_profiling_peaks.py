@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel.run.throughput import PEAKS, peak_flops
+from accel.profiling import PEAKS, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel import ProfileKwargs
-from accel.run.profiling import traced
+from accel.profiling import traced
 
 
 def steps(folder, count, schedule, **options):
