@@ -118,11 +118,6 @@ def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]
     return found
 
 
-def checked_file(folder: Path, name: str) -> Path:
-    """Return the path of one file of a checkpoint, after comparing it with the manifest; see `SavedFiles`."""
-    return SavedFiles.of(folder).path(name)
-
-
 def _compare(path: Path, digest: str, expected: str) -> None:
     if digest != expected:
         raise DamagedFileError(
