@@ -21,6 +21,7 @@ from accel.checkpoints.items import (
     other_items,
 )
 from accel.checkpoints.rank_state import RankItem
+from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.manifest import version_of
@@ -156,13 +157,21 @@ def load_checkpoint(
         with _not_loaded(saver, "opened", folder) as deferred, files:
             if options.verify and topology.local_rank == 0:
                 files.compare_all()
-            bare = run.bare_models()
+            bare = run.bare_models
             left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
+            formats = saved_formats(
+                files.names,
+                form=run.form,
+                saved_as="" if found.manifest is None else found.manifest.model_format,
+                num_models=len(run.models),
+                num_optimizers=len(run.optimizers),
+            )
             saved = SavedRun(
                 found,
                 files,
+                formats,
                 topology.rank,
                 layout,
                 strict=Strictness(options.is_strict),

@@ -83,7 +83,7 @@ class RankItem(StateItem):
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.stepper.is_accumulating:
-            gradients = open_gradients(run.bare_models())
+            gradients = open_gradients(run.bare_models)
             files.append(SafetensorsFile(gradients_file(self.index), gradients, {}))
         accumulation, device_index = run.stepper.state_dict(), run.device_index
         states = to_file(capture_rng_states(), accumulation=accumulation, device_index=device_index)
@@ -115,7 +115,7 @@ class RankItem(StateItem):
         manifest, stepper, is_alone = saved.found.manifest, self.run.stepper, saved.is_of_rank_0_alone
         if manifest is not None:
             stepper.set_num_windows(manifest.step)
-        restore_gradients(self.run.bare_models(), {})  # drops those that are left from before the load
+        restore_gradients(self.run.bare_models, {})  # drops those that are left from before the load
         if state.layout == saved.layout and not is_alone:
             self._restore_accumulation(state, saved)
             _restore_generators(state, saved)
@@ -172,7 +172,7 @@ class RankItem(StateItem):
         stepper.load_state_dict(accumulation)
         if state.gradients is not None:
             with saved.strict.loading(gradients_file(self.index), _GRADIENTS):
-                restore_gradients(self.run.bare_models(), state.gradients)
+                restore_gradients(self.run.bare_models, state.gradients)
         elif not state.was_accumulating and stepper.is_accumulating:
             logger.warning(
                 "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
