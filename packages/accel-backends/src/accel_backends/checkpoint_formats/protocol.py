@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
+from accel_checkpoint.saving.pending_files import Files as Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,6 @@ class SaveChoices:
     safe: bool = True
     max_shard_size: int | str | None = None
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files of one state.
-
-    Attributes:
-        own: Those that this rank writes.
-        collective: Those that all ranks write together.
-        merged: Those that rank 0 writes when all ranks have written theirs.
-    """
-
-    own: Sequence[PendingFile] = ()
-    collective: Sequence[CollectiveFile] = ()
-    merged: Sequence[MergedFile] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,6 @@ class DistributedState:
         self.read_into(tensor, entry, (0,) * len(entry.shape))
         return tensor
 
-    def first_part(self, entry: Entry) -> torch.Tensor:
-        """Return the part of a tensor that its table names first; it must have values."""
-        part = torch.empty(entry.chunks[0].sizes, dtype=entry.dtype)
-        self.read_into(part, entry, entry.chunks[0].offset)
-        return part
-
     def open(self, entry: Entry, sizes: tuple[int, ...], offset: tuple[int, ...]) -> None:
         """Request the files that hold a part of a tensor, which compares them with the manifest; see `SavedFiles`."""
         for chunk in entry.chunks:
