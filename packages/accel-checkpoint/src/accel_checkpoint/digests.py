@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from accel_checkpoint.files import naming_read_errors
+from accel_checkpoint.files import raise_read_error
 
 _BLOCK_BYTES = 16 * 2**20
 _READ_BYTES = 2**20
@@ -111,9 +111,13 @@ def _crc32_of(path: Path) -> str:
 def _read(path: Path, start: int, num_bytes: int) -> Iterator[memoryview]:
     """Yield the bytes of a file, in a buffer that is reused."""
     buffer = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
-    with naming_read_errors(path), path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
-            num_bytes -= num_read
-            Digest._count(num_read)
-            yield buffer[:num_read]
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
+                num_bytes -= num_read
+                Digest._count(num_read)
+                yield buffer[:num_read]
+    except OSError as error:
+        raise_read_error(path, error)
+        raise

@@ -33,6 +33,7 @@ class SavedState(Protocol):
 
     def open(self, own: Mapping[str, Any]) -> None:
         """Request the files that ``read(own)`` reads, unless that has been done already; see `SavedFiles`."""
+        return None
 
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what a strategy loads in place of ``own``: full tensors, or those of ``own``, filled.

@@ -39,6 +39,7 @@ from accel_checkpoint.file_names import (
     numbered_file,
     numbers_of,
     numbers_of_custom,
+    ranks_of_random_states,
     weight_format,
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
@@ -122,15 +123,22 @@ class SavedRun:
     names_in_file: dict[str, str] = field(default_factory=dict)
     restarted_loaders: list[str] = field(default_factory=list)
 
-    @property
-    def names(self) -> Collection[str]:
-        """Its file names."""
-        return self.files.names
+    @cached_property
+    def saved_layout(self) -> MeshLayout:
+        """Layout of the processes that saved it."""
+        if self.found.manifest is not None:
+            return self.found.manifest.layout
+        return MeshLayout.of_replicas(max(len(ranks_of_random_states(self.files.names)), 1))
 
-    @property
+    @cached_property
     def is_of_rank_0_alone(self) -> bool:
         """Whether rank 0 saved it without the states of the other ranks."""
         return self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
+
+    @cached_property
+    def has_same_ranks(self) -> bool:
+        """Whether the ranks have the layout of those that saved it, each of which saved its state."""
+        return self.saved_layout == self.layout and not self.is_of_rank_0_alone
 
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
@@ -191,9 +199,14 @@ class StateItem(ABC):
         """Return the indexes of this kind in a checkpoint, sorted."""
 
     @property
+    def number(self) -> int:
+        """Number of its file."""
+        return self.index
+
+    @property
     def file(self) -> str:
         """Name of its file."""
-        return self.file_of(self.index)
+        return self.file_of(self.number)
 
     @property
     def of_class(self) -> type:
@@ -207,7 +220,8 @@ class StateItem(ABC):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of its file in a checkpoint; None if it has none."""
-        return self.file if self.file in saved.names else None
+        name = self.file
+        return name if name in saved.files.names else None
 
     @abstractmethod
     def save(self, choices: SaveChoices) -> Files:
@@ -370,7 +384,7 @@ class CustomItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of_custom(saved.names)
+        return numbers_of_custom(saved.files.names)
 
     def save(self, choices: SaveChoices) -> Files:
         return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
@@ -391,7 +405,7 @@ class SchedulerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(SCHEDULER_NAME, saved.names)
+        return numbers_of(SCHEDULER_NAME, saved.files.names)
 
     @property
     def of_class(self) -> type:
@@ -420,7 +434,7 @@ class ScalerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return [0] if SCALER_NAME in saved.names else []
+        return [0] if SCALER_NAME in saved.files.names else []
 
     def report_missing(self, saved: SavedRun) -> None:
         note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
@@ -439,11 +453,7 @@ class LoaderItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(LOADER_NAME, saved.names)
-
-    @property
-    def file(self) -> str:
-        return self.file_of(self.number)
+        return numbers_of(LOADER_NAME, saved.files.names)
 
     @property
     def label(self) -> str:
@@ -463,8 +473,11 @@ class LoaderItem(StateItem):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
-        of_rank = loader_of_rank_file(self.number, saved.rank)
-        return of_rank if self._has_state_per_rank and of_rank in saved.names else super().file_in(saved)
+        if self._has_state_per_rank:
+            of_rank = loader_of_rank_file(self.number, saved.rank)
+            if of_rank in saved.files.names:
+                return of_rank
+        return super().file_in(saved)
 
     def save(self, choices: SaveChoices) -> Files:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""

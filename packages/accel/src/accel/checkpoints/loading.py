@@ -28,16 +28,17 @@ from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
-from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.reading.strictness import MISMATCH_ERRORS, Strictness
 from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
-from accel_state.errors import ConfigError
+from accel_state.errors import AccelError, ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
 _ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
+_ERRORS = (AccelError, *MISMATCH_ERRORS)
 LoadHook = Callable[[list[nn.Module], str], None]
 logger = get_logger(__name__)
 _DEEPSPEED_NAMES = (
@@ -210,7 +211,7 @@ class Reading:
         skipped: Collection[type[StateItem]] = (),
     ) -> None:
         self._saved = saved
-        if f"{SAMPLER_NAME}.bin" in saved.names:
+        if f"{SAMPLER_NAME}.bin" in saved.files.names:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
@@ -225,8 +226,10 @@ class Reading:
         self._contents: list[tuple[StateItem, str, Any]] = []
         for item, name in names:
             if name is not None:
-                with item.strictness(saved).loading(name, item.label):
+                try:
                     self._contents.append((item, name, item.read(saved, name)))
+                except _ERRORS as error:
+                    item.strictness(saved).report_error(error, file_name=name, into=item.label)
         if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
             self._contents.append((rank, rank.file, None))
 
@@ -239,8 +242,10 @@ class Reading:
         """Load all items."""
         while self._contents:
             item, name, content = self._contents.pop(0)
-            with item.strictness(self._saved).loading(name, item.label):
+            try:
                 item.load(content, self._saved)
+            except _ERRORS as error:
+                item.strictness(self._saved).report_error(error, file_name=name, into=item.label)
             del content  # closes the file that it is mapped from
         if self._saved.restarted_loaders:
             logger.warning(
@@ -252,9 +257,13 @@ class Reading:
 
 
 def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
-    files = {item.file for item in items}
-    saved_files = [kind.file_of(index) for kind in kinds for index in kind.indexes_in(saved)]
-    unused = [f"`{file}`" for file in saved_files if file not in files]
+    used = {(type(item), item.number) for item in items}
+    unused = [
+        f"`{kind.file_of(index)}`"
+        for kind in kinds
+        for index in kind.indexes_in(saved)
+        if (kind, index) not in used
+    ]
     if unused:
         warn_user(
             f"Nothing is prepared or registered for these files in `{saved.found.path}`, which are not loaded: "
