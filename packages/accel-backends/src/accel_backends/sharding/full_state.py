@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from accel_backends.sharding.receiving import HeldTensor, Receivers
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import CheckpointError
@@ -26,7 +26,7 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
     Every rank must call it. A single receiver gets each tensor from the others; names of one tensor get one tensor.
     """
     receivers = Receivers(is_receiver=is_receiver)
-    first_names = ties_in(state) | second_deferred_names(state)
+    first_names = ties_in(state)
     whole: dict[str, Any] = {}
     for name, value in state.items():
         if name in first_names:
@@ -54,7 +54,7 @@ def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, An
     Names of one tensor have one.
     """
     receivers = Receivers(is_receiver=is_writer)
-    first_names = ties_in(state) | second_deferred_names(state)
+    first_names = ties_in(state)
     deferred: dict[str, Any] = {}
     for name, value in state.items():
         deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value, receivers)
