@@ -61,7 +61,7 @@ class Run:
         """Return everything that a checkpoint must carry over, in whole, on every rank."""
         strategy = self.accelerator.strategy
         model = strategy.local_model_state(self.model)
-        optimizer = strategy.local_optimizer_state(self.optimizer, self.model)
+        optimizer = strategy.local_optimizer_state(self.optimizer)
         for group in optimizer["param_groups"]:
             group["params"] = list(group["params"])
         return {

@@ -1,4 +1,4 @@
-"""Each rank writes the parts that it holds, into folders that `torch.distributed.checkpoint` reads too."""
+"""Each rank writes the shards that it holds, into folders that `torch.distributed.checkpoint` reads, too."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from accel_backends.checkpoint_formats.naming import check_names
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
+from accel_backends.checkpoint_formats.named import (
+    NamedFormat,
     SavedState,
+    check_names,
+    check_optimizer_state,
+    named_parameters,
 )
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
 from accel_backends.sharding.parts import local_part, new_like, own_pieces
 from accel_backends.sharding.receiving import HeldTensor
 from accel_checkpoint.file_names import (
@@ -39,7 +39,7 @@ _STATE, _GROUPS = "state", "param_groups"
 _Path = tuple[str | int, ...]
 
 
-class ShardedFormat(CheckpointFormat):
+class ShardedFormat(NamedFormat):
     """`pytorch_model_fsdp_0/` and `optimizer_0/`: parts by rank and a table, with names for keys.
 
     Any number of ranks reads them, in any layout and strategy.
@@ -57,13 +57,12 @@ class ShardedFormat(CheckpointFormat):
         paths: dict[str, _Path] = {name: (_MODEL, name) for name in state}
         return _files(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
         """Return the part of this rank, and the table; parameters have their names in them."""
+        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         flat: dict[str, Any] = {}
         paths: dict[str, _Path] = {}
-        names = list(parameters())
+        names = list(named_parameters(optimizer))
         numbers = [number for group in state[_GROUPS] for number in group["params"]]
         name_of = dict(zip(numbers, names, strict=True))
 
@@ -82,8 +81,8 @@ class ShardedFormat(CheckpointFormat):
         return _files(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)
 
     @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
-        """Give the state; each rank reads what overlaps its parts."""
+    def open_state(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
+        """Return a context with the state; each rank reads what overlaps its shards."""
         yield _SavedModel(DistributedState(folder, sharded_folder(SHARDED_MODEL_NAME, index)))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
@@ -98,14 +97,14 @@ class ShardedFormat(CheckpointFormat):
         """Return the folder of an optimizer."""
         return sharded_folder(OPTIMIZER_NAME, index)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state; each rank reads what overlaps its parts."""
+    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+        """Return the state; each rank reads what overlaps its shards."""
         saved = DistributedState(folder, self.optimizer_file(index))
         groups: dict[int, dict[str, Any]] = {}
         for path, entry in saved.below(_OPTIMIZER, _GROUPS):
             number, kind = path
             groups.setdefault(int(number), {})[str(kind)] = saved.value(entry)
-        own = parameters()
+        own = named_parameters(optimizer)
         numbers = {name: number for number, name in enumerate(own)}
         named = [name for number in sorted(groups) for name in groups[number]["params"]]
         check_names(named, numbers, self.optimizer_file(index))
@@ -130,13 +129,15 @@ class ShardedFormat(CheckpointFormat):
                 for piece in own_pieces(value):
                     saved.read_into(piece.local, entry, piece.offset)
             state.setdefault(numbers[name], {})[kind] = value
-        return {
+        content = {
             _STATE: {number: state[number] for number in sorted(state)},
             _GROUPS: [
                 {**groups[number], "params": sorted(numbers[name] for name in groups[number]["params"])}
                 for number in sorted(groups)
             ],
         }
+        check_optimizer_state(optimizer, content)
+        return content
 
 
 class _SavedModel(SavedState):

@@ -232,12 +232,10 @@ class FullyShardedStrategy(ShardedStrategy):
         """Load a whole state, of which every rank takes its parts."""
         return load_model_state(self._bare(model), state, strict=strict)
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
-        """Load a whole state, of which every rank takes its parts."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Load a full state, of which every rank takes its parts."""
         inner = inner_optimizer(optimizer)
-        optimizer.load_state_dict(sharded_optimizer_state(inner, state))
+        super().load_optimizer_state(optimizer, sharded_optimizer_state(inner, state))
 
     def _cast_forward(self, model: nn.Module) -> None:
         """Let the forward pass cast what parameters meet, unless a policy of the user does."""

@@ -342,9 +342,7 @@ class PipelineStrategy(FullyShardedStrategy):
         for prepared in self._optimizers:
             self._replaced.repoint(self.bare_optimizer(prepared))
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
         inner = self.bare_optimizer(optimizer)
         places = {}
@@ -371,9 +369,7 @@ class PipelineStrategy(FullyShardedStrategy):
             named = held_model_state(named, staged, self._ranks_at)
         return named
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a whole state, of which every rank keeps that of its stage."""
         inner = self.bare_optimizer(optimizer)
         self._early[inner] = early = EarlyOptimizerState(inner, state)
@@ -385,7 +381,7 @@ class PipelineStrategy(FullyShardedStrategy):
             if any(staged.is_elsewhere(one) for staged in self._staged())
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
-        super().load_optimizer_state(optimizer, {**state, "state": own}, model)
+        super().load_optimizer_state(optimizer, {**state, "state": own})
 
     def _staged(self) -> Iterator[StagedModel]:
         return (one.staged for one in self._pipelines.values() if one.staged.users)

@@ -15,7 +15,6 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
-    from accel_backends.checkpoint_formats.own_state import OwnState
     from accel_backends.strategies.context import StrategyContext
 
 
@@ -57,7 +56,6 @@ class Capabilities:
             prepared again together with one.
         accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
             nothing can be left out.
-        copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
         takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
@@ -70,7 +68,6 @@ class Capabilities:
     shards_parameters: bool = False
     needs_optimizer: bool = False
     accumulation: Sync = Sync.NOW
-    copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
     takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
@@ -200,9 +197,6 @@ class Strategy(Protocol):
         A tensor that this rank is not to read, or that gets its memory from `load_model_state`, is deferred.
         """
 
-    def own_model_state(self, model: nn.Module) -> OwnState:
-        """Return what this rank alone holds of the user's model, in the form in which it holds it. No communication."""
-
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the state for files that others read, like `local_model_state`: as the model computes with it."""
 
@@ -218,16 +212,11 @@ class Strategy(Protocol):
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
         """Return the class of the optimizer that the user made, which an engine may have exchanged."""
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the state of ``optimizer`` as it lies on this rank: a `DTensor` where it has a part only.
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of ``optimizer`` on this rank: a `DTensor` for each sharded tensor.
 
         Parameters have numbers, in the order of `optimizer_parameters`.
         """
-
-    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
-        """Return what this rank alone holds of the state of ``optimizer``, which can load it. No communication."""
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
@@ -240,10 +229,8 @@ class Strategy(Protocol):
     def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
         """Return the shapes of the whole parameters that ``optimizer`` steps, by group, as its full state has them."""
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
-        """Load a full state, or one with parts placed like the parameters."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
 
     def release(self) -> None:
         """Let go of all that was prepared."""
@@ -276,3 +263,14 @@ class ForwardBackward(Protocol):
             num_items: Counts the items that the loss of a part of the batch is a mean over; None: its rows.
             weight: Multiplies the loss that gradients are computed of.
         """
+
+
+@runtime_checkable
+class HoldsParts(Protocol):
+    """The ability of strategies whose ranks hold parts of states in a form of their own."""
+
+    def parts_of_model(self, model: nn.Module) -> Mapping[str, Any]:
+        """Return what this rank holds of a prepared model."""
+
+    def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        """Return what this rank holds of the state of a prepared optimizer, which can load it. It may communicate."""

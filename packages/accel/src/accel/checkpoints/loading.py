@@ -22,11 +22,11 @@ from accel.checkpoints.items import (
     other_items,
 )
 from accel.checkpoints.rank_state import RankItem
+from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.files import files_below
-from accel_checkpoint.ranks.agreement import first
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
@@ -153,13 +153,22 @@ def load_checkpoint(
     assert found is not None
     with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
         with _not_loaded(saver, "opened", folder) as deferred:
-            bare = run.bare_models()
+            bare = run.bare_models
             left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
+            names = list(files_below(found.path))
+            formats = saved_formats(
+                names,
+                form=run.form,
+                saved_as="" if found.manifest is None else found.manifest.model_format,
+                num_models=len(run.models),
+                num_optimizers=len(run.optimizers),
+            )
             saved = SavedRun(
                 found,
-                list(files_below(found.path)),
+                names,
+                formats,
                 topology.rank,
                 layout,
                 strict=Strictness(options.is_strict),

@@ -81,7 +81,7 @@ class RankItem(StateItem):
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.stepper.is_accumulating:
-            gradients = open_gradients(run.bare_models())
+            gradients = open_gradients(run.bare_models)
             files.append(SafetensorsFile(gradients_file(self.index), gradients, {}))
         accumulation, device_index = run.stepper.state_dict(), run.device_index
         states = to_file(capture_rng_states(), accumulation=accumulation, device_index=device_index)
@@ -107,7 +107,7 @@ class RankItem(StateItem):
         if manifest is not None:
             stepper.set_num_windows(manifest.step)
         is_alone = manifest is not None and manifest.is_of_rank_0_alone
-        restore_gradients(self.run.bare_models(), {})  # drops those that are left from before the load
+        restore_gradients(self.run.bare_models, {})  # drops those that are left from before the load
         if state.layout == saved.layout and not is_alone:
             self._restore_accumulation(state, saved)
             _restore_generators(state, saved)
@@ -186,7 +186,7 @@ class RankItem(StateItem):
         with saved.strict.loading(name, "the gradients of this rank"):
             file = CheckpointFile(checked_file(saved.found.path, name))
             with open_weights([file]) as gradients:
-                restore_gradients(self.run.bare_models(), gradients)
+                restore_gradients(self.run.bare_models, gradients)
 
 
 def _restore_generators(state: RankState, saved: SavedRun) -> None:

@@ -50,14 +50,12 @@ def collect(
             "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
-    strategy = run.strategy
-    own_state = strategy.own_model_state if run.form.is_per_rank else strategy.local_model_state
-    before: list[Mapping[str, Any]] = [own_state(model) for model in run.models]
+    before = [run.form.model_state(run.strategy, model) for model in run.models]
     weights, parts = list(before), list[Files]()
     others = [*other_items(run), RankItem(run, choices.rank, None)]
     try:
         for hook in hooks:
-            hook(run.bare_models(), weights, str(folder))
+            hook(run.bare_models, weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
         # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.

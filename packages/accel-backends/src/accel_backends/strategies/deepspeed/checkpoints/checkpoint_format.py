@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import torch
 
 from accel_backends.checkpoint_formats.full import FullFormat
-from accel_backends.checkpoint_formats.naming import check_names
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
+from accel_backends.checkpoint_formats.named import (
+    NamedFormat,
     SavedState,
+    check_names,
+    check_optimizer_state,
+    named_parameters,
 )
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
     SAVE_ARGUMENTS,
     TextFile,
@@ -40,7 +40,7 @@ _PARTITION = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:bf16_)?zero_pp_rank_0_mp_
 _MARK = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/optimizer_(\d+)\.json")
 
 
-class DeepSpeedFormat(CheckpointFormat):
+class DeepSpeedFormat(NamedFormat):
     """`pytorch_model/` with the files of DeepSpeed's own save: of each rank the parts that it holds.
 
     Any number of ranks reads them, in any strategy, without DeepSpeed and without running code.
@@ -72,10 +72,9 @@ class DeepSpeedFormat(CheckpointFormat):
             files += scripts(state.engine)
         return Files(files)
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return a file that tells to which engine the optimizer belongs; the engine has saved its state."""
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return a file with the engine of the optimizer; the engine has saved its state."""
+        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         if not isinstance(state, EngineState):
             raise CheckpointError(
                 "The format `deepspeed` holds what a DeepSpeed engine saves, but the optimizer is in none. Save in the "
@@ -87,14 +86,14 @@ class DeepSpeedFormat(CheckpointFormat):
                 f"Optimizer {index} belongs to an engine that is not saved: a hook took its model out of the list. "
                 "Leave the models of DeepSpeed in it."
             )
-        names = iter(parameters())
+        names = iter(named_parameters(optimizer))
         groups = [[next(names) for _ in group["params"]] for group in state["param_groups"]]
         mark = JsonFile(f"{folder}/optimizer_{index}.json", {"parameters": groups})
         return Files([mark] if choices.is_writer else [])
 
     @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
-        """Give the state, mapped from the files of all ranks."""
+    def open_state(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
+        """Return a context with the state, mapped from the files of all ranks."""
         yield _SavedModel(SavedEngine(folder, engine_folder(index)))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
@@ -109,18 +108,18 @@ class DeepSpeedFormat(CheckpointFormat):
         """Return the name that messages use for the state of an optimizer."""
         return f"optimizer_{index} of DeepSpeed"
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state: deferred where the parameters are, else tensors."""
+    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+        """Return the state; its tensors are deferred if the parameters are."""
         number, mark = _optimizers(list(files_below(folder)))[index]
         saved = SavedEngine(folder, engine_folder(number))
-        own = parameters()
+        own = named_parameters(optimizer)
         numbers = {name: place for place, name in enumerate(own)}
         groups, states = _optimizer_of(saved, folder, mark, list(own), self.optimizer_file(index))
         check_names(
             [name for group in groups for name in group["params"]], numbers, self.optimizer_file(index)
         )
         are_deferred = any(isinstance(one, DeferredTensor) for one in own.values())
-        return {
+        content = {
             "state": {
                 numbers[name]: {
                     kind: value if are_deferred else fetched(value) for kind, value in state.items()
@@ -131,6 +130,8 @@ class DeepSpeedFormat(CheckpointFormat):
                 {**group, "params": sorted(numbers[name] for name in group["params"])} for group in groups
             ],
         }
+        check_optimizer_state(optimizer, content)
+        return content
 
 
 class _SavedModel(SavedState):
