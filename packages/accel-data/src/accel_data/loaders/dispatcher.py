@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.dispatch.scatter import ScatterPlan
-from accel_data.dispatch.send import read_steps, receive_steps, send_steps
+from accel_data.dispatch.send import dispatched_steps, read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, Resumption, Steps
 from accel_data.loaders.placement import placement
@@ -151,14 +151,16 @@ class DataLoaderDispatcher(PreparedLoader):
         if not is_alone and current_transport().rank != 0:
             if not is_resumed:
                 self._draw_as_main_process(sampler_pass)
-            steps: Iterator[tuple[GlobalStep, ReadStates | None]] = receive_steps(ranks.rank, self.device)
+            announced = receive_steps(ranks.rank, self.device)
         else:
             read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
-            steps = send_steps(read, is_alone=is_alone)
+            announced = send_steps(read, is_alone=is_alone)
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)
-        dispatched = _Dispatched(steps, start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1)
+        dispatched = _Dispatched(
+            dispatched_steps(announced), start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1
+        )
         return self._pass(
             start,
             iter(dispatched),

@@ -49,8 +49,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         rng_types: Generators that are synchronized at the start of each epoch.
         skip_batches: Batches that are left out at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
-        keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch. Without, a
-            resumed stream is read again from the start of its epoch up to the position.
+        keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch.
     """
 
     data_ranks: DataRanks
@@ -58,7 +57,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     rng_types: Sequence[str | RNGType] | None
     skip_batches: int
     synchronized_generator: torch.Generator | None
-    keeps_dataset_state: bool = True
+    keeps_dataset_state: bool
     _non_blocking: bool
     _progress: Progress
     _readers: Readers
@@ -74,12 +73,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         non_blocking: bool = False,
         iteration: int = 0,
         ranks: DataRanks | None = None,
+        keeps_dataset_state: bool = True,
     ) -> None:
         self.data_ranks = ranks or all_different(1, 0)
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
+        self.keeps_dataset_state = keeps_dataset_state
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
         self._readers = Readers()
@@ -125,6 +126,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @iteration.setter
     def iteration(self, epoch: int) -> None:
         self._progress.choose_epoch(epoch)
+
+    def keep_dataset_state(self) -> None:
+        """Copy the state of a data set with `state_dict` after each batch, from the next pass on."""
+        self.keeps_dataset_state = True
 
     def get_sampler(self) -> Any:
         """Return the sampler that yields single indices."""

@@ -251,7 +251,7 @@ class Preparer:
                 "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
                 "one of them out."
             )
-        ready: DataLoader[Any] = accel_data.prepare_data_loader(
+        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
             loader,
             device=self._processes.device,
             split_batches=settings.split_batches,
@@ -264,8 +264,8 @@ class Preparer:
             data_seed=settings.data_seed,
             non_blocking=settings.non_blocking,
             use_stateful_dataloader=settings.use_stateful_dataloader,
+            keeps_dataset_state=settings.use_stateful_dataloader,
         )
-        ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._prepared.loaders.add(ready)
         return ready
 
