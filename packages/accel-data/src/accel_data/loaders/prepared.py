@@ -31,10 +31,8 @@ from accel_data.loaders.torch_loader import (
 )
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.samplers.order import OrderState
-from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_data.step import START, Position, ReadStates
+from accel_data.step import START, Position, ReadStates, ShardPlan
 from accel_ops.objects import broadcast_object_list
 from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
 from accel_state.enums import RNGType
@@ -255,14 +253,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             reader.restore(loader_state)
         return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
 
-    def _stream_order(self, resumption: Resumption) -> OrderState | None:
+    def _stream_order(self, resumption: Resumption) -> torch.Tensor | None:
         """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""
         generator = self.synchronized_generator
         if generator is None:
             return None
         if resumption.order is not None:
-            generator.set_state(resumption.order.generator)
-        return OrderState(generator.get_state())
+            generator.set_state(resumption.order)
+        return generator.get_state()
 
     def _read_stream(self, resumption: Resumption, *, reads_all: bool) -> Batches:
         """Begin to read a stream.
@@ -292,7 +290,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         start: Position,
         steps: Steps,
         place: Placement | None,
-        order_state: Callable[[], OrderState | None],
+        order_state: Callable[[], torch.Tensor | None],
         num_missed: Callable[[], int],
     ) -> Pass:
         return Pass(
