@@ -710,7 +710,9 @@ def state_of_version_1(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_state_of_version_1_in_an_order_that_its_own_generator_drew_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="of release 0.2, whose sampler drew the order of the epoch from"):
+    with pytest.raises(
+        CheckpointError, match="of release 0.2, whose sampler drew the order of the epoch from"
+    ):
         start("shuffled", 1)[0].loader.load_state_dict(state_of_version_1())
 
 

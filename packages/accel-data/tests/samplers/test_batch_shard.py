@@ -140,7 +140,9 @@ def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> N
             run = shard.new_pass()
             batches = list(run)
             shapes, ends = [step.shape for step in run.steps], [step.end.samples for step in run.steps]
-            assert [step.is_last for step in run.steps] == [False] * (len(batches) - 1) + [True] * bool(batches)
+            assert [step.is_last for step in run.steps] == [False] * (len(batches) - 1) + [True] * bool(
+                batches
+            )
             if run.plan is not None:
                 assert run.plan.remainder == size % (num * rows)
             assert [shape.rows[rank] for shape in shapes] == [len(batch) for batch in batches]

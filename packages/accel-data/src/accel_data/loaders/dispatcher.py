@@ -13,7 +13,6 @@ from accel_data.dispatch.scatter import ScatterPlan
 from accel_data.dispatch.send import dispatched_steps, read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, Resumption, Steps
-from accel_data.loaders.placement import placement
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
 from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
@@ -163,10 +162,9 @@ class DataLoaderDispatcher(PreparedLoader):
         return self._pass(
             start,
             iter(dispatched),
-            # What was received is not in pinned memory.
-            placement(self.device, non_blocking=self._non_blocking, is_pinned=False),
             lambda: order if sampler_pass is None else sampler_pass.order.state,
             lambda: dispatched.num_missed,
+            is_pinned=False,  # what was received is not in pinned memory
         )
 
     def _read_steps(

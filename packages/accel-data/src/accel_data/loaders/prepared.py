@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Progress, Resumption, Steps, sampled_steps
-from accel_data.loaders.placement import Placement, placement
-from accel_data.loaders.reader import Readers
+from accel_data.loaders.placement import placed
+from accel_data.loaders.reader import Reader
 from accel_data.loaders.sharding import shard_indices
 from accel_data.loaders.state import load_progress, save_progress
 from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
@@ -58,7 +58,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     keeps_dataset_state: bool
     _non_blocking: bool
     _progress: Progress
-    _readers: Readers
+    _reader: Reader
 
     def _wrap(
         self,
@@ -81,7 +81,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.keeps_dataset_state = keeps_dataset_state
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
-        self._readers = Readers()
+        self._reader = Reader()
         self.reset()
         if not is_iterable(base):
             base = shard_indices(
@@ -152,7 +152,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 **self.__dict__,
                 "base_dataloader": clone_loader(self.base_dataloader),
                 "skip_batches": self.skip_batches + num_batches,
-                "_readers": Readers(),
+                "_reader": Reader(),
             },
         )
 
@@ -247,11 +247,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
         """Begin to read map-style data."""
-        reader = self._readers.reader_for(self.base_dataloader)
-        loader_state = None if resumption.is_complete else resumption.states.loader
-        if loader_state is not None and self.use_stateful_dataloader:
-            reader.restore(loader_state)
-        return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
+        state = (
+            resumption.states.loader if self.use_stateful_dataloader and not resumption.is_complete else None
+        )
+        batches = self._reader.read_indices(self.base_dataloader, sampler_pass, state=state)
+        return sampled_steps(batches, sampler_pass.steps)
 
     def _stream_order(self, resumption: Resumption) -> torch.Tensor | None:
         """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""
@@ -275,7 +275,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             step_size=self._step_size(),
             num_ranks=num_ranks,
             reads_all=reads_all,
-            reader_for=self._readers.reader_for,
+            reader=self._reader,
         )
         if not self.skip_batches:
             return opener.resumed(resumption)
@@ -289,13 +289,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self,
         start: Position,
         steps: Steps,
-        place: Placement | None,
         order_state: Callable[[], torch.Tensor | None],
         num_missed: Callable[[], int],
+        *,
+        is_pinned: bool,
     ) -> Pass:
+        device = None if self.device is None else torch.device(self.device)
+        # Without an accelerator, batches are on the CPU already.
+        if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
+            steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
         return Pass(
             start,
-            steps if place is None else place.all_of(steps),
+            steps,
             ranks=self.data_ranks,
             order_state=order_state,
             read_states=self._read_states(),
@@ -315,17 +320,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return Position(steps * size.samples, steps * size.batches)
 
     def _not_pickled(self) -> dict[str, Any]:
-        return {"_readers": Readers(), "_progress": self._progress.detached()}
+        return {"_reader": Reader(), "_progress": self._progress.detached()}
 
     def _read_states(self) -> Callable[[], ReadStates]:
         """Return a function for the states of what a pass has read."""
         dataset = stream_of(self.base_dataloader)
         kept = dataset if self.keeps_dataset_state and has_state(dataset) else None
-        return partial(self._readers.states, kept)
-
-    def _placement(self) -> Placement | None:
-        is_pinned = self.base_dataloader.pin_memory
-        return placement(self.device, non_blocking=self._non_blocking, is_pinned=is_pinned)
+        return partial(self._reader.states, kept)
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
         """Agree with the other ranks on the epoch and its randomness, and set the epoch of samplers and data set.
