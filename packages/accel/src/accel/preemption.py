@@ -111,7 +111,8 @@ class Preemption:
     def keep_workers(self, loader: DataLoader[Any]) -> None:
         """Keep workers that `loader` starts before `close` alive when a signal arrives, and what resumption needs."""
         accel_data.keep_workers(loader, self._signals)
-        loader.keeps_dataset_state = True  # to go on in the middle of an epoch
+        if isinstance(loader, accel_data.PreparedLoader):  # libraries add others to the Accelerator's list
+            loader.keep_dataset_state()
 
     def __enter__(self) -> Preemption:
         return self
