@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
     (alone_of_two,) = agreements(2, ranks=[0])
     alone_of_two.ask()
     wait_until(lambda: alone_of_two._is_pending)
-    with pytest.raises(StateError, match="Rank 1 did not come to `stop`"):
+    with pytest.raises(StateError, match="rank 1 has not answered within 0.05 s"):
         stops_at(alone_of_two)
     assert not alone_of_two.is_possible
 

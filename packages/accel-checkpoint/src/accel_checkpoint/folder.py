@@ -19,8 +19,7 @@ from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.retention import Retention, checked_metrics
 from accel_checkpoint.saving.saver import Saver
-from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request
+from accel_checkpoint.saving.transaction import Request, Stage
 from accel_state import PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -12,9 +12,8 @@ from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
-from accel_checkpoint.saving.removal import remove_old, remove_stale_folders
-from accel_checkpoint.saving.retention import Retention
-from accel_checkpoint.saving.staging import Staging, check_target
+from accel_checkpoint.saving.retention import Retention, remove_old
+from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
 from accel_state.errors import CheckpointError, ConfigError
 
 

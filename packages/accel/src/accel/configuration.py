@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import accel_backends
-from accel_backends import Handlers, SchedulerSettings, Strategy, TorchDynamoPlugin, collect
+from accel_backends import Handlers, SchedulerSettings, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_checkpoint import Retention
 from accel_data import DataLoaderConfiguration
@@ -362,29 +362,6 @@ def resolve_parallelism(
 def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:
     """Return the RNGs to synchronize at the start of each epoch; by default the generators of samplers."""
     return (RNGType.GENERATOR,) if rng_types is None else tuple(RNGType(kind) for kind in rng_types)
-
-
-def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
-    """Check that the strategy supports the axes of `parallelism_config`, and its `sp_backend`.
-
-    Raises:
-        ConfigError: If not; names the axes.
-    """
-    supported = strategy.capabilities.mesh_axes
-    active = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
-    idle = [axis for axis in active if axis not in supported]
-    if idle:
-        raise ConfigError(
-            f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
-            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(supported))}. Use an engine that "
-            "does, or set them to 1."
-        )
-    backend = strategy.capabilities.sp_backend
-    if config is not None and config.sp_enabled and config.sp_backend != backend:
-        raise ConfigError(
-            f"`sp_backend` of `parallelism_config` is `{config.sp_backend}`, but the strategy `{strategy.name}` shares "
-            f'sequences by `{backend}`. Pass `sp_backend="{backend}"`, or the plugin of the engine that is meant.'
-        )
 
 
 def _is_number(value: object) -> bool:

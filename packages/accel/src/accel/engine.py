@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel.configuration import RunConfiguration, check_axes
+from accel.configuration import RunConfiguration
 from accel_backends import (
     Precision,
     Strategy,
@@ -14,6 +14,7 @@ from accel_backends import (
     select_strategy,
 )
 from accel_backends.stepping.weighted_loss import WeightedLoss
+from accel_backends.strategies.selection import check_axes
 from accel_state import AcceleratorState, current_runtime
 from accel_state.kwargs_handler import InitProcessGroupKwargs
 

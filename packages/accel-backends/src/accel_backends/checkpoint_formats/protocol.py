@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
+from accel_checkpoint.saving.pending_files import Files as Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,6 @@ class SaveChoices:
     safe: bool = True
     max_shard_size: int | str | None = None
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files of one state.
-
-    Attributes:
-        own: Those that this rank writes.
-        collective: Those that all ranks write together.
-        merged: Those that rank 0 writes when all ranks have written theirs.
-    """
-
-    own: Sequence[PendingFile] = ()
-    collective: Sequence[CollectiveFile] = ()
-    merged: Sequence[MergedFile] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from accel_backends.sharding.parts import own_pieces
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.ranks.agreement import Agreement
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import Agreement, DeferredError
 from accel_checkpoint.reading.weight_rows import WeightRows
 from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import CheckpointError, did_you_mean

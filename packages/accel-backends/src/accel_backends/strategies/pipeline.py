@@ -247,7 +247,7 @@ class PipelineStrategy(FullyShardedStrategy):
         try:
             with drawing:
                 loss = pipeline.run(model, batch, loss_fn, num_items)
-        except BaseException as error:
+        except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
             put_back_shared(staged, earlier)
             error.add_note(
                 "Gradients of earlier batches are kept, and may have parts of this one added. Call "

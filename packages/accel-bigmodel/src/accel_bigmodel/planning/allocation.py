@@ -165,8 +165,9 @@ class _Planner:
         return ("disk",) if self._main == "cpu" else ("cpu", "disk")
 
     def _offloaded_layers(self) -> Iterator[Piece]:
-        places = self._offload_devices
-        return (layer for layer in self._layers if device_of(layer.name, self.device_map) in places)
+        places = [device for device in self._offload_devices if self._used.get(device)]
+        layers = self._layers if places else []
+        return (layer for layer in layers if device_of(layer.name, self.device_map) in places)
 
     def _fill(self, device: int | str, *, keeps_room: bool) -> None:
         limit = self._limits[device]

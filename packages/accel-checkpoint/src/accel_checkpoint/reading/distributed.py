@@ -49,12 +49,6 @@ class DistributedState:
         self.read_into(tensor, entry, (0,) * len(entry.shape))
         return tensor
 
-    def first_part(self, entry: Entry) -> torch.Tensor:
-        """Return the part of a tensor that its table names first; it must have values."""
-        part = torch.empty(entry.chunks[0].sizes, dtype=entry.dtype)
-        self.read_into(part, entry, entry.chunks[0].offset)
-        return part
-
     @torch.no_grad()
     def read_into(self, part: torch.Tensor, entry: Entry, offset: tuple[int, ...]) -> None:
         """Fill ``part``, which lies at ``offset`` of the whole tensor, on any device and in any type.

@@ -11,7 +11,7 @@ from pathlib import Path
 from accel_checkpoint.file_names import TEMPORARY_PREFIX, checkpoint_name, checkpoint_number
 from accel_checkpoint.manifest import problems_of, read_manifest
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import DeferredError
 from accel_checkpoint.reading.listing import (
     Found,
     State,

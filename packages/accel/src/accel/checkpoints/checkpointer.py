@@ -31,10 +31,9 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.saving import SaveHook
     from accel_backends.checkpoint_formats.protocol import SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.pending_files import Files
     from accel_checkpoint.saving.saver import Saver
-    from accel_checkpoint.saving.stage import Stage
-    from accel_checkpoint.saving.transaction import Request
+    from accel_checkpoint.saving.transaction import Request, Stage
 
 logger = get_logger(__name__)
 
@@ -200,7 +199,7 @@ class Checkpointer:
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
-        from accel_checkpoint.ranks.deferred_error import ReplacedError
+        from accel_checkpoint.ranks.agreement import ReplacedError
 
         how = LoadOptions.of(
             load_kwargs,
@@ -362,7 +361,7 @@ class Checkpointer:
         target: Path,
         choices: SaveChoices,
         value_of_rank_0: Callable[[str], str],
-    ) -> list[PendingFile]:
+    ) -> Files:
         from accel.checkpoints.items import loader_items
         from accel.checkpoints.saving import collect, describe
 
@@ -393,16 +392,13 @@ class Checkpointer:
                 f"write one checkpoint in the format `{content.form.name}`. Save to a disk that all machines share, "
                 "or set `state_dict_type` to `FULL_STATE_DICT`."
             )
-        files = collect(
+        return collect(
             content,
             stage.path,
             replace(choices, is_writer=choices.is_writer or (is_spread and stage.is_owner)),
             hooks=tuple(self.save_hooks.values()),
             value_of_rank_0=value_of_rank_0,
         )
-        stage.add_collective(*files.collective)
-        stage.add_merged(*files.merged)
-        return list(files.own)
 
     def _get_saver(self) -> Saver:
         if self._saver is None:

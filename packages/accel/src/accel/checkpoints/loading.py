@@ -26,8 +26,7 @@ from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.files import files_below
-from accel_checkpoint.ranks.agreement import first
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
