@@ -39,7 +39,6 @@ from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile import compile_units
 from accel_backends.unwrap import inner_optimizer, register_container
-from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
@@ -92,11 +91,7 @@ class FlatShardedStrategy(ShardedStrategy):
         """
         super().setup(context)
         plugin = self._plugin
-        if (
-            context.dynamo is not None
-            and context.dynamo.backend != DynamoBackend.NO
-            and not plugin.use_orig_params
-        ):
+        if context.dynamo is not None and not plugin.use_orig_params:
             raise ConfigError(
                 "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."

@@ -41,7 +41,6 @@ from accel_backends.transforms.compile import compile_units
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
-from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
 
@@ -81,12 +80,11 @@ class PipelineStrategy(FullyShardedStrategy):
         super().setup(context)
         config = context.parallelism
         self._handler = (config.pp_handler if config is not None else None) or PipelineParallelConfig()
-        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
-            if self._handler.schedule not in ("gpipe", "1f1b"):
-                raise ConfigError(
-                    f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
-                    "leave `dynamo_backend` out."
-                )
+        if context.dynamo is not None and self._handler.schedule not in ("gpipe", "1f1b"):
+            raise ConfigError(
+                f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
+                "leave `dynamo_backend` out."
+            )
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
