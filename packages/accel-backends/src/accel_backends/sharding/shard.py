@@ -14,10 +14,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.file_values import FileValues
-from accel_backends.sharding.receive_buffer import ReceiveBuffer
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
+from accel_backends.sharding.values import (
+    ReceiveBuffer,
+    check_same_model,
+    refuse_missing,
+    take_values_of_rank_0,
+)
 from accel_ops.named_tensors import named_tensors
 from accel_state.logging import get_logger
 

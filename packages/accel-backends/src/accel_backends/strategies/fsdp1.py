@@ -335,9 +335,9 @@ def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -
 @contextmanager
 def _unsynchronised(model: FlatModel) -> Iterator[None]:
     """Let backward reduce no gradients until the block is left; each rank adds up whole ones."""
-    model.is_accumulating, model.whole.is_syncing = True, False
+    model.is_accumulating = True
     try:
-        with model.root.no_sync():
+        with model.root.no_sync(), model.whole.unsynchronized():
             yield
     finally:
-        model.is_accumulating, model.whole.is_syncing = False, True
+        model.is_accumulating = False

@@ -32,7 +32,7 @@ from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.sharding.clipping import scale_down, total_norm
 from accel_backends.sharding.full_state import difference
-from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.sharding.replicated import ReplicatedParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
@@ -195,7 +195,7 @@ class PipelineStrategy(FullyShardedStrategy):
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
-        self._whole[model] = WholeParameters(None, whole, self._mesh)
+        self._whole[model] = ReplicatedParameters(None, whole, self._mesh)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         policy = self._settings.policy
