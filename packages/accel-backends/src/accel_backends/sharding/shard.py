@@ -203,7 +203,7 @@ def gather_once(model: nn.Module, groups: Sequence[ShardGroup]) -> None:
 
 
 def reduce_unused(model: nn.Module, *, reduces_all: bool) -> None:
-    """Let parameters that a rank did not use count as zero in the reduction.
+    """Count parameters that a rank did not use as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
     a word. Unless ``reduces_all``, a unit that did not run keeps no gradient. Ranks that gather units together run the

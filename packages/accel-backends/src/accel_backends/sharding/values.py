@@ -1,4 +1,4 @@
-"""The values of a model before it is sharded: every rank gets rank 0's, one group at a time."""
+"""The values of a model before it is sharded: every rank receives those of rank 0, one group at a time."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) ->
 
 
 def refuse_missing(missing: Sequence[NamedTensor]) -> None:
-    """Refuse a model whose values are nowhere.
+    """Check that no tensor is without values on every rank.
 
     Raises:
-        ConfigError: If there are any, naming the first.
+        ConfigError: If there is one; names the first.
     """
     if missing:
         raise ConfigError(
@@ -62,7 +62,7 @@ def refuse_missing(missing: Sequence[NamedTensor]) -> None:
 
 @torch.no_grad()
 def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.device) -> None:
-    """Give every rank the values of rank 0, which the other ranks may hold on the meta device.
+    """Broadcast the values of rank 0, which the other ranks may hold on the meta device.
 
     Every rank must call it with the same tensors in the same order. They end up on ``device``, as the same
     objects where they were real, so that optimizers keep theirs.

@@ -83,7 +83,7 @@ class FlatShardedStrategy(ShardedStrategy):
         return self.context.topology.world_size == 1
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own.
+        """Bind the strategy to the run; a single process gets a process group.
 
         Raises:
             ConfigError: If the layout of the ranks contradicts the sharding strategy, or the model is to be compiled
@@ -151,7 +151,7 @@ class FlatShardedStrategy(ShardedStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Let ``optimizer`` step what took the place of its parameters, with the state that it has, and wrap it.
+        """Rebind ``optimizer`` to the flat parameters, with its state, and wrap it.
 
         Raises:
             ConfigError: If ``use_orig_params=False`` and it steps a part of a flat parameter.
@@ -334,7 +334,7 @@ def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -
 
 @contextmanager
 def _unsynchronised(model: FlatModel) -> Iterator[None]:
-    """Let backward reduce no gradients until the block is left; each rank adds up whole ones."""
+    """Defer gradient reduction until the block is left; unsharded gradients accumulate locally."""
     model.is_accumulating = True
     try:
         with model.root.no_sync(), model.whole.unsynchronized():

@@ -80,7 +80,7 @@ class FullyShardedStrategy(ShardedStrategy):
         return self._mesh.ndim == 1
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own.
+        """Bind the strategy to the run; a single process gets a process group.
 
         Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
 
@@ -167,7 +167,7 @@ class FullyShardedStrategy(ShardedStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Let ``optimizer`` step the shards of its parameters, and wrap it."""
+        """Rebind ``optimizer`` to the shards of its parameters, and wrap it."""
         inner = inner_optimizer(optimizer)
         self._replaced.repoint(inner)
         if self._gathering is not None:
@@ -242,7 +242,7 @@ class FullyShardedStrategy(ShardedStrategy):
         super().load_optimizer_state(optimizer, sharded_optimizer_state(inner, state))
 
     def _cast_forward(self, model: nn.Module) -> None:
-        """Let the forward pass cast what parameters meet, unless a policy of the user does."""
+        """Make the forward pass cast the inputs of operations, unless a policy of the user does."""
         policy = self._settings.policy
         if policy.param_dtype is not None and self._plugin.mixed_precision_policy is None:
             wrap_forward(
@@ -262,7 +262,7 @@ class FullyShardedStrategy(ShardedStrategy):
         return [self._replaced.newest(parameter) for parameter in chosen]
 
     def _reshard(self) -> None:
-        """Let all parameters be shards, and note which gathered ones they take the place of.
+        """Reshard every unit, and record the sharded parameter behind each unsharded one.
 
         A forward pass that no backward pass follows, as in an evaluation, leaves those of the tail and the root
         gathered. Whoever asks the model for its parameters then gets tensors that never have a gradient.

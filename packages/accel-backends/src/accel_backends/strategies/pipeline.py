@@ -72,7 +72,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return True
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run.
+        """Bind the strategy to the run.
 
         Raises:
             ConfigError: If models are to be compiled, and the schedule cannot run what is compiled.
@@ -156,7 +156,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
 
     def _hold(self, known: weakref.ref[nn.Module], sharding: StageSharding | None) -> None:
-        """Let a model have the values of this stage, and optimizers step what then stands for its parameters."""
+        """Load the values of this stage into the model, and rebind optimizers to its parameters."""
         model = known()
         assert model is not None
         staged = self._pipelines[model].staged
@@ -260,7 +260,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return _NOTHING
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
-        """Refuse: a loss on one rank has no way back through the stages of the others.
+        """Raise an error: the gradients of a loss on one rank do not reach the stages of other ranks.
 
         Raises:
             StateError: With what to call in its place.
@@ -334,7 +334,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return self.context.topology.rank == 0
 
     def _follow_replaced(self, before: Sequence[torch.Tensor], staged: StagedModel) -> None:
-        """Let optimizers step what took the place of the tensors that were there ``before``."""
+        """Rebind optimizers to the tensors that replaced those ``before``."""
         for old, found in zip(before, staged.tensors, strict=True):
             self._replaced.record(old, found.tensor)
         for prepared in self._optimizers:
