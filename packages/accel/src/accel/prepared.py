@@ -83,7 +83,7 @@ class Prepared:
                 "Give one per object, or leave it out."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
-        builder = BundleBuilder(objects, places, find_prepared=self._find)
+        builder = BundleBuilder(objects, places, earlier=list(map(self._find, objects)))
         models, optimizers = builder.bundle.models, builder.bundle.optimizers
         self._check(models, optimizers)
         runtime = current_runtime()

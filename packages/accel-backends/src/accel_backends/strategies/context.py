@@ -41,7 +41,7 @@ class StrategyContext:
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
-        dynamo: How models are compiled; None does not compile them.
+        dynamo: How models are compiled, by a plugin that names a backend; None does not compile them.
         parallelism: The options of each axis of the layout, None by default.
     """
 

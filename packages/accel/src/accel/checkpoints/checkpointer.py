@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.items import RunObjects
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.saving import SaveHook
-    from accel_backends.checkpoint_formats.protocol import SaveChoices
+    from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import Files
     from accel_checkpoint.saving.saver import Saver
@@ -77,6 +77,7 @@ class Checkpointer:
         self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
+        self._formats: dict[str, Callable[[], CheckpointFormat]] = {}
         self._has_warned = False
         self._newest_number: int | None = None
 
@@ -323,13 +324,17 @@ class Checkpointer:
     def content(self, format_name: str = "") -> RunObjects:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
         from accel.checkpoints.items import RunObjects
-        from accel_backends.checkpoint_formats.choosing import format_called
 
+        name = format_name or self._strategy.checkpoint_format
+        if name not in self._formats:
+            from accel_backends.checkpoint_formats.choosing import FORMATS
+
+            self._formats[name] = FORMATS.get(name)
         return RunObjects(
             strategy=self._strategy,
             precision=self._precision,
             stepper=self._stepper,
-            form=format_called(format_name or self._strategy.checkpoint_format),
+            form=self._formats[name](),
             device_index=current_runtime().device.index or 0,
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
