@@ -10,7 +10,13 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.pass_ import Progress, Resumption
 from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import get_sampler, index_shard, is_iterable, keep_generator, order_generator
+from accel_data.loaders.torch_loader import (
+    get_sampler,
+    index_shard,
+    is_iterable,
+    keep_generator,
+    order_generator,
+)
 from accel_data.mesh import DataRanks
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import START, Position, ReadStates
