@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, PreparedOptimizer, SavedModel
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.saved_files import SavedFiles
 from accel_ops.named_tensors import tied_names
@@ -255,7 +255,7 @@ def _misfits(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...] | None
 
 def _second_names(own: Mapping[str, Any], loaded: Collection[str]) -> set[str]:
     """Return the model's keys whose tensor was loaded under another key, such as those of tied weights."""
-    first_names = ties_in(own) | second_deferred_names(own)
+    first_names = ties_in(own)
     groups: dict[str, list[str]] = {}
     for name in own:
         groups.setdefault(first_names.get(name, name), []).append(name)

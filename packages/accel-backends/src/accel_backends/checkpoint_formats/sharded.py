@@ -16,8 +16,8 @@ from accel_backends.checkpoint_formats.named import (
     named_parameters,
 )
 from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
+from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.parts import local_part, new_like, own_pieces
-from accel_backends.sharding.receiving import HeldTensor
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,

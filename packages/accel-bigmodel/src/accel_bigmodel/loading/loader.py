@@ -17,7 +17,7 @@ from torch import nn
 from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
-from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap, check_device_map
+from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
@@ -115,10 +115,9 @@ class CheckpointLoader:
         self._saved = SavedFiles.of(self._files[0].path.parent)
         self._compared = set[Path]()
         self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
-        devices = {
+        self._devices = {
             n: "disk" if d == "disk" else torch.device(d) for n, d in (options.device_map or {}).items()
         }
-        self._devices = None if options.device_map is None else DeviceLookup(devices)
         self._reads = ParallelReads()
         self._fresh: list[tuple[NamedTensor, torch.Tensor]] = []
         self._duplicates: list[tuple[str, NamedTensor, torch.Tensor]] = []
@@ -265,11 +264,11 @@ class CheckpointLoader:
 
     def _device(self, named: NamedTensor) -> torch.device | None:
         """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
-        if self._devices is None:
+        if self._options.device_map is None:
             return _CPU if named.tensor.is_meta else named.tensor.device
         found = None
         for name in named.names:
-            found = self._devices[name]
+            found = device_of(name, self._devices)
             if isinstance(found, torch.device):
                 return found
         return _CPU if found is None or not (named.is_parameter or self._options.offload_buffers) else None
