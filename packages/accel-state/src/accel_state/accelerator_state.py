@@ -13,7 +13,7 @@ from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuil
 from accel_state.gradient_state import SharedState
 from accel_state.mesh_layout import MeshLayout
 from accel_state.parallelism_config import ParallelismConfig
-from accel_state.partial_state import PartialState, ProcessView
+from accel_state.partial_state import PartialState, ProcessState
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
@@ -30,7 +30,7 @@ def _collect() -> dict[str, Any]:
     return {**PartialState._shared_state, **own} if own else {}
 
 
-class AcceleratorState(ProcessView):
+class AcceleratorState(ProcessState):
     """The state of the process, and the settings of training: precision, engine, compilation, mesh.
 
     All instances show the same state; the first one builds it. Plugins are kept as they are; one with an
@@ -275,7 +275,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
-    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, ``asked`` without any."""
+    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, or ``asked``."""
     settled = [
         plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
     ]

@@ -61,6 +61,7 @@ from accel_state.errors import ConfigError, StateError
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
+from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
@@ -103,7 +104,7 @@ _OWNERS = {
 }
 
 
-class Accelerator:
+class Accelerator(ProcessView):
     """Run one training or inference script unchanged on one device, many devices or many machines.
 
         accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
@@ -157,7 +158,6 @@ class Accelerator:
 
     configuration: RunConfiguration
     state: AcceleratorState
-    processes: PartialState
     gradient_state: GradientState
 
     def __init__(
@@ -196,14 +196,13 @@ class Accelerator:
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
         self.configuration = resolve(given)
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
-        self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.logging_dir, processes=self.processes)
+        self._trackers = Trackers(log_with, logging_dir=self.logging_dir)
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
-        configuration, processes = self.configuration, self.processes
+        configuration = self.configuration
         self._is_triggered = False
         self._preemption: Preemption | None = None
         self._precision = engine.make_precision(configuration, self.state)
@@ -218,11 +217,11 @@ class Accelerator:
             weights=engine.make_weighted_loss(self.state),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
-            num_processes=processes.num_processes,
+            num_processes=self.num_processes,
         )
         self._checkpointer = Checkpointer(
             configuration,
-            processes=processes,
+            processes=PartialState(),
             strategy=self._strategy,
             precision=self._precision,
             prepared=self._prepared,
@@ -307,23 +306,18 @@ class Accelerator:
             CheckpointError: If a save in the background failed; raised after everything is closed.
             TrackerError: If a tracker failed to log something; raised after everything is closed.
         """
-        preemption = self._preemption
+        # Until the checkpoint is complete, a signal must not end the process.
+        preemption = [] if self._preemption is None else [self._preemption.close]
         attempt_all(
-            (
+            [
                 self._checkpointer.close,
-                # Until the checkpoint is complete, a signal must not end the process.
-                *(() if preemption is None else (preemption.close,)),
+                *preemption,
                 self._trackers.finish,
-                self.processes.destroy_process_group,
-            )
+                self.state.destroy_process_group,
+            ]
         )
 
     # Processes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.state.device
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -331,107 +325,14 @@ class Accelerator:
         return self.state.distributed_type
 
     @property
-    def num_processes(self) -> int:
-        """Number of processes on all machines."""
-        return self.state.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process in the run."""
-        return self.state.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its machine."""
-        return self.state.local_process_index
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there is more than one process."""
-        return self.state.use_distributed
-
-    @property
     def multi_device(self) -> bool:
         """Whether there are several processes, each with its own accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
     @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self.state.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is rank 0 of its machine."""
-        return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self.state.is_last_process
-
-    @property
     def mixed_precision(self) -> str:
         """Precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
         return self.state.mixed_precision
-
-    def wait_for_everyone(self) -> None:
-        """Block until every rank has called it."""
-        self.state.wait_for_everyone()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the local main process of each machine only."""
-        self.state.print(*args, **kwargs)
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
-
-            with accelerator.main_process_first():
-                dataset = dataset.map(tokenize)
-
-        Every rank must enter it.
-        """
-        return self.state.main_process_first()
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on each machine's rank 0 first, then on its other ranks. Every rank must enter it."""
-        return self.state.local_main_process_first()
-
-    def split_between_processes(
-        self, inputs: Any, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Split `inputs` into one contiguous part per rank; remainders go to the first ranks.
-
-            with accelerator.split_between_processes(prompts) as local_prompts:
-                outputs = [pipeline(prompt) for prompt in local_prompts]
-
-        Args:
-            inputs: A list, a tuple, a dict of these, a tensor (split along dimension 0) or a data set.
-            apply_padding: Repeat the last item so that all ranks get the same number.
-        """
-        return self.state.split_between_processes(inputs, apply_padding=apply_padding)
-
-    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run on rank 0 only; it returns None elsewhere."""
-        return self.processes.on_main_process(function)
-
-    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run on each machine's rank 0 only; it returns None elsewhere."""
-        return self.processes.on_local_main_process(function)
-
-    def on_last_process(self, function: Callable[..., Any]) -> Any:
-        """Decorate `function` to run on the last rank only; it returns None elsewhere."""
-        return self.processes.on_last_process(function)
-
-    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Decorate `function` to run on rank `process_index` only; it returns None elsewhere."""
-        return self.processes.on_process(function, process_index=process_index)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Any:
-        """Decorate `function` to run on one local rank of each machine only; it returns None elsewhere."""
-        return self.processes.on_local_process(function, local_process_index=local_process_index)
 
     def set_trigger(self) -> None:
         """Set a flag on this rank, which the next `check_trigger` reports on all ranks."""
@@ -531,8 +432,9 @@ class Accelerator:
         `cp` axis, or without buffers, the context manager is a no-op.
 
             buffers = [input_ids, shifted_labels, position_ids]
-            with accelerator.maybe_context_parallel(buffers, buffer_seq_dims=[1, 1, 1],
-            no_restore_buffers=set(buffers)):
+            with accelerator.maybe_context_parallel(
+                buffers, buffer_seq_dims=[1, 1, 1], no_restore_buffers=set(buffers)
+            ):
                 loss = model(input_ids, shift_labels=shifted_labels, position_ids=position_ids).loss
                 accelerator.backward(loss)
 
@@ -1402,7 +1304,7 @@ class Accelerator:
     @property
     def trackers(self) -> list[accel_trackers.GeneralTracker]:
         """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
-        return self._trackers.taken()
+        return self._trackers.take_all()
 
     def init_trackers(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel.configuration import RunConfiguration, check_axes
+from accel.configuration import RunConfiguration
 from accel_backends import (
     Precision,
     Strategy,
@@ -14,7 +14,9 @@ from accel_backends import (
     select_strategy,
 )
 from accel_backends.stepping.weighted_loss import WeightedLoss
+from accel_backends.strategies.selection import check_axes
 from accel_state import AcceleratorState, current_runtime
+from accel_state.enums import DynamoBackend
 from accel_state.kwargs_handler import InitProcessGroupKwargs
 
 
@@ -62,7 +64,7 @@ def make_strategy(
     Raises:
         ConfigError: If the strategy does not support the configuration.
     """
-    runtime = current_runtime()
+    runtime, dynamo = current_runtime(), configuration.dynamo
     strategy = select_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
@@ -78,7 +80,7 @@ def make_strategy(
             device_placement=configuration.device_placement,
             make_loader=make_loader,
             scheduling=configuration.scheduling,
-            dynamo=configuration.dynamo,
+            dynamo=None if dynamo.backend == DynamoBackend.NO else dynamo,
             parallelism=state.parallelism_config,
         )
     )
