@@ -185,7 +185,7 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
         if isinstance(value, DTensor):
             return value
         if type(value) is not torch.Tensor:
-            return map_tensors(value, lambda path, tensor: copy_of(tensor))
+            return map_tensors(value, copy_of)
         own = None if parameter is None else optimizer.state.get(parameter, {}).get(name)
         if type(own) is torch.Tensor and (own.shape, own.dtype) == (value.shape, value.dtype):
             return own.copy_(value)
@@ -199,7 +199,7 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
             number: {name: copied(name, value, parameter_of.get(number)) for name, value in values.items()}
             for number, values in state["state"].items()
         }
-    groups = map_tensors(state["param_groups"], lambda path, tensor: copy_of(tensor))
+    groups = map_tensors(state["param_groups"], copy_of)
     return {**state, "state": tensors, "param_groups": groups}
 
 

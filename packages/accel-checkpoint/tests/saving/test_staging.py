@@ -141,7 +141,7 @@ def test_stale_folders_of_ended_processes_are_removed_and_those_of_running_ones_
 
 def test_without_process_start_times_only_old_folders_are_removed(tmp_path, monkeypatch):
     """All processes have the same stamp there, those of another living job too."""
-    monkeypatch.setattr(process_identity, "this_process", lambda: "")
+    monkeypatch.setattr(process_identity, "Path", lambda path: tmp_path / "no such file")
     path = tmp_path / f".tmp-a-0a1b2c3d-{stamp()}-1"
     path.mkdir()
     remove_stale_folders(tmp_path)

@@ -152,15 +152,15 @@ class Prepared:
         options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
-        ready = accel_data.prepare_data_loader(
+        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
             loader,
             device=current_runtime().device,
             put_on_device=is_placed,
             rng_types=list(self._configuration.rng_types),
             slice_fn_for_dispatch=slice_fn_for_dispatch,
+            keeps_dataset_state=settings.use_stateful_dataloader,
             **options,
         )
-        ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._add_loader(ready)
         return ready
 

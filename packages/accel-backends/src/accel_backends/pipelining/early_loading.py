@@ -88,7 +88,7 @@ class EarlyOptimizerState:
             known = {name: fetched(value) for name, value in values.items()}
             if parameter.is_meta:
                 # Copies, since the file that they are mapped from may be removed.
-                self._kept[place] = map_tensors(known, lambda path, tensor: copy_of(tensor))
+                self._kept[place] = map_tensors(known, copy_of)
             else:
                 own[number] = known
         self.rest = {**state, "state": own}

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from accel_backends.sharding.parts import own_pieces, placed_like
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import CheckpointError
@@ -104,7 +104,7 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
     `torch.distributed.checkpoint.state_dict` gathers the same, but not tensors of one stage of a pipeline, and writers
     of files would have to wait for all of it.
     """
-    first_names = ties_in(state) | second_deferred_names(state)
+    first_names = ties_in(state)
     full: dict[str, Any] = {}
     for name, value in state.items():
         if name not in first_names:
@@ -130,7 +130,7 @@ def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, An
 
     Names of one tensor share one entry.
     """
-    first_names = ties_in(state) | second_deferred_names(state)
+    first_names = ties_in(state)
     deferred: dict[str, Any] = {}
     for name, value in state.items():
         first = first_names.get(name)

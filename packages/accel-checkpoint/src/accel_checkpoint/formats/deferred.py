@@ -59,19 +59,15 @@ def fetching_all(order: Sequence[DeferredTensor]) -> Iterator[None]:
 
 def second_names_in(state: Mapping[Name, Any]) -> dict[Name, Name]:
     """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
-    known = aliases({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
-    return known | second_deferred_names(state)
-
-
-def second_deferred_names(state: Mapping[Name, Any]) -> dict[Name, Name]:
-    """Return the names whose deferred tensor an earlier name has too, with that one."""
     first: dict[int, Name] = {}
-    deferred = {
-        name: first.setdefault(id(value), name)
-        for name, value in state.items()
-        if isinstance(value, DeferredTensor)
-    }
-    return {name: kept for name, kept in deferred.items() if name != kept}
+    second: dict[Name, Name] = {}
+    tensors: dict[Name, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, DeferredTensor) and first.setdefault(id(value), name) != name:
+            second[name] = first[id(value)]
+    return second | (aliases(tensors) if len(tensors) > 1 else {})
 
 
 class FetchedOnAccess(Mapping[str, Any]):

@@ -41,7 +41,7 @@ class DistributedPart(PendingFile):
 
     def snapshot(self, buffers: HostBuffers) -> DistributedPart:
         """Return the file with copies of its tensors."""
-        copies = buffers.snapshot(self.name, [piece.local for piece in self.pieces])
+        copies = buffers.snapshot([piece.local for piece in self.pieces])
         return replace(
             self,
             pieces=[replace(piece, local=local) for piece, local in zip(self.pieces, copies, strict=True)],

@@ -15,10 +15,11 @@ import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_checkpoint.files import force_to_disk
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.formats.deferred import fetching_all
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
 from accel_checkpoint.saving.sink import Advance
+from accel_checkpoint.saving.snapshot import deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -64,39 +65,39 @@ def save_weights(
     max_shard_size: int | str | None,
     safe_serialization: bool,
     *,
+    is_writer: bool = True,
     advance: Advance | None = None,
 ) -> list[Path]:
-    """Save a state dict as `save_model` does, and call ``advance`` with the number of bytes written."""
-    files = _files_of(state, max_shard_size, safe_serialization)
-    written = SAFETENSORS if safe_serialization else PICKLED
-    names = [file.name for file in files]
-    folder = _make_folder(save_directory)
-    with _staging_folder(folder) as staged:
-        for file in files:
-            _write(file, staged, folder=folder, advance=advance)
-        _publish(staged, names, index=written.index)
+    """Save a state dict as `save_model` does.
+
+    If getting its deferred tensors takes all ranks, all ranks must call it.
+
+    Args:
+        state: The state dict.
+        save_directory: As for `save_model`.
+        max_shard_size: As for `save_model`; None writes one file.
+        safe_serialization: As for `save_model`.
+        is_writer: Whether this rank writes the files. The others only fetch the tensors, and return no files.
+        advance: Called with the number of bytes written, again and again.
+    """
+    if not is_writer and not deferred_in(state):
+        return []
+    files = pending_weights(
+        state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
+    )
+    with fetching_all([tensor for file in files for tensor in file.deferred()]):
+        if not is_writer:
+            return []
+        written = SAFETENSORS if safe_serialization else PICKLED
+        names = [file.name for file in files]
+        folder = _make_folder(save_directory)
+        with _staging_folder(folder) as staged:
+            for file in files:
+                _write(file, staged, folder=folder, advance=advance)
+            _publish(staged, names, index=written.index)
     _remove_earlier(folder, written, keep=names)
     _warn_if_shadowed(folder, written)
     return [folder / name for name in names]
-
-
-def order_of_fetching(
-    state: Mapping[str, Any], max_shard_size: int | str = "10GB", safe_serialization: bool = True
-) -> list[DeferredTensor]:
-    """Return the deferred tensors of a state in the order in which `save_model` fetches them with these arguments."""
-    if not any(isinstance(value, DeferredTensor) for value in state.values()):
-        return []
-    return [
-        tensor for file in _files_of(state, max_shard_size, safe_serialization) for tensor in file.deferred()
-    ]
-
-
-def _files_of(
-    state: Mapping[str, Any], max_shard_size: int | str | None, safe_serialization: bool
-) -> list[PendingFile]:
-    return pending_weights(
-        state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
-    )
 
 
 def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | None) -> None:

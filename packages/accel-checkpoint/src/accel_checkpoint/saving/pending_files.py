@@ -134,7 +134,7 @@ class TorchFile(PendingFile):
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
-        return replace(self, content=buffers.snapshot(self.name, self.content))
+        return replace(self, content=buffers.snapshot(self.content))
 
     def deferred(self) -> list[DeferredTensor]:
         """Return the tensors that are fetched when the file is written, in that order."""
@@ -166,7 +166,7 @@ class SafetensorsFile(PendingFile):
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
         ordered = {name: self.tensors[name] for name in order_of_writing(self.tensors)}
-        return replace(self, tensors=buffers.snapshot(self.name, ordered))
+        return replace(self, tensors=buffers.snapshot(ordered))
 
     def deferred(self) -> list[DeferredTensor]:
         """Return the tensors that are fetched when the file is written, in that order."""

@@ -66,6 +66,7 @@ class FileSink:
         )
         self._buffer = bytearray()
         self._digest = Digest()
+        self._digest_of_all = ""
         self._advance = advance
         self._error: OSError | None = None
         self.num_bytes = 0
@@ -83,6 +84,7 @@ class FileSink:
         try:
             if error is None:
                 self._flush()
+                self._digest_of_all = str(self._digest)
                 os.fsync(self._descriptor)
         except OSError as failed:
             self._keep(failed)
@@ -135,9 +137,9 @@ class FileSink:
         self._error = self._error or _with_the_file(error, self._path)
 
     def entry(self, name: str, *, rank: int = 0, place: int = 0) -> FileEntry:
-        """Return the manifest entry of the file."""
+        """Return the manifest entry of the file, once it is closed."""
         return FileEntry(
-            name, self.num_bytes, str(self._digest), rank=rank, place=place, nonfinite=self.nonfinite
+            name, self.num_bytes, self._digest_of_all, rank=rank, place=place, nonfinite=self.nonfinite
         )
 
 

@@ -13,7 +13,7 @@ from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_ops.shared_tensors import Name
 
 Path = tuple[Any, ...]
-Copy = Callable[[Path, torch.Tensor], torch.Tensor]
+Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def leaves(content: Any, path: Path = ()) -> list[tuple[Path, Any]]:
@@ -34,7 +34,7 @@ def deferred_in(content: Any) -> list[DeferredTensor]:
 
 
 def map_tensors(content: Any, copy: Copy) -> Any:
-    """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(path, tensor)``.
+    """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(tensor)``.
 
     A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
@@ -51,7 +51,7 @@ def map_tensors(content: Any, copy: Copy) -> Any:
         elif isinstance(tensor, DeferredTensor):
             copies[path] = own_copy(tensor.fetch())
         else:
-            copies[path] = copy(path, tensor)
+            copies[path] = copy(tensor)
     return _rebuilt(content, copies, ())
 
 
@@ -152,7 +152,7 @@ def _with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tenso
     return rebuilt
 
 
-def compact_on_cpu(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+def compact_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor with a storage of its own size, since `torch.save` writes whole storages."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
@@ -170,31 +170,30 @@ class HostBuffers:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[Path, torch.Tensor] = {}
-        self._used: set[Path] = set()
+        self._buffers: list[torch.Tensor] = []  # in the order in which tensors were copied
+        self._num_used = 0
         self._streams: dict[torch.device, Any] = {}
 
     def begin(self) -> None:
         """Start a new snapshot in the memory of the last one."""
-        self._buffers = {path: self._buffers[path] for path in self._used if path in self._buffers}
-        self._used = set()
-        self._streams = {}
+        del self._buffers[self._num_used :]
+        self._num_used, self._streams = 0, {}
 
-    def snapshot(self, name: str, content: Any) -> Any:
-        """Return ``content``, that of the file ``name``, with copies of its tensors."""
-        return map_tensors(content, lambda path, tensor: self.copy((name, *path), tensor))
+    def snapshot(self, content: Any) -> Any:
+        """Return ``content`` with copies of its tensors."""
+        return map_tensors(content, self._copy)
 
-    def copy(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``tensor`` in host memory."""
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
         if not is_plain(tensor):
             return copy_of(tensor)
-        self._used.add(path)
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            can_be_pinned = tensor.device.type != "cpu" and torch.accelerator.is_available()
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=can_be_pinned)
-            self._buffers[path] = buffer
+        number, self._num_used = self._num_used, self._num_used + 1
+        buffer = self._buffers[number] if number < len(self._buffers) else None
+        is_pinned = tensor.device.type != "cpu" and torch.accelerator.is_available()
+        wanted = tensor.shape, tensor.dtype, is_pinned
+        if buffer is None or (buffer.shape, buffer.dtype, buffer.is_pinned()) != wanted:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+            self._buffers[number : number + 1] = [buffer]
         device = tensor.device
         module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         if not hasattr(module, "Stream"):
@@ -217,9 +216,9 @@ class HostBuffers:
 
     def release(self) -> None:
         """Release the memory; call it when nothing writes the copies any more."""
-        self._buffers = {}
+        self._buffers = []
 
     @property
     def num_bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        return sum(buffer.nbytes for buffer in self._buffers)

@@ -51,6 +51,9 @@ class Request:
         iteration: Number of the checkpoint, if it has one.
         mesh: Layout of the ranks; see `Manifest`.
         metrics: Values by name, recorded in the manifest; those of rank 0 count.
+        strategy: Training strategy; see `Manifest`.
+        model_format: File format of the models; see `Manifest`.
+        objects: Class names of the saved objects, by kind.
     """
 
     target: Path
@@ -60,12 +63,6 @@ class Request:
     iteration: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Description:
-    """What the manifest records about the content; see `Manifest`."""
-
     strategy: str = ""
     model_format: str = ""
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -109,7 +106,6 @@ class Stage:
         self._is_collective = False
         self._merged: list[MergedFile] = []
         self._foreign: list[str] = []
-        self._description = Description()
         self._failure: BaseException | None = None
         self._is_rejected = False  # whether the last round failed while the checkpoint was not saved
         self._entries: list[FileEntry] = []  # on rank 0, the files that all ranks have reported
@@ -175,10 +171,6 @@ class Stage:
                 self._files += files.own
                 self._collective += files.collective
                 self._merged += files.merged
-
-    def describe(self, description: Description) -> None:
-        """Set what the manifest records about the content."""
-        self._description = description
 
     def __enter__(self) -> Self:
         self._begin()
@@ -350,7 +342,7 @@ class Stage:
         known = {entry.name for entry in listed if entry.place == self.place}
         # Hooks and engines may write files without reporting them.
         others = self._foreign_entries([name for name in files_below(self.path) if name not in known])
-        request, description = self._request, self._description
+        request = self._request
         manifest = Manifest(
             files=[*listed, *others],
             token=request.token,
@@ -359,9 +351,9 @@ class Stage:
             step=request.step,
             iteration=request.iteration,
             place=self.place,
-            strategy=description.strategy,
-            model_format=description.model_format,
-            objects=description.objects,
+            strategy=request.strategy,
+            model_format=request.model_format,
+            objects=request.objects,
             metrics=request.metrics,
         )
         write_manifest(self.path, manifest)

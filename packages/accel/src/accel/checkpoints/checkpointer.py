@@ -65,7 +65,8 @@ class Checkpointer:
         resumes_loaders: Callable[[], bool],
     ) -> None:
         self.custom_objects: list[Any] = []
-        self._configuration = configuration
+        self.project: ProjectConfiguration = configuration.project
+        """Folders of the project, and how its checkpoints are named and kept."""
         self._processes = processes
         self._strategy = strategy
         self._precision = precision
@@ -79,11 +80,6 @@ class Checkpointer:
         self._formats: dict[str, Callable[[], CheckpointFormat]] = {}
         self._has_warned = False
         self._newest_number: int | None = None
-
-    @property
-    def project(self) -> ProjectConfiguration:
-        """Folders of the project, and how its checkpoints are named and kept."""
-        return self._configuration.project
 
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
@@ -146,7 +142,7 @@ class Checkpointer:
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
         is_late = bool(absence) and not self._processes.is_main_process
-        request = replace(self._request(output_dir, numbers, may_exist=is_late), token=token)
+        request = replace(self._request(content, output_dir, numbers, may_exist=is_late), token=token)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
@@ -287,25 +283,15 @@ class Checkpointer:
         safe_serialization: bool,
     ) -> None:
         """Write the weights of `model`; see `Accelerator.save_model`."""
-        import accel_bigmodel
         from accel_backends.sharding.full_state import deferred_state
-        from accel_checkpoint.saving.model_weights import order_of_fetching
+        from accel_checkpoint.saving.model_weights import save_weights
 
         is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
         if is_sharded:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
-        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_model_writer)
-        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
-        order = order_of_fetching(state, **options)
-        before = [tensor.num_fetched for tensor in order]
-        try:
-            if self.is_model_writer:
-                accel_bigmodel.save_model(state, folder, **options)
-        finally:
-            # All ranks gather each tensor together, also those that write nothing, or could not.
-            for tensor, count in zip(order, before, strict=True):
-                if tensor.num_fetched == count:
-                    tensor.fetch()
+        is_writer = self.is_model_writer
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=is_writer)
+        save_weights(state, folder, max_shard_size, safe_serialization, is_writer=is_writer)
         if is_sharded:
             self._processes.wait_for_everyone()
 
@@ -368,7 +354,7 @@ class Checkpointer:
         value_of_rank_0: Callable[[str], str],
     ) -> Files:
         from accel.checkpoints.items import loader_items
-        from accel.checkpoints.saving import collect, describe
+        from accel.checkpoints.saving import collect
 
         left = [item.label for item in loader_items(content) if item.was_left_early]
         if left and self._resumes_loaders():
@@ -378,7 +364,6 @@ class Checkpointer:
                 "the loop.",
                 ", ".join(left),
             )
-        stage.describe(describe(content))
         if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
             with suppress(OSError):  # it is not needed for the save
                 self._notice_other_run(target.parent)
@@ -448,29 +433,40 @@ class Checkpointer:
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _request(
-        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, float], *, may_exist: bool
+        self,
+        content: RunObjects,
+        output_dir: str | os.PathLike[str] | None,
+        metrics: Mapping[str, float],
+        *,
+        may_exist: bool,
     ) -> Request:
         """Return what to save where."""
+        from accel.checkpoints.saving import class_names
         from accel_checkpoint.saving.retention import Retention
         from accel_checkpoint.saving.transaction import Request
 
-        step, mesh, project = self._stepper.num_windows, current_runtime().layout.sizes, self.project
+        project, retention, number = self.project, None, None
         if project.automatic_checkpoint_naming:
-            retention = project.retention or Retention(newest=project.total_limit)
-            return Request(
-                self._next_target(output_dir, may_exist=may_exist),
-                retention=retention,
-                step=step,
-                iteration=project.iteration,
-                mesh=mesh,
-                metrics=metrics,
-            )
-        if output_dir is None:
+            target = self._next_target(output_dir, may_exist=may_exist)
+            retention, number = project.retention or Retention(newest=project.total_limit), project.iteration
+        elif output_dir is not None:
+            target = Path(output_dir).resolve()
+        else:
             raise ConfigError(
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(Path(output_dir).resolve(), step=step, mesh=mesh, metrics=metrics)
+        return Request(
+            target,
+            retention=retention,
+            step=self._stepper.num_windows,
+            iteration=number,
+            mesh=current_runtime().layout.sizes,
+            metrics=metrics,
+            strategy=content.strategy.name,
+            model_format=content.form.name,
+            objects=class_names(content),
+        )
 
     def _checked_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that the manifest records: those of the main process, which writes it."""

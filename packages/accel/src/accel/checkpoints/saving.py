@@ -1,4 +1,4 @@
-"""The files of a checkpoint that this rank writes, and the manifest's description of them."""
+"""The files of a checkpoint that this rank writes, and the classes that the manifest records."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from torch import nn
 from accel.checkpoints.items import ModelItem, RunObjects, class_name, model_items, other_items
 from accel.checkpoints.rank_state import RankItem
 from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
-from accel_checkpoint.saving.transaction import Description
 from accel_state.errors import CheckpointError
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
 
 
-def describe(run: RunObjects) -> Description:
-    """Return the strategy, the format and the users' classes, for error messages when the checkpoint is loaded."""
+def class_names(run: RunObjects) -> dict[str, list[str]]:
+    """Return the users' classes by kind, for error messages when the checkpoint is loaded."""
     objects: dict[str, list[str]] = {}
     for item in (*model_items(run, run.models), *other_items(run)):
         if item.key:
             objects.setdefault(item.key, []).append(class_name(item.of_class))
-    return Description(strategy=run.strategy.name, model_format=run.form.name, objects=objects)
+    return objects
 
 
 def collect(

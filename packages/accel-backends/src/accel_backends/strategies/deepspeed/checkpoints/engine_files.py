@@ -124,7 +124,7 @@ class EngineFile(PendingFile):
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
-        return replace(self, content=buffers.snapshot(self.name, self.content))
+        return replace(self, content=buffers.snapshot(self.content))
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
