@@ -151,7 +151,7 @@ def _inside() -> Drawing:
 
 def _data() -> Drawing:
     """Draw which rows the ranks read in each step, as the plan of the samplers says it."""
-    from accel_data.samplers.plan import ShardPlan
+    from accel_data.step import ShardPlan
 
     num_rows = 14
     layouts = (
@@ -166,9 +166,9 @@ def _data() -> Drawing:
             plan = ShardPlan(num_rows, rows, num_ranks, rank, even=num_ranks > 1, drop_last=False)
             line = top + 2 + 3 * rank
             notes.append(Note(2, line + 1, f"rank {rank}"))
-            for step in range(plan.num_steps):
+            for step, (indices, _) in enumerate(plan.steps(range(num_rows))):
                 left = 8 + step * (3 * rows + 2)
-                for place, row in enumerate(plan.indices(range(num_rows), step)):
+                for place, row in enumerate(indices):
                     is_repeated = (step * num_ranks + rank) * rows + place >= num_rows
                     kind = "plain" if is_repeated else ("accel", "yours")[rank]
                     boxes.append(Box(left + 3 * place, line, 3, 2, str(row), kind))

@@ -26,7 +26,7 @@ SIGNATURES = {
     "prepare_data_loader": "dataloader device=None num_processes=None process_index=None split_batches=False"
     " put_on_device=False rng_types=None dispatch_batches=None even_batches=True slice_fn_for_dispatch=None"
     " use_seedable_sampler=False data_seed=None non_blocking=False use_stateful_dataloader=False"
-    " torch_device_mesh=None",
+    " torch_device_mesh=None keeps_dataset_state=True",
     "skip_first_batches": "dataloader num_batches=0",
 }
 

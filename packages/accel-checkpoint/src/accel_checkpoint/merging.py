@@ -68,10 +68,13 @@ def merge_parts(
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
     from accel_checkpoint.reading.distributed import DistributedState
+    from accel_checkpoint.saved_files import SavedFiles
 
     _check(folder, output)
     folder = folder.resolve()
-    saved = DistributedState(folder.parent, folder.name)  # whose manifest, if any, lies in the parent
+    saved = DistributedState(
+        SavedFiles.of(folder.parent), folder.name
+    )  # whose manifest, if any, lies in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(

@@ -41,7 +41,9 @@ def prepare_data_loader(
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
-) -> DataLoader[Any]:
+    *,
+    keeps_dataset_state: bool = True,
+) -> PreparedLoader:
     """Return a loader that yields this process's part of ``dataloader``, which is not changed.
 
     Args:
@@ -64,6 +66,8 @@ def prepare_data_loader(
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
         torch_device_mesh: Mesh of the run: ranks that differ only on its tensor, context or pipeline axes
             read the same.
+        keeps_dataset_state: Copy the state of a data set with `state_dict` after each batch. If not, a resumed
+            stream is read again from the start of its epoch up to the position.
 
     Raises:
         ConfigError: If the parameters contradict each other or the loader.
@@ -85,6 +89,7 @@ def prepare_data_loader(
         "rng_types": rng_types,
         "non_blocking": non_blocking,
         "ranks": ranks,
+        "keeps_dataset_state": keeps_dataset_state,
     }
     if is_stream if dispatch_batches is None else dispatch_batches:
         return DataLoaderDispatcher.around(

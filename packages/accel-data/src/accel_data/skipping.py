@@ -8,11 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from accel_data.delegation import Delegating
 from accel_data.loaders.adapter import DataLoaderAdapter, build_loader
 from accel_data.loaders.pass_ import DataLoaderStateMixin
 from accel_data.loaders.torch_loader import batches_field, check_loader, clone_loader, is_iterable
-from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_data.samplers.batch_shard import BatchSamplerShard, BatchSamplerWrapper
 from accel_state.errors import ConfigError
 
 
@@ -107,36 +106,19 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return max(0, len(self.base_dataloader) - self._num_read_over)
 
 
-class SkipBatchSampler(Delegating, BatchSampler):
+class SkipBatchSampler(BatchSamplerWrapper):
     """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
 
-    Where the order can be entered anywhere, this takes no longer than starting at its beginning.
+    If the order can be entered anywhere, this takes no longer than starting at its beginning.
 
     Args:
         batch_sampler: Yields lists of indices.
         skip_batches: Batches to leave out in each epoch.
     """
 
-    _wrapped_in = "batch_sampler"
-
     def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
+        super().__init__(batch_sampler)
         self.skip_batches = skip_batches
-
-    @property
-    def batch_size(self) -> int | None:  # type: ignore[override]
-        """Batch size of the given sampler, None if it has none."""
-        return getattr(self.batch_sampler, "batch_size", None)
-
-    @property
-    def drop_last(self) -> bool:  # type: ignore[override]
-        """Whether the given sampler leaves out a short last batch."""
-        return bool(getattr(self.batch_sampler, "drop_last", False))
-
-    @property
-    def total_length(self) -> int:
-        """Batches of the given sampler."""
-        return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return max(0, self.total_length - self.skip_batches)

@@ -1,8 +1,8 @@
-"""One step of all ranks: who reads how many rows, and what completes a short one."""
+"""The steps of an epoch: which rank reads what in each, and what completes a short one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import cycle, islice
@@ -186,3 +186,200 @@ def rows_of_rank(batch_size: int | None, num_ranks: int, *, split_batches: bool)
             f"({num_ranks}), got {batch_size}. Change the batch size or pass `split_batches=False`."
         )
     return batch_size // num_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
+
+    At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
+    ranks read in one step, one after the other, is a stretch of the epoch in order. Splitting a batch
+    of ``rows * num_ranks`` and distributing full batches of ``rows`` are the same thing.
+
+    Args:
+        num_samples: Length of the epoch.
+        rows: Rows of one rank in one step.
+        num_ranks: Ranks that share the epoch.
+        rank: The rank this plan is asked for.
+        even: Complete the last step with positions from the beginning of the epoch.
+        drop_last: Leave out a last step that is not full.
+        start: Position of the first sample, larger than 0 when an epoch is resumed.
+    """
+
+    num_samples: int
+    rows: int
+    num_ranks: int
+    rank: int
+    even: bool
+    drop_last: bool
+    start: int = 0
+
+    @property
+    def global_rows(self) -> int:
+        """Positions that one full step covers."""
+        return self.rows * self.num_ranks
+
+    @property
+    def remaining(self) -> int:
+        """Samples from ``start`` to the end of the epoch."""
+        return max(0, self.num_samples - self.start)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in which at least one rank has a batch."""
+        if self.drop_last:
+            return self.remaining // self.global_rows
+        return -(-self.remaining // self.global_rows)
+
+    @property
+    def num_local_steps(self) -> int:
+        """Steps in which this rank has a batch: the first ones."""
+        return self._num_steps_of(self.rank)
+
+    @property
+    def num_common_steps(self) -> int:
+        """Steps in which every rank has a batch: those of the last one."""
+        return self._num_steps_of(self.num_ranks - 1)
+
+    def _num_steps_of(self, rank: int) -> int:
+        if self.even or self.drop_last:
+            return self.num_steps
+        left = self.remaining - rank * self.rows
+        return max(0, -(-left // self.global_rows))
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last step if it is not full, else 0."""
+        return 0 if self.drop_last else self.remaining % self.global_rows
+
+    def consumed(self, steps: int) -> int:
+        """Return the position after ``steps`` steps."""
+        return min(self.start + steps * self.global_rows, max(self.start, self.num_samples))
+
+    def steps(
+        self, order: Sequence[int], *, first_batch: int = 0, batches_per_step: int = 1
+    ) -> Iterator[tuple[list[int], StepInfo]]:
+        """Yield what this rank reads in each of its steps, and what is known of them.
+
+        Args:
+            order: The order of the epoch.
+            first_batch: Batches of the user's sampler before ``start``.
+            batches_per_step: Batches of the user's sampler in one step.
+        """
+        last, common, full = self.num_local_steps, self.num_common_steps, full_step(self.rows, self.num_ranks)
+        begin, batches = self.start, first_batch
+        for number in range(1, last + 1):
+            end, low = begin + self.global_rows, begin + self.rank * self.rows
+            indices, shape = list(order[low : low + self.rows]), full
+            if end > self.num_samples:
+                end = self.num_samples
+                pieces, shape = split_step(
+                    order[begin:end],
+                    rows=self.rows,
+                    num_ranks=self.num_ranks,
+                    even=self.even,
+                    first=order[: self.global_rows],
+                )
+                indices = pieces[self.rank]
+            begin, batches = end, batches + batches_per_step
+            position, ends_epoch = Position(end, batches), number == self.num_steps
+            yield indices, StepInfo(shape, position, number == last, number >= common, ends_epoch)
+
+
+Batch = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSharding:
+    """How a stream of batches is distributed to ``num_ranks`` ranks.
+
+    Args:
+        num_ranks: Ranks that share the stream.
+        rows: Rows of one rank in a full step; None when the batches have no fixed size.
+        split: Split each batch into pieces instead of distributing full batches.
+        even: Complete short pieces with the first samples of the stream. Without ``rows``, give ranks that have no
+            batch in the last step the first batches.
+        drop_last: Leave out a last step in which a rank would have no batch.
+        source: Name of what yields the batches, for messages.
+    """
+
+    num_ranks: int
+    rows: int | None
+    split: bool
+    even: bool
+    drop_last: bool
+    source: str = "BatchSampler"
+
+    @property
+    def num_first(self) -> int:
+        """How many of the first samples can be needed to complete the last step; batches, without ``rows``."""
+        return self.num_ranks if self.rows is None else self.rows * self.num_ranks
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches to read for one step."""
+        return 1 if self.split else self.num_ranks
+
+    def steps(self, batches: Iterator[Batch], *, first: Iterable[Any] = ()) -> Iterator[GlobalStep]:
+        """Yield the steps, each once it is known whether another one follows.
+
+        Args:
+            batches: What remains of the stream.
+            first: The first samples of the stream, without ``rows`` its first batches, if ``batches`` does not begin
+                with them.
+
+        Raises:
+            ConfigError: If a batch has a size that cannot be distributed.
+        """
+        group = self._next_group(batches)
+        first = list(first)
+        while group:
+            following = self._next_group(batches)
+            self._check_sizes(group, is_last=not following)
+            if self.even and len(first) < self.num_first:
+                new = group if self.rows is None else [index for piece in group for index in piece]
+                first += new[: self.num_first - len(first)]
+            yield self._step(
+                group, first, num_following=self.num_ranks if following and self.even else len(following)
+            )
+            group = following
+
+    def _next_group(self, batches: Iterator[Batch]) -> list[Batch]:
+        group = self._read_group(batches)
+        return [] if self.drop_last and not self.split and len(group) < self.num_ranks else group
+
+    def _read_group(self, batches: Iterator[Batch]) -> list[Batch]:
+        if not self.split:
+            return list(islice(batches, self.num_ranks))
+        batch = next(batches, None)
+        if not batch:
+            return []
+        rows = self.rows or -(-len(batch) // self.num_ranks)
+        return [batch[low : low + rows] for low in range(0, len(batch), rows)]
+
+    def _check_sizes(self, group: list[Batch], *, is_last: bool) -> None:
+        size = sum(map(len, group)) if self.split else max(map(len, group))
+        if self.rows is not None and (self.even or self.split):
+            limit = self.rows * self.num_ranks if self.split else self.rows
+            if size > limit:
+                raise ConfigError(
+                    f"`{self.source}` has a `batch_size` of {limit} and yielded a batch of {size}. Pass "
+                    + ("`split_batches=False`" if self.split else "`even_batches=False`")
+                    + " for batches that vary in size, or let `batch_size` be the largest."
+                )
+        if not is_last and not self.even and len(group) < self.num_ranks:
+            raise ConfigError(
+                f"`split_batches` cannot give each of {self.num_ranks} processes a part of a batch of {size} that "
+                f"`{self.source}` yielded before its last. Pass `split_batches=False`."
+            )
+
+    def _step(self, group: list[Batch], first: list[Any], *, num_following: int) -> GlobalStep:
+        missing = self.num_ranks - len(group)
+        num_valid = (*map(len, group), *[0] * missing)
+        pieces: list[Any] = group + [NO_BATCH] * missing
+        if self.even and self.rows is not None:
+            pieces = pad_pieces(group + [[] for _ in range(missing)], rows=self.rows, first=first)
+        elif self.even:
+            pieces = group + list(islice(cycle(first), missing))
+        rows = tuple(0 if piece is NO_BATCH else len(piece) for piece in pieces)
+        return GlobalStep(pieces, StepShape(rows, num_valid), 1 if self.split else len(group), num_following)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from accel_data.dispatch.send import receive_steps, send_steps
+from accel_data.dispatch.send import dispatched_steps, receive_steps, send_steps
 from accel_data.step import NO_BATCH, GlobalStep, ReadStates, full_step
 from accel_ops import gather
 from accel_ops.transport import ProcessGroupTransport, current_transport, use_transport
@@ -16,10 +16,10 @@ def exchange(pieces_of_steps: list[list[Any]]) -> list[Any]:
     """Send steps to rank 1 and return its pieces there."""
     shape = full_step(2, 2)
     if current_transport().rank == 0:
-        for _ in send_steps((GlobalStep(pieces, shape, 2), ReadStates()) for pieces in pieces_of_steps):
-            pass
+        read = ((GlobalStep(pieces, shape, 2), ReadStates()) for pieces in pieces_of_steps)
+        assert len(list(dispatched_steps(send_steps(read)))) == len(pieces_of_steps)
         return []
-    steps = [step for step, _ in receive_steps(1, None)]
+    steps = [step for step, _ in dispatched_steps(receive_steps(1, None))]
     assert [step.num_following for step in steps[:-1]] == [
         sum(piece is not NO_BATCH for piece in pieces) for pieces in pieces_of_steps[1:]
     ]
@@ -80,9 +80,9 @@ class Counting(ProcessGroupTransport):
         self.num_calls += 1
         return super().all_gather(tensors)
 
-    def broadcast(self, tensors: Any, *, source: int) -> Any:
+    def begin_broadcast(self, tensor: Any, *, source: int) -> Any:
         self.num_calls += 1
-        return super().broadcast(tensors, source=source)
+        return super().begin_broadcast(tensor, source=source)
 
 
 def count_collectives() -> int:
@@ -94,8 +94,8 @@ def count_collectives() -> int:
     return transport.num_calls
 
 
-def test_a_step_takes_two_collectives(world: Callable[[int], Any]) -> None:
-    assert world(2).run(count_collectives) == [20, 20]
+def test_a_step_takes_two_collectives_and_the_end_one(world: Callable[[int], Any]) -> None:
+    assert world(2).run(count_collectives) == [21, 21]
 
 
 def failing() -> Iterator[Any]:
@@ -105,7 +105,11 @@ def failing() -> Iterator[Any]:
 
 def fail() -> str:
     try:
-        list(send_steps(failing()) if current_transport().rank == 0 else receive_steps(1, None))
+        list(
+            dispatched_steps(
+                send_steps(failing()) if current_transport().rank == 0 else receive_steps(1, None)
+            )
+        )
     except (KeyError, StateError) as error:
         return str(error)
     return "no error"

@@ -290,3 +290,28 @@ def last_of_some_rank(size: int) -> list[bool | None]:
 
 def test_each_rank_knows_that_a_batch_is_the_last_of_another_one(world: Callable[[int], Any]) -> None:
     assert world(2).run(last_of_some_rank, 10) == [[False, True, True], [False, True]]
+
+
+def short_in_the_middle(samples: list[int]) -> torch.Tensor:
+    return torch.tensor(samples[:1] if samples[0] == 3 else samples)
+
+
+def dispatch_a_short_batch() -> tuple[list[list[int]], str]:
+    given = DataLoader(range(9), batch_size=3, collate_fn=short_in_the_middle)
+    seen: list[list[int]] = []
+    try:
+        for batch in prepare_data_loader(
+            given, dispatch_batches=True, split_batches=True, even_batches=False
+        ):
+            seen.append(batch.tolist())
+    except (ConfigError, StateError) as error:
+        return seen, str(error)
+    return seen, "no error"
+
+
+def test_a_batch_that_some_rank_lacks_before_the_end_is_an_error_on_every_rank(
+    world: Callable[[int], Any],
+) -> None:
+    for rank, (seen, message) in enumerate(world(3).run(dispatch_a_short_batch, timeout_s=20)):
+        assert seen == [[rank]]
+        assert "not the last has rows for 1 of 3 processes" in message

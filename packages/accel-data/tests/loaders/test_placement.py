@@ -10,26 +10,16 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_data import prepare_data_loader
-from accel_data.loaders.placement import DirectPlacement, SideStreamPlacement, placement
-
-
-def test_no_device_is_nothing_to_do() -> None:
-    assert placement(None, non_blocking=True, is_pinned=True) is None
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
-def test_without_an_accelerator_the_cpu_is_where_batches_are() -> None:
-    assert placement("cpu", non_blocking=False, is_pinned=False) is None
+from accel_data.loaders.placement import by_side_stream, placed
 
 
 def test_batches_are_copied_when_they_are_asked_for() -> None:
-    place = placement("meta", non_blocking=False, is_pinned=False)
-    assert isinstance(place, DirectPlacement)
+    meta = torch.device("meta")
     moved: Any
-    ((moved, _),) = place.all_of(iter([({"x": torch.zeros(2)}, None)]))
+    ((moved, _),) = placed(iter([({"x": torch.zeros(2)}, None)]), meta, non_blocking=False, is_pinned=False)
     assert moved["x"].device.type == "meta"
     source = iter([(torch.zeros(1), None), (torch.zeros(1), None)])
-    next(iter(place.all_of(source)))
+    next(placed(source, meta, non_blocking=True, is_pinned=True))
     assert len(list(source)) == 1
 
 
@@ -40,7 +30,6 @@ def test_copies_from_pinned_memory_run_one_batch_ahead_and_arrive_whole() -> Non
     prepared: Any = prepare_data_loader(
         loader, torch.device("cuda"), num_processes=1, process_index=0, put_on_device=True, non_blocking=True
     )
-    assert isinstance(prepared._placement(), SideStreamPlacement)
     for number, (batch,) in enumerate(prepared):
         assert batch.device.type == "cuda"
         assert torch.equal((batch * 2).cpu(), data[4 * number : 4 * number + 4] * 2)
@@ -85,8 +74,8 @@ def test_each_batch_is_waited_for_after_the_copy_of_the_next_has_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streams = Streams(monkeypatch)
-    place = SideStreamPlacement(torch.device("meta"))
-    batches = place.all_of(iter([({"x": torch.zeros(1)}, "first"), ({"x": torch.zeros(2)}, "second")]))
+    given = iter([({"x": torch.zeros(1)}, "first"), ({"x": torch.zeros(2)}, "second")])
+    batches = by_side_stream(given, torch.device("meta"))
     moved: Any
     moved, beside = next(batches)
     assert beside == "first"
@@ -102,13 +91,22 @@ def test_an_object_that_moves_itself_is_copied_on_the_current_stream(monkeypatch
             return f"moved to {device}"
 
     streams = Streams(monkeypatch)
-    place = SideStreamPlacement(torch.device("meta"))
-    assert list(place.all_of(iter([(Opaque(), None)]))) == [("moved to meta", None)]
+    assert list(by_side_stream(iter([(Opaque(), None)]), torch.device("meta"))) == [("moved to meta", None)]
     assert streams.log == []
 
 
-def test_pinned_batches_for_a_cuda_device_ride_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "num_taken"),
+    [
+        ({"non_blocking": True, "is_pinned": True}, 2),
+        ({"non_blocking": True, "is_pinned": False}, 1),
+        ({"non_blocking": False, "is_pinned": True}, 1),
+    ],
+)
+def test_pinned_batches_for_a_cuda_device_ride_the_side_stream(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], num_taken: int
+) -> None:
     Streams(monkeypatch)
-    assert isinstance(placement("cuda", non_blocking=True, is_pinned=True), SideStreamPlacement)
-    assert isinstance(placement("cuda", non_blocking=True, is_pinned=False), DirectPlacement)
-    assert isinstance(placement("cuda", non_blocking=False, is_pinned=True), DirectPlacement)
+    batches = iter([([], None), ([], None), ([], None)])
+    next(placed(batches, torch.device("cuda"), **flags))
+    assert len(list(batches)) == 3 - num_taken

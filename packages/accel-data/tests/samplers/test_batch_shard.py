@@ -139,16 +139,12 @@ def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> N
         for rank, shard in enumerate(shards(source, num, split_batches=split, even_batches=even)):
             run = shard.new_pass()
             batches = list(run)
-            plan = run.plan
-            if plan is not None:
-                shapes = [plan.shape(step) for step in range(len(batches))]
-                ends = [plan.consumed(step + 1) for step in range(len(batches))]
-                assert plan.remainder == size % (num * rows)
-            else:
-                shapes, ends = [step.shape for step in run.steps], [step.end.samples for step in run.steps]
-                assert [step.is_last for step in run.steps] == [False] * (len(batches) - 1) + [True] * bool(
-                    batches
-                )
+            shapes, ends = [step.shape for step in run.steps], [step.end.samples for step in run.steps]
+            assert [step.is_last for step in run.steps] == [False] * (len(batches) - 1) + [True] * bool(
+                batches
+            )
+            if run.plan is not None:
+                assert run.plan.remainder == size % (num * rows)
             assert [shape.rows[rank] for shape in shapes] == [len(batch) for batch in batches]
             assert ends == [min((step + 1) * num * rows, size) for step in range(len(batches))]
             if even:
@@ -179,7 +175,7 @@ def test_an_epoch_left_at_n_ranks_goes_on_at_m(
         batches = [list(islice(run, stop)) for run in runs]
         stream, end = [], start.samples
         for number in range(len(batches[0])):
-            shape = runs[0].plan.shape(number) if runs[0].plan else list(runs[0].steps)[number].shape
+            shape = list(runs[0].steps)[number].shape
             stream += [
                 index
                 for one, valid in zip(batches, shape.num_valid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -65,6 +65,14 @@ class Transport:
         """Return the tensors of rank ``source``; on other ranks the given tensors may be overwritten."""
         raise NotImplementedError
 
+    def begin_broadcast(self, tensor: torch.Tensor, *, source: int) -> Callable[[], torch.Tensor]:
+        """Start a broadcast, and return a function that waits for the tensor of rank ``source``.
+
+        Other operations may begin before it is called; the order in which they begin is the same on all ranks.
+        """
+        (sent,) = self.broadcast([tensor], source=source)
+        return lambda: sent
+
     @property
     def store(self) -> Store:
         """The key-value store that all ranks share."""
@@ -117,6 +125,15 @@ class ProcessGroupTransport(Transport):
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
         _wait_for([dist.broadcast(_sendable(tensor), source, async_op=True) for tensor in tensors])
         return list(tensors)
+
+    def begin_broadcast(self, tensor: torch.Tensor, *, source: int) -> Callable[[], torch.Tensor]:
+        work = dist.broadcast(_sendable(tensor), source, async_op=True)
+
+        def wait() -> torch.Tensor:
+            _wait_for([work])
+            return tensor
+
+        return wait
 
     @property
     def store(self) -> Store:

@@ -275,7 +275,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
-    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, ``asked`` without any."""
+    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, or ``asked``."""
     settled = [
         plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
     ]

@@ -245,7 +245,7 @@ class PartialState(ProcessState):
     """The device and the rank of this process, and how many processes there are.
 
     All instances show the same state; the first one builds it and, if there are several processes, sets up
-    the process group, which blocks until all have come.
+    the process group, which blocks until all processes have joined.
 
     Args:
         cpu: Use the CPU even if there is an accelerator.
@@ -291,7 +291,7 @@ class PartialState(ProcessState):
 
 @contextmanager
 def _first(is_first: bool, *, barrier: Callable[[], None]) -> Iterator[None]:
-    """Run the body where ``is_first`` holds, then everywhere else; all ranks must enter.
+    """Run the body on the first rank, then on all others; all ranks must enter.
 
     An error in the body passes through, after the other ranks were released.
     """
@@ -325,7 +325,7 @@ def _check_process_index(name: str, index: int | None, *, count: int) -> int:
     """Return ``index`` if a process of that number exists.
 
     Raises:
-        ConfigError: If it is missing, or no process has it. A single process stands for all.
+        ConfigError: If it is missing, or out of range with several processes.
     """
     if index is None:
         raise ConfigError(f"`{name}` is missing: say which process shall run the function.")

@@ -432,8 +432,9 @@ class Accelerator(ProcessView):
         `cp` axis, or without buffers, the context manager is a no-op.
 
             buffers = [input_ids, shifted_labels, position_ids]
-            with accelerator.maybe_context_parallel(buffers, buffer_seq_dims=[1, 1, 1],
-            no_restore_buffers=set(buffers)):
+            with accelerator.maybe_context_parallel(
+                buffers, buffer_seq_dims=[1, 1, 1], no_restore_buffers=set(buffers)
+            ):
                 loss = model(input_ids, shift_labels=shifted_labels, position_ids=position_ids).loss
                 accelerator.backward(loss)
 

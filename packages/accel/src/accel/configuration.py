@@ -73,10 +73,10 @@ class ProjectConfiguration:
                 f"got {self.total_limit!r}."
             )
         if not (_is_number(self.iteration) and self.iteration >= 0):
-            raise ConfigError(f"`iteration` must be a whole number and not negative, got {self.iteration!r}.")
+            raise ConfigError(f"`iteration` must be a whole number of at least 0, got {self.iteration!r}.")
         if self.total_limit is not None and self.retention is not None:
             raise ConfigError(
-                "`total_limit` and `retention` both say how many checkpoints to keep. Use `Retention(newest=...)`."
+                "`total_limit` and `retention` both set the number of checkpoints to keep. Use `Retention(newest=...)`."
             )
         if self.retention is not None and not self.automatic_checkpoint_naming:
             raise ConfigError(
@@ -187,7 +187,7 @@ def resolve_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) 
         if steps != 1:
             raise ConfigError(
                 f"`gradient_accumulation_steps` ({steps}) and `gradient_accumulation_plugin` "
-                "say the same thing. Pass one of them."
+                "are one setting. Pass one of them."
             )
         if plugin.num_steps is not None:
             return plugin
@@ -196,11 +196,12 @@ def resolve_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) 
         steps = launched
     elif launched not in (None, steps):
         warn_user(
-            f"The launcher asks for `gradient_accumulation_steps` {launched}, the script for {steps}; "
-            "the script's holds.",
+            f"The launcher sets `gradient_accumulation_steps` to {launched}, but the script to {steps}, which is used.",
         )
     if type(steps) is not int or steps < 1:
-        raise ConfigError(f"`gradient_accumulation_steps` must be a whole number from 1 up, got {steps!r}.")
+        raise ConfigError(
+            f"`gradient_accumulation_steps` must be a whole number of at least 1, got {steps!r}."
+        )
     return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
 
 
@@ -217,7 +218,7 @@ def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) 
         return replace(accumulation, num_steps=steps)
     raise ConfigError(
         f"`gradient_accumulation_steps` is {steps} by the {type(plugin).__name__}, but {accumulation.num_steps} by the "
-        'Accelerator. Say it in one place; `"auto"` in the config of the engine takes over what the Accelerator says.'
+        'Accelerator. Remove one of them; `"auto"` in the config of the engine takes over the Accelerator\'s number.'
     )
 
 
@@ -262,7 +263,7 @@ def resolve_dynamo(
     if backend is None:
         return plugin or earlier or TorchDynamoPlugin()
     if plugin is not None:
-        raise ConfigError("`dynamo_backend` and `dynamo_plugin` say the same thing. Pass one of them.")
+        raise ConfigError("`dynamo_backend` and `dynamo_plugin` are one setting. Pass one of them.")
     return TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))
 
 
@@ -311,9 +312,7 @@ def one_of(**arguments: Any) -> Any:
     """
     given = _without_none(arguments)
     if len(given) > 1:
-        raise ConfigError(
-            f"{' and '.join(f'`{name}`' for name in given)} say the same thing. Pass one of them."
-        )
+        raise ConfigError(f"{' and '.join(f'`{name}`' for name in given)} are one setting. Pass one of them.")
     return next(iter(given.values()), None)
 
 
@@ -350,7 +349,7 @@ def resolve_parallelism(
         return config
     if config is not None:
         raise ConfigError(
-            "`torch_tp_plugin` and `parallelism_config` both say how layers are shared. Pass the second alone."
+            "`torch_tp_plugin` and `parallelism_config` both set the tensor-parallel size. Remove `torch_tp_plugin`."
         )
     warn_user(
         f"`torch_tp_plugin` is deprecated: pass `parallelism_config=ParallelismConfig(tp_size={plugin.tp_size})`.",

@@ -16,6 +16,7 @@ from accel_backends import (
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.selection import check_axes
 from accel_state import AcceleratorState, current_runtime
+from accel_state.enums import DynamoBackend
 from accel_state.kwargs_handler import InitProcessGroupKwargs
 
 
@@ -63,7 +64,7 @@ def make_strategy(
     Raises:
         ConfigError: If the strategy does not support the configuration.
     """
-    runtime = current_runtime()
+    runtime, dynamo = current_runtime(), configuration.dynamo
     strategy = select_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
@@ -79,7 +80,7 @@ def make_strategy(
             device_placement=configuration.device_placement,
             make_loader=make_loader,
             scheduling=configuration.scheduling,
-            dynamo=configuration.dynamo,
+            dynamo=None if dynamo.backend == DynamoBackend.NO else dynamo,
             parallelism=state.parallelism_config,
         )
     )

@@ -111,7 +111,8 @@ class Preemption:
     def keep_workers(self, loader: DataLoader[Any]) -> None:
         """Keep workers that `loader` starts before `close` alive when a signal arrives, and what resumption needs."""
         accel_data.keep_workers(loader, self._signals)
-        loader.keeps_dataset_state = True  # to go on in the middle of an epoch
+        if isinstance(loader, accel_data.PreparedLoader):  # libraries add others to the Accelerator's list
+            loader.keep_dataset_state()
 
     def __enter__(self) -> Preemption:
         return self
@@ -331,20 +332,26 @@ class PreemptionSync:
         self._is_pending = True
         steps = [f"step/{rank}" for rank in range(self._world_size)]
         store.set(steps[self._rank], str(self._step + 1))
-        if store.add("num_steps", 1) == self._world_size:  # the last one reads what all have reported
-            store.set("last_step", str(max(int(store.get(key)) for key in steps)))
+        is_complete = (
+            store.add("num_steps", 1) == self._world_size
+        )  # the last rank determines the result for all
         deadline = time.monotonic() + AGREEMENT_TIMEOUT_S
         while not store.check(["last_step"]):
-            missing = [] if time.monotonic() < deadline else [k for k in steps if not store.check([k])]
-            if missing:
-                self._failure = (
-                    f"The ranks could not agree when to stop: rank {', '.join(k[5:] for k in missing)} has not "
-                    f"answered within {AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
-                )
+            if not is_complete and time.monotonic() > deadline:
+                missing = [str(rank) for rank, key in enumerate(steps) if not store.check([key])]
+                if missing:
+                    self._failure = (
+                        f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
+                        f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
+                    )
+                    return False
+                is_complete = True  # the last rank has ended in between
+            if is_complete:
+                store.set("last_step", str(max(int(store.get(key)) for key in steps)))
+            elif self._has_rank_0_left():
                 return False
-            if self._has_rank_0_left():
-                return False
-            time.sleep(ANSWER_POLL_S)
+            else:
+                time.sleep(ANSWER_POLL_S)
         self._last_step = int(store.get("last_step"))
         return True
 

@@ -83,7 +83,7 @@ class Prepared:
                 "Give one per object, or leave it out."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
-        builder = BundleBuilder(objects, places, find_prepared=self._find)
+        builder = BundleBuilder(objects, places, earlier=list(map(self._find, objects)))
         models, optimizers = builder.bundle.models, builder.bundle.optimizers
         self._check(models, optimizers)
         runtime = current_runtime()
@@ -152,15 +152,15 @@ class Prepared:
         options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
-        ready = accel_data.prepare_data_loader(
+        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
             loader,
             device=current_runtime().device,
             put_on_device=is_placed,
             rng_types=list(self._configuration.rng_types),
             slice_fn_for_dispatch=slice_fn_for_dispatch,
+            keeps_dataset_state=settings.use_stateful_dataloader,
             **options,
         )
-        ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._add_loader(ready)
         return ready
 
@@ -219,12 +219,13 @@ class Prepared:
                 num_processes=num_processes,
                 is_bypassed=self._configuration.is_device_map_allowed,
             )
-            check_library_mesh(
-                model,
-                runtime.layout,
-                strategy=self._strategy.name,
-                shards_parameters=self._strategy.capabilities.shards_parameters,
-            )
+            if num_processes > 1:
+                check_library_mesh(
+                    model,
+                    runtime.layout,
+                    strategy=self._strategy.name,
+                    shards_parameters=self._strategy.capabilities.shards_parameters,
+                )
         if optimizers:
             # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
             sharded = [model for model in self.models if has_library_mesh(model)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.profile]:
-    """Profile the block as `handler` says; with `output_trace_dir`, write each trace when it is complete.
+    """Profile the block with the settings of `handler`; with `output_trace_dir`, write each trace when it is complete.
 
     The first trace of rank 0 is `profile_0.json`; those of further cycles of a schedule are
     `profile_0_1.json`, `profile_0_2.json`, ….
@@ -46,23 +46,23 @@ def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.prof
         yield profiler
     if next(numbers) == 0:
         warn_user(
-            f"The profile in `{folder}` has no trace: its `schedule_option` came to no active step. Call "
+            f"The profile in `{folder}` has no trace: its `schedule_option` reached no active step. Call "
             "`profiler.step()` after every step, or shorten `skip_first`, `wait` and `warmup`.",
         )
 
 
 class Throughput:
-    """Measures the steps of a training loop, each a block of its own.
+    """Measures the steps of a training loop, each in a `with` block.
 
-    The operations are counted once, in the first block, which is slower for that and is not timed. They are those of
-    torch's `FlopCounterMode`: products of matrices, convolutions and attention, forward and backward, activations that
-    are computed again included; what a compiler or a library computes in kernels of its own is not seen.
+    Floating-point operations are counted in the first block, which is slower and not timed. They are those of torch's
+    `FlopCounterMode`: matrix products, convolutions and attention, forward and backward, including recomputed
+    activations; custom kernels of compilers and libraries are not counted.
 
     Args:
-        device: Where the model computes.
-        num_ranks: Ranks that train on other items.
-        peak_flops: Operations per second that the device can do, None where that is not known.
-        counts_flops: Count operations at all.
+        device: The device of the model.
+        num_ranks: Data-parallel ranks.
+        peak_flops: Peak operations per second of the device, None if unknown.
+        counts_flops: Count operations.
     """
 
     def __init__(
@@ -105,24 +105,24 @@ class Throughput:
         self._num_items = 0
 
     def figures(self) -> dict[str, float]:
-        """Return what was measured since the last call, for `Accelerator.log`, and begin anew.
+        """Return the measurements since the last call, for `Accelerator.log`, and reset them. Waits for the device.
 
-        ``items_per_s`` is of all ranks, taken to have as many items each, and ``step_s`` the time of a step.
-        ``flops_per_step`` and ``flops_per_s`` are of this rank, and ``mfu`` is their part of the device's peak in bf16,
-        also where it computes in 8 bits. What is not known is left out. Waits for the device.
+        ``items_per_s`` is the total of all ranks, assumed to have equally many items, and ``step_s`` the time of a
+        step. ``flops_per_step`` and ``flops_per_s`` are those of this rank, and ``mfu`` is their share of the device's
+        bf16 peak, also in FP8. Unknown values are left out.
         """
         if not self._num_steps:
             return {}
         self._wait()
         seconds = time.perf_counter() - self._began
         step_s = seconds / self._num_steps
-        found = {"items_per_s": self._num_ranks * self._num_items / seconds, "step_s": step_s}
+        figures = {"items_per_s": self._num_ranks * self._num_items / seconds, "step_s": step_s}
         if self.flops_per_step is not None:
-            found |= {"flops_per_step": self.flops_per_step, "flops_per_s": self.flops_per_step / step_s}
+            figures |= {"flops_per_step": self.flops_per_step, "flops_per_s": self.flops_per_step / step_s}
             if self._peak is not None:
-                found["mfu"] = found["flops_per_s"] / self._peak
+                figures["mfu"] = figures["flops_per_s"] / self._peak
         self._num_items = self._num_steps = 0
-        return found
+        return figures
 
     def _wait(self) -> None:
         if self._device.type != "cpu":
@@ -130,7 +130,7 @@ class Throughput:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what torch calls the device, an empty string for those without a name, such as the CPU."""
+    """Return torch's name of the device, an empty string for the CPU and others without a name."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return "" if name is None else str(name(device))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,8 +20,8 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import files_of_model, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_model
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import CollectiveFile, PendingFile, TorchFile, pending_weights
 
 
@@ -64,15 +62,15 @@ class FullFormat(NamedFormat):
             content = deferred_optimizer_state(content, is_writer=choices.is_writer)
         return assigned([TorchFile(self.optimizer_file(index), content)], choices)
 
-    @contextmanager
-    def open_state(self, folder: Path, *, index: int) -> Iterator[FullState]:
-        """Return a context with the state, mapped from its files."""
-        with open_weights(files_of_model(folder, index)) as state:
-            yield FullState(state)
+    def open_state(self, files: SavedFiles, *, index: int) -> FullState:
+        """Return the state, mapped from its files."""
+        return FullState(read_model(files, index))
 
-    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
-        file = checked_file(folder, self.optimizer_file(index))
+        file = files.path(self.optimizer_file(index))
         state: Mapping[str, Any] = read_torch_file(file, mmap=True)
         check_optimizer_state(optimizer, state)
         return state

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +14,7 @@ from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Prepare
 from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
+from accel_checkpoint.saved_files import SavedFiles
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -32,6 +31,10 @@ class SavedState(Protocol):
         """Return the unsharded shape of each tensor, None for other values."""
         ...
 
+    def open(self, own: Mapping[str, Any]) -> None:
+        """Request the files that ``read(own)`` reads, unless that has been done already; see `SavedFiles`."""
+        return None
+
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what a strategy loads in place of ``own``: full tensors, or those of ``own``, filled.
 
@@ -44,8 +47,8 @@ class NamedFormat(CheckpointFormat):
     """A format of full tensors or `DTensor`s by name, as `Strategy.local_model_state` returns them."""
 
     @abstractmethod
-    def open_state(self, folder: Path, *, index: int) -> AbstractContextManager[SavedState]:
-        """Return a context in which the state of a model can be read.
+    def open_state(self, files: SavedFiles, *, index: int) -> SavedState:
+        """Return the state of a model, of which only names and shapes have been read.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -55,19 +58,17 @@ class NamedFormat(CheckpointFormat):
         """Return the tensors of this rank."""
         return strategy.local_model_state(model)
 
-    @contextmanager
     def open_model(
         self,
-        folder: Path,
+        files: SavedFiles,
         strategy: Strategy,
         model: nn.Module,
         *,
         index: int,
         key_map: Mapping[str, str] | None = None,
-    ) -> Iterator[NamedModel]:
-        """Return a context with the state of a model."""
-        with self.open_state(folder, index=index) as saved:
-            yield NamedModel(saved, strategy, model, key_map=key_map)
+    ) -> NamedModel:
+        """Return the state of a model."""
+        return NamedModel(self.open_state(files, index=index), strategy, model, key_map=key_map)
 
     def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
         """Copy the state into the optimizer, sharded as its parameters are."""
@@ -101,6 +102,7 @@ class NamedModel(SavedModel):
         self._bare = strategy.unwrap(model, keep_torch_compile=False)
         self._renames = _renames_on_load(self._bare)
         self._own = {} if self._renames else strategy.state_to_fill(model)
+        saved.open(self._own)
 
     def misfits(self) -> list[str]:
         """Return names and shapes that differ."""
@@ -147,9 +149,15 @@ class _RenamedState(SavedState):
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         return {self._renamed[name]: shape for name, shape in self._saved.shapes().items()}
 
+    def open(self, own: Mapping[str, Any]) -> None:
+        self._saved.open(self._by_saved_name(own))
+
     def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        saved = self._saved.read({name: own[new] for name, new in self._renamed.items() if new in own})
+        saved = self._saved.read(self._by_saved_name(own))
         return {self._renamed[name]: value for name, value in saved.items()}
+
+    def _by_saved_name(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: own[new] for name, new in self._renamed.items() if new in own}
 
 
 def named_parameters(optimizer: PreparedOptimizer) -> dict[str, torch.Tensor]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
 from torch import nn
@@ -27,9 +25,8 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
-from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -43,10 +40,8 @@ class PartsFormat(CheckpointFormat):
     """How to change the strategy of a run, if its strategy can save in another format."""
 
     @abstractmethod
-    def open_parts(
-        self, folder: Path, own: Mapping[str, Any], *, index: int
-    ) -> AbstractContextManager[SavedModel]:
-        """Return a context with the parts of a model for those that this rank holds.
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
+        """Return the parts of a model for those that this rank holds.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -71,20 +66,20 @@ class PartsFormat(CheckpointFormat):
 
     def open_model(
         self,
-        folder: Path,
+        files: SavedFiles,
         strategy: Strategy,
         model: nn.Module,
         *,
         index: int,
         key_map: Mapping[str, str] | None = None,
-    ) -> AbstractContextManager[SavedModel]:
-        """Return a context with the parts of a model."""
+    ) -> SavedModel:
+        """Return the parts of a model."""
         if key_map:
             raise ConfigError(
                 f"`key_map` does not apply to `{self.model_file(index)}`: each rank reads what it wrote, whatever its "
                 'names. Save with `state_dict_type="SHARDED_STATE_DICT"`.'
             )
-        return self.open_parts(folder, self.holder(strategy).parts_of_model(model), index=index)
+        return self.open_parts(files, self.holder(strategy).parts_of_model(model), index=index)
 
 
 class PerRankFormat(PartsFormat):
@@ -123,15 +118,16 @@ class PerRankFormat(PartsFormat):
         own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
         return _files(OPTIMIZER_NAME, cast(RankParts, own), index)
 
-    @contextmanager
-    def open_parts(self, folder: Path, own: Mapping[str, Any], *, index: int) -> Iterator[_SavedParts]:
-        """Return a context with the parts; each rank reads its own."""
-        yield _SavedParts(folder, cast(RankParts, own), index)
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> _SavedParts:
+        """Return the parts; each rank reads its own."""
+        return _SavedParts(files, cast(RankParts, own), index)
 
-    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
         """Return the state that this rank wrote, mapped from its file."""
         own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
-        return _read(folder, OPTIMIZER_NAME, cast(RankParts, own), index)
+        return _read(files, OPTIMIZER_NAME, cast(RankParts, own), index)
 
     def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
         """Copy the state into the optimizer, which has the same flat parameters."""
@@ -142,8 +138,8 @@ class PerRankFormat(PartsFormat):
 class _SavedParts(SavedModel):
     """What each rank wrote of a model, for what it holds now."""
 
-    def __init__(self, folder: Path, own: RankParts, index: int) -> None:
-        self._folder = folder
+    def __init__(self, files: SavedFiles, own: RankParts, index: int) -> None:
+        self._files = files
         self._own = own
         self._index = index
 
@@ -161,7 +157,7 @@ class _SavedParts(SavedModel):
         return []
 
     def _read(self) -> Mapping[str, Any]:
-        return _read(self._folder, SHARDED_MODEL_NAME, self._own, self._index)
+        return _read(self._files, SHARDED_MODEL_NAME, self._own, self._index)
 
 
 def _files(stem: str, own: RankParts, index: int) -> Files:
@@ -169,17 +165,17 @@ def _files(stem: str, own: RankParts, index: int) -> Files:
     return Files([TorchFile(file_of_rank(stem, index, own.rank), content)])
 
 
-def _read(folder: Path, stem: str, own: RankParts, index: int) -> Mapping[str, Any]:
+def _read(files: SavedFiles, stem: str, own: RankParts, index: int) -> Mapping[str, Any]:
     name = file_of_rank(stem, index, own.rank)
-    ranks = ranks_of(stem, index, files_below(folder))
+    ranks = ranks_of(stem, index, files.names)
     # A rank without a file reads the number of ranks in that of another.
     found = file_of_rank(stem, index, ranks[0]) if ranks and own.rank not in ranks else name
-    content = read_torch_file(checked_file(folder, found), mmap=True)
+    content = read_torch_file(files.path(found), mmap=True)
     if content["num_ranks"] != own.num_ranks:
         raise _misfit(found, f"it is of {content['num_ranks']} ranks, and this run has {own.num_ranks}")
     if found != name:
         raise CheckpointError(
-            f"`{name}`, the part of rank {own.rank}, is missing in `{folder}`. Copy it there."
+            f"`{name}`, the part of rank {own.rank}, is missing in `{files.folder}`. Copy it there."
         )
     if own.slices is None:
         raise _misfit(name, f"it holds {PerRankFormat.parts}, and this run has none")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import Files as Files
 
 
@@ -129,17 +128,17 @@ class CheckpointFormat(ABC):
     @abstractmethod
     def open_model(
         self,
-        folder: Path,
+        files: SavedFiles,
         strategy: Strategy,
         model: nn.Module,
         *,
         index: int,
         key_map: Mapping[str, str] | None = None,
-    ) -> AbstractContextManager[SavedModel]:
-        """Return a context with the state of a model, which can be loaded in it.
+    ) -> SavedModel:
+        """Request the files of a model, and return its state, of which only names and shapes have been read.
 
         Args:
-            folder: The folder of the checkpoint.
+            files: The files of the checkpoint.
             strategy: The strategy that prepared the model.
             model: The prepared model.
             index: Index of the model in the checkpoint.
@@ -151,7 +150,9 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
         """Return the state of an optimizer, which may be mapped from its files; changes nothing.
 
         Raises:

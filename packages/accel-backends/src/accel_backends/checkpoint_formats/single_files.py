@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,8 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
@@ -116,14 +115,16 @@ def load_fsdp_model(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
-    folder = _home(Path(input_dir), name)
-    with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
-        if isinstance(form, FullFormat):
-            content = read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
-            saved: SavedModel = NamedModel(FullState(content), strategy, model)
-        else:
-            saved = opened.enter_context(form.open_model(folder, strategy, model, index=model_index))
-        misfits = saved.misfits() or saved.load()
+    files = SavedFiles.of(_home(Path(input_dir), name))
+    with Strictness().loading(name, f"model {model_index}"):
+        with files:
+            if isinstance(form, FullFormat):
+                content = read_torch_file(files.path(_full_name(model_index)), mmap=True)
+                saved: SavedModel = NamedModel(FullState(content), strategy, model)
+            else:
+                saved = form.open_model(files, strategy, model, index=model_index)
+            misfits = saved.misfits()
+        misfits = misfits or saved.load()
         if misfits:
             raise ValueError("; ".join(misfits))
 
@@ -163,13 +164,14 @@ def load_fsdp_optimizer(
     prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
-    folder = _home(Path(input_dir), name)
+    files = SavedFiles.of(_home(Path(input_dir), name))
     try:
-        state = form.read_optimizer(folder, prepared, index=optimizer_index)
+        with files:
+            state = form.read_optimizer(files, prepared, index=optimizer_index)
     except ValueError as misfit:
         inner = prepared.strategy.bare_optimizer(optimizer)
         raise CheckpointError(
-            f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}."
+            f"`{name}` in `{files.folder}` does not fit the {type(inner).__name__}: {misfit}."
         ) from misfit
     form.load_optimizer(prepared, state)
 

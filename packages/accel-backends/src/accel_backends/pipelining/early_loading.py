@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accel_backends.sharding.receiving import HeldTensor
+from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.formats.deferred import DeferredTensor, fetched

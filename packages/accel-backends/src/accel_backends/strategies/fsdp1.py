@@ -39,7 +39,6 @@ from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile import compile_units
 from accel_backends.unwrap import inner_optimizer, register_container
-from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
@@ -84,7 +83,7 @@ class FlatShardedStrategy(ShardedStrategy):
         return self.context.topology.world_size == 1
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own.
+        """Bind the strategy to the run; a single process gets a process group.
 
         Raises:
             ConfigError: If the layout of the ranks contradicts the sharding strategy, or the model is to be compiled
@@ -92,11 +91,7 @@ class FlatShardedStrategy(ShardedStrategy):
         """
         super().setup(context)
         plugin = self._plugin
-        if (
-            context.dynamo is not None
-            and context.dynamo.backend != DynamoBackend.NO
-            and not plugin.use_orig_params
-        ):
+        if context.dynamo is not None and not plugin.use_orig_params:
             raise ConfigError(
                 "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
@@ -156,7 +151,7 @@ class FlatShardedStrategy(ShardedStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Let ``optimizer`` step what took the place of its parameters, with the state that it has, and wrap it.
+        """Rebind ``optimizer`` to the flat parameters, with its state, and wrap it.
 
         Raises:
             ConfigError: If ``use_orig_params=False`` and it steps a part of a flat parameter.
@@ -339,10 +334,10 @@ def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -
 
 @contextmanager
 def _unsynchronised(model: FlatModel) -> Iterator[None]:
-    """Let backward reduce no gradients until the block is left; each rank adds up whole ones."""
-    model.is_accumulating, model.whole.is_syncing = True, False
+    """Defer gradient reduction until the block is left; unsharded gradients accumulate locally."""
+    model.is_accumulating = True
     try:
-        with model.root.no_sync():
+        with model.root.no_sync(), model.whole.unsynchronized():
             yield
     finally:
-        model.is_accumulating, model.whole.is_syncing = False, True
+        model.is_accumulating = False

@@ -96,7 +96,7 @@ class TorchStrategy:
     ) -> nn.Module:
         """Place, convert, compile and wrap one model, in this order."""
         if self._choice(device_placement):
-            model = place_model(model, self.context.device)
+            model = place_model(model, self.context.runtime.device)
         model = self.context.precision.convert(model)
         if self.context.dynamo is not None:
             model = compile_model(model, self.context.dynamo)

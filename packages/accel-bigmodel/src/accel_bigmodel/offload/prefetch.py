@@ -64,12 +64,8 @@ class Prefetcher:
                 _discard(block)
                 return
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Prefetcher:
-        copied: Prefetcher = memo.setdefault(id(self), Prefetcher())
-        return copied
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Prefetcher, ()
+        return Prefetcher, ()  # a copy of the model has other blocks
 
 
 def _discard(block: Block) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
+from accel_bigmodel.planning.device_maps import DeviceMap, device_of
 from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
@@ -241,12 +241,11 @@ def offloaded_weights(
     Raises:
         ConfigError: If weights go to disk and there is no folder for them.
     """
-    lookup = DeviceLookup(device_map)
     state: dict[str, torch.Tensor] = {}
     for_disk: dict[str, torch.Tensor] = {}
     groups = [sorted(named.names) for named in tensors]
     for named, names in zip(tensors, groups, strict=True):
-        devices = {name: str(lookup[name]) for name in names}
+        devices = {name: str(device_of(name, device_map)) for name in names}
         if state_dict is not None:
             stored = [name for name in names if name in state_dict]
         elif named.tensor.is_meta or not named.is_persistent:

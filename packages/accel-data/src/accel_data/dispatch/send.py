@@ -1,12 +1,14 @@
 """A dispatched epoch: the main process reads, scatters and sends steps, which the other ranks receive.
 
-A step is sent as a description and, in one broadcast, the bytes of all tensors.
+A step is sent as a description, which all ranks wait for, and the bytes of all tensors, in a broadcast that takes place
+while they use the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +20,7 @@ from accel_ops.agreement import Call
 from accel_ops.nested.structures import recursively_apply
 from accel_ops.objects import broadcast_from
 from accel_ops.transport import current_transport
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 
 T = TypeVar("T")
 
@@ -57,78 +59,131 @@ def read_steps(
         plan: Scatters them.
         drop_last: Leave out a last step with too few batches.
         read_states: Returns the states of data set and loader.
+
+    Raises:
+        ConfigError: If a rank has no batch in a step that is not the last.
     """
     first: list[Any] = []
+    num_with_batch = plan.num_ranks
     while group := list(islice(batches, plan.batches_per_step)):
         if drop_last and len(group) < plan.batches_per_step:
             return
+        if num_with_batch < plan.num_ranks:
+            raise ConfigError(
+                f"A batch that is not the last has rows for {num_with_batch} of {plan.num_ranks} processes: the others "
+                "would leave the loop. Pass `even_batches=True`, or let the loader yield short batches at its end only."
+            )
         plain, sizes = [batch for batch, _ in group], [size for _, size in group]
         if plan.even and not first:
             # Copies: a rank may change its batch of the first step in place.
             first = [recursively_apply(torch.clone, batch) for batch in plain]
-        yield plan.scatter(plain, first, sizes), read_states()
+        step = plan.scatter(plain, first, sizes)
+        num_with_batch = step.num_with_batch
+        yield step, read_states()
+
+
+class Announced(NamedTuple):
+    """A step that all ranks know of, while its tensors are on their way.
+
+    Args:
+        step: The step, whose pieces may be outlines; the error that takes its place; None at the end.
+        states: States of data set and loader after it, on the rank that reads.
+        arrive: Waits for the tensors, and returns the step with the piece of this rank.
+    """
+
+    step: GlobalStep | Exception | None
+    states: ReadStates | None = None
+    arrive: Callable[[], GlobalStep | None] = lambda: None
+
+
+def dispatched_steps(announced: Iterator[Announced]) -> Iterator[tuple[GlobalStep, ReadStates | None]]:
+    """Yield the steps of an epoch, with the states after them.
+
+    The step after it is announced first: its tensors travel while this one is used, and it is known which ranks have a
+    batch in it. An error is raised when its step is due; until then all ranks continue.
+
+    Raises:
+        Exception: What was raised while reading, on the main process; `StateError` on the others. Pickle's error, if a
+            piece cannot be pickled; on the others `DistributedOperationException`.
+    """
+    current = next(announced)
+    while isinstance(current.step, GlobalStep):
+        following = next(announced)
+        if isinstance(following.step, Exception) and current.step.num_with_batch < len(current.step.pieces):
+            raise following.step  # a rank without a batch would leave the loop and miss it
+        ahead = current.step if isinstance(following.step, Exception) else following.step
+        step = current.arrive()
+        assert step is not None, "a step was announced"
+        step = replace(step, num_following=0 if ahead is None else ahead.num_with_batch)
+        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        yield step, current.states if step.num_following else None
+        current = following
+    if current.step is not None:
+        raise current.step
 
 
 def send_steps(
     steps: Iterator[tuple[GlobalStep, ReadStates]], *, is_alone: bool = False
-) -> Iterator[tuple[GlobalStep, ReadStates | None]]:
-    """Send all ranks their steps and yield them, with the states after them; on the main process.
+) -> Iterator[Announced]:
+    """Announce the steps to all ranks and start to send them, on the main process.
 
-    The step after the next is read right after a step was sent, while the other ranks work. An error while
-    reading is raised when its step is due; until then all ranks continue.
+    The step after each is read right after it was announced, while the other ranks work.
 
     Args:
         steps: The epoch.
         is_alone: Whether no other rank receives them.
-
-    Raises:
-        Exception: What was raised while reading; the other ranks raise `StateError`. Pickle's error, if a piece
-            cannot be pickled; there they raise `DistributedOperationException`.
     """
     read = _with_error(steps)
-    current, following = next(read, None), next(read, None)
-    if current is None and not is_alone:
-        dispatch_batch(None)
-    while isinstance(current, tuple):
-        step, states = current
-        ahead = following[0] if isinstance(following, tuple) else step
-        step = replace(step, num_following=0 if following is None else ahead.num_with_batch)
-        if not is_alone:
-            _send(step)
-        upcoming = next(read, None)
-        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
-        yield step, states if step.num_following else None
-        current, following = following, upcoming
-    if current is not None:
-        if not is_alone:
-            dispatch_batch(f"{type(current).__name__}: {current}")
-        raise current
+    upcoming = next(read, None)
+    while True:
+        arrive = _nothing if is_alone else _send(upcoming[0] if isinstance(upcoming, tuple) else upcoming)
+        current, upcoming = upcoming, next(read, None)
+        if isinstance(current, tuple):
+            step, states = current
+            yield Announced(step, states, partial(_after, arrive, step))
+        else:
+            yield Announced(current)
 
 
-def receive_steps(rank: int, device: torch.device | None) -> Iterator[tuple[GlobalStep, None]]:
-    """Yield the steps that the main process sends, of whose pieces only that of this rank is there.
+def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]:
+    """Return the steps that the main process announces, of whose pieces only that of this rank is there.
 
     Args:
         rank: This rank among those that read different data.
         device: Where its batches go. None: the CPU.
-
-    Raises:
-        StateError: If the main process failed.
     """
     while True:
-        step, buffer = dispatch_batch()
-        if step is None:
-            return
+        step, arrive = dispatch_batch()
         if isinstance(step, str):
-            raise StateError(
-                f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
-                "This rank stops too."
+            yield Announced(
+                StateError(
+                    f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
+                    "This rank stops too."
+                )
             )
-        pieces: list[Any] = [NO_BATCH] * len(step.pieces)
-        pieces[rank] = _piece(step.pieces[rank], buffer, device or _CPU)
-        yield replace(step, pieces=pieces), None
-        if not step.num_following:
-            return
+        elif step is None:
+            yield Announced(None)
+        else:
+            yield Announced(step, None, partial(_received, step, rank, device or _CPU, arrive))
+
+
+def _nothing() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _after(arrive: Callable[[], torch.Tensor], step: GlobalStep) -> GlobalStep:
+    arrive()
+    return step
+
+
+def _received(
+    step: GlobalStep, rank: int, device: torch.device, arrive: Callable[[], torch.Tensor]
+) -> GlobalStep:
+    buffer = arrive()
+    pieces: list[Any] = [NO_BATCH] * len(step.pieces)
+    if step.pieces[rank] is not NO_BATCH:
+        pieces[rank] = _piece(step.pieces[rank], buffer, device)
+    return replace(step, pieces=pieces)
 
 
 def _with_error(steps: Iterator[T]) -> Iterator[T | Exception]:
@@ -139,21 +194,29 @@ def _with_error(steps: Iterator[T]) -> Iterator[T | Exception]:
         yield error
 
 
-def _send(step: GlobalStep) -> None:
-    """Send a step whose pieces are outlines, and their tensors."""
-    if current_transport().world_size == 1:
-        return
+def _send(step: GlobalStep | Exception | None) -> Callable[[], torch.Tensor]:
+    """Announce a step, whose pieces are sent as outlines, and start to send their tensors."""
+    if isinstance(step, Exception):
+        return dispatch_batch(f"{type(step).__name__}: {step}")[1]
+    if step is None:
+        return dispatch_batch()[1]
     tensors: list[tuple[int, torch.Tensor]] = []
-    outlines: list[Outline] = []
+    outlines: list[Any] = []
+    used = 0
     for piece in step.pieces:
-        outlines.append(_outline(piece, outlines[-1].stop if outlines else 0, tensors))
-    dispatch_batch(replace(step, pieces=outlines), tensors)
+        if piece is not NO_BATCH:
+            piece = _outline(piece, used, tensors)
+            used = piece.stop
+        outlines.append(piece)
+    return dispatch_batch(replace(step, pieces=outlines), tensors)[1]
 
 
 def dispatch_batch(
-    step: GlobalStep | str | None = None, tensors: list[tuple[int, torch.Tensor]] | None = None
-) -> tuple[GlobalStep | str | None, torch.Tensor]:
-    """Return what rank 0 sends, and the bytes of its tensors; a collective, compared with what other ranks call.
+    step: GlobalStep | str | None = None,
+    tensors: Sequence[tuple[int, torch.Tensor]] = (),
+) -> tuple[GlobalStep | str | None, Callable[[], torch.Tensor]]:
+    """Return what rank 0 announces, and a function that waits for the bytes of its tensors; a collective, compared with
+    what other ranks call.
 
     Args:
         step: On rank 0: a step of outlines, an error, or None for the end.
@@ -161,17 +224,18 @@ def dispatch_batch(
     """
     transport = current_transport()
     if transport.world_size == 1:
-        return step, torch.empty(0, dtype=torch.uint8)
+        return step, _nothing
     with transport.lock:
         step = broadcast_from(transport, Call(dispatch_batch), step, source=0)
-        num_bytes = step.pieces[-1].stop if isinstance(step, GlobalStep) else 0
+        outlines = [] if not isinstance(step, GlobalStep) else step.pieces
+        num_bytes = max((piece.stop for piece in outlines if piece is not NO_BATCH), default=0)
+        if not num_bytes:
+            return step, _nothing
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        for start, tensor in tensors or ():
+        for start, tensor in tensors:
             flat = tensor.reshape(-1).view(torch.uint8)
             buffer[start : start + flat.numel()].copy_(flat)
-        if len(buffer):
-            (buffer,) = transport.broadcast([buffer.to(transport.device_for(_CPU))], source=0)
-    return step, buffer
+        return step, transport.begin_broadcast(buffer.to(transport.device_for(_CPU)), source=0)
 
 
 def _outline(piece: Any, begin: int, tensors: list[tuple[int, torch.Tensor]]) -> Outline:

@@ -10,16 +10,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.dispatch.scatter import ScatterPlan
-from accel_data.dispatch.send import read_steps, receive_steps, send_steps
+from accel_data.dispatch.send import dispatched_steps, read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.pass_ import Pass, Resumption, Steps
-from accel_data.loaders.placement import placement
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
 from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.samplers.plan import ShardPlan
-from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, rows_of_rank
+from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, ShardPlan, rows_of_rank
 from accel_ops.transport import current_transport
 
 
@@ -151,21 +149,22 @@ class DataLoaderDispatcher(PreparedLoader):
         if not is_alone and current_transport().rank != 0:
             if not is_resumed:
                 self._draw_as_main_process(sampler_pass)
-            steps: Iterator[tuple[GlobalStep, ReadStates | None]] = receive_steps(ranks.rank, self.device)
+            announced = receive_steps(ranks.rank, self.device)
         else:
             read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
-            steps = send_steps(read, is_alone=is_alone)
+            announced = send_steps(read, is_alone=is_alone)
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)
-        dispatched = _Dispatched(steps, start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1)
+        dispatched = _Dispatched(
+            dispatched_steps(announced), start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1
+        )
         return self._pass(
             start,
             iter(dispatched),
-            # What was received is not in pinned memory.
-            placement(self.device, non_blocking=self._non_blocking, is_pinned=False),
             lambda: order if sampler_pass is None else sampler_pass.order.state,
             lambda: dispatched.num_missed,
+            is_pinned=False,  # what was received is not in pinned memory
         )
 
     def _read_steps(

@@ -11,7 +11,6 @@ import torch
 
 from accel_data.loaders.reader import Fetched
 from accel_data.mesh import DataRanks
-from accel_data.samplers.order import OrderState
 from accel_data.step import NO_STATES, START, Position, ReadStates, StepInfo, StepShape, full_step
 from accel_state.gradient_state import GradientState, current_gradient
 from accel_state.user_warnings import warn_user
@@ -93,7 +92,7 @@ class Resumption:
     """
 
     position: Position = START
-    order: OrderState | None = None
+    order: torch.Tensor | None = None
     states: ReadStates = NO_STATES
     num_workers: int | None = None
     num_ranks: int = 1
@@ -118,7 +117,7 @@ class Pass:
         steps: Steps,
         *,
         ranks: DataRanks,
-        order_state: Callable[[], OrderState | None],
+        order_state: Callable[[], torch.Tensor | None],
         read_states: Callable[[], ReadStates],
         num_missed: Callable[[], int],
     ) -> None:

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Progress, Resumption, Steps, sampled_steps
-from accel_data.loaders.placement import Placement, placement
-from accel_data.loaders.reader import Readers
+from accel_data.loaders.placement import placed
+from accel_data.loaders.reader import Reader
 from accel_data.loaders.sharding import shard_indices
 from accel_data.loaders.state import load_progress, save_progress
 from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
@@ -31,10 +31,8 @@ from accel_data.loaders.torch_loader import (
 )
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.samplers.order import OrderState
-from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_data.step import START, Position, ReadStates
+from accel_data.step import START, Position, ReadStates, ShardPlan
 from accel_ops.objects import broadcast_object_list
 from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
 from accel_state.enums import RNGType
@@ -49,8 +47,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         rng_types: Generators that are synchronized at the start of each epoch.
         skip_batches: Batches that are left out at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
-        keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch. Without, a
-            resumed stream is read again from the start of its epoch up to the position.
+        keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch.
     """
 
     data_ranks: DataRanks
@@ -58,10 +55,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     rng_types: Sequence[str | RNGType] | None
     skip_batches: int
     synchronized_generator: torch.Generator | None
-    keeps_dataset_state: bool = True
+    keeps_dataset_state: bool
     _non_blocking: bool
     _progress: Progress
-    _readers: Readers
+    _reader: Reader
 
     def _wrap(
         self,
@@ -74,15 +71,17 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         non_blocking: bool = False,
         iteration: int = 0,
         ranks: DataRanks | None = None,
+        keeps_dataset_state: bool = True,
     ) -> None:
         self.data_ranks = ranks or all_different(1, 0)
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
+        self.keeps_dataset_state = keeps_dataset_state
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
-        self._readers = Readers()
+        self._reader = Reader()
         self.reset()
         if not is_iterable(base):
             base = shard_indices(
@@ -126,6 +125,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def iteration(self, epoch: int) -> None:
         self._progress.choose_epoch(epoch)
 
+    def keep_dataset_state(self) -> None:
+        """Copy the state of a data set with `state_dict` after each batch, from the next pass on."""
+        self.keeps_dataset_state = True
+
     def get_sampler(self) -> Any:
         """Return the sampler that yields single indices."""
         return get_sampler(self.base_dataloader)
@@ -149,7 +152,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 **self.__dict__,
                 "base_dataloader": clone_loader(self.base_dataloader),
                 "skip_batches": self.skip_batches + num_batches,
-                "_readers": Readers(),
+                "_reader": Reader(),
             },
         )
 
@@ -244,20 +247,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
         """Begin to read map-style data."""
-        reader = self._readers.reader_for(self.base_dataloader)
-        loader_state = None if resumption.is_complete else resumption.states.loader
-        if loader_state is not None and self.use_stateful_dataloader:
-            reader.restore(loader_state)
-        return sampled_steps(reader.read_indices(sampler_pass), sampler_pass.steps)
+        state = (
+            resumption.states.loader if self.use_stateful_dataloader and not resumption.is_complete else None
+        )
+        batches = self._reader.read_indices(self.base_dataloader, sampler_pass, state=state)
+        return sampled_steps(batches, sampler_pass.steps)
 
-    def _stream_order(self, resumption: Resumption) -> OrderState | None:
+    def _stream_order(self, resumption: Resumption) -> torch.Tensor | None:
         """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""
         generator = self.synchronized_generator
         if generator is None:
             return None
         if resumption.order is not None:
-            generator.set_state(resumption.order.generator)
-        return OrderState(generator.get_state())
+            generator.set_state(resumption.order)
+        return generator.get_state()
 
     def _read_stream(self, resumption: Resumption, *, reads_all: bool) -> Batches:
         """Begin to read a stream.
@@ -272,7 +275,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             step_size=self._step_size(),
             num_ranks=num_ranks,
             reads_all=reads_all,
-            reader_for=self._readers.reader_for,
+            reader=self._reader,
         )
         if not self.skip_batches:
             return opener.resumed(resumption)
@@ -286,13 +289,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self,
         start: Position,
         steps: Steps,
-        place: Placement | None,
-        order_state: Callable[[], OrderState | None],
+        order_state: Callable[[], torch.Tensor | None],
         num_missed: Callable[[], int],
+        *,
+        is_pinned: bool,
     ) -> Pass:
+        device = None if self.device is None else torch.device(self.device)
+        # Without an accelerator, batches are on the CPU already.
+        if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
+            steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
         return Pass(
             start,
-            steps if place is None else place.all_of(steps),
+            steps,
             ranks=self.data_ranks,
             order_state=order_state,
             read_states=self._read_states(),
@@ -312,17 +320,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return Position(steps * size.samples, steps * size.batches)
 
     def _not_pickled(self) -> dict[str, Any]:
-        return {"_readers": Readers(), "_progress": self._progress.detached()}
+        return {"_reader": Reader(), "_progress": self._progress.detached()}
 
     def _read_states(self) -> Callable[[], ReadStates]:
         """Return a function for the states of what a pass has read."""
         dataset = stream_of(self.base_dataloader)
         kept = dataset if self.keeps_dataset_state and has_state(dataset) else None
-        return partial(self._readers.states, kept)
-
-    def _placement(self) -> Placement | None:
-        is_pinned = self.base_dataloader.pin_memory
-        return placement(self.device, non_blocking=self._non_blocking, is_pinned=is_pinned)
+        return partial(self._reader.states, kept)
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
         """Agree with the other ranks on the epoch and its randomness, and set the epoch of samplers and data set.

@@ -69,65 +69,54 @@ class FetchingCollate:
 class Reader:
     """Reads for a prepared loader: its passes start anywhere and describe each batch.
 
-    It reads through a copy of the user's loader, which keeps persistent workers from pass to pass.
-
-    Args:
-        loader: The loader to copy.
+    It reads through a copy of the user's loader, which stays the same from pass to pass while nothing has changed: its
+    workers may be persistent. What is read does not refer to the prepared loader: in a cycle, workers would live until
+    the next garbage collection.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._made_from = _settings(loader)
+    def __init__(self) -> None:
+        self._made_from: dict[str, Any] = {}
         self._sampler: PassSampler | None = None
-        self._latest = Latest() if is_iterable(loader) else None
-        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest}
-        for name in ("batch_sampler", "sampler"):
-            shard = getattr(loader, name)
-            if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
-                fields[name] = self._sampler = PassSampler(shard)
-        if self._latest is None and hasattr(loader, "snapshot_every_n_steps"):
-            fields["snapshot_every_n_steps"] = (
-                1  # torchdata would step over indices that the pass has left out
-            )
-        if self._latest is not None:
-            fields["collate_fn"] = FetchingCollate(loader.collate_fn, is_batching=loader._auto_collation)
-            if isinstance(loader.dataset, IterableDatasetShard):
-                fields["dataset"] = loader.dataset.marking()
-                if (
-                    not loader.dataset.even_batches
-                ):  # torch would count a step of other ranks as a batch too many
-                    fields["_IterableDataset_len_called"] = None
+        self._latest: Latest | None = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
-        self.loader: DataLoader[Any] = from_attributes(
-            mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields}
-        )
+        self.loader: DataLoader[Any] | None = None
 
-    def is_made_from(self, loader: DataLoader[Any]) -> bool:
-        """Whether it still reads like ``loader``, whose attributes may have been set since."""
-        mine, wanted = self._made_from, _settings(loader)
-        return mine.keys() == wanted.keys() and all(mine[name] is wanted[name] for name in wanted)
+    def read_indices(
+        self, loader: DataLoader[Any], sampler_pass: SamplerPass, *, state: Any = None
+    ) -> Iterator[Any]:
+        """Start a pass over map-style data, and return its batches.
 
-    def read_indices(self, sampler_pass: SamplerPass) -> Iterator[Any]:
-        """Start a pass over map-style data, and return its batches."""
+        Args:
+            loader: Like which to read.
+            sampler_pass: The indices.
+            state: That of a `StatefulDataLoader`, to restore first.
+        """
+        copied = self._copy_of(loader, state)
         assert self._sampler is not None, "map-style data has a sampler"
         self._sampler.current = sampler_pass
-        return iter(self.loader)
+        return iter(copied)
 
-    def read_stream(self) -> Iterator[tuple[Any, Fetched | None]]:
+    def read_stream(
+        self, loader: DataLoader[Any], *, state: Any = None
+    ) -> Iterator[tuple[Any, Fetched | None]]:
         """Start a pass over a stream, and return its batches as the user's loader yields them and as they were read.
 
-        The latter is None for a batch that the user's loader has made.
+        The latter is None for a batch that the user's loader has made. The arguments are those of `read_indices`.
         """
+        copied = self._copy_of(loader, state)
         assert self._latest is not None, "the data set is a stream"
-        return self._latest.paired(iter(self.loader))
+        return self._latest.paired(iter(copied))
 
     def states(self, dataset: Any) -> ReadStates:
-        """Return the states of what is read, where it has been read to.
+        """Return the states of what is read, up to where it has been read.
 
         torchdata has those of workers, and that of an iterator of the data set.
 
         Args:
             dataset: The user's data set if its state is kept, else None.
         """
+        if self.loader is None:
+            return NO_STATES
         has_workers = self.loader.num_workers > 0
         # A copy: the data set may change the objects that its state is made of.
         of_dataset = None if dataset is None or has_workers else copy.deepcopy(dataset.state_dict())
@@ -137,39 +126,39 @@ class Reader:
             of_loader = state if has_position(state) else None
         return ReadStates(of_dataset, of_loader)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state of a `StatefulDataLoader` in the next pass; the loader is one."""
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
-
-    @property
-    def num_missed(self) -> int:
-        """Steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
-        return 0 if self._latest is None else self._latest.num_missed
-
-
-class Readers:
-    """The reader of a prepared loader: the same one while nothing has changed, since its workers may be persistent.
-
-    What is read from it does not refer to the prepared loader: in a cycle, workers would live until the next garbage
-    collection.
-    """
-
-    def __init__(self) -> None:
-        self._current: Reader | None = None
-
-    def reader_for(self, loader: DataLoader[Any]) -> Reader:
-        """Return the reader for ``loader``."""
-        if self._current is None or not self._current.is_made_from(loader):
-            self._current = Reader(loader)
-        return self._current
-
-    def states(self, dataset: Any) -> ReadStates:
-        """Return the states of what is read, as `Reader.states`."""
-        return NO_STATES if self._current is None else self._current.states(dataset)
-
     def num_missed(self) -> int:
         """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
-        return 0 if self._current is None else self._current.num_missed
+        return 0 if self._latest is None else self._latest.num_missed
+
+    def _copy_of(self, loader: DataLoader[Any], state: Any) -> DataLoader[Any]:
+        settings = _settings(loader)
+        is_same = settings.keys() == self._made_from.keys() and all(
+            settings[name] is value for name, value in self._made_from.items()
+        )
+        if self.loader is None or not is_same:
+            self._made_from, self.loader = settings, self._new_copy(loader)
+        if state is not None:
+            self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+        return self.loader
+
+    def _new_copy(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        self._sampler, self._latest = None, Latest() if is_iterable(loader) else None
+        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest}
+        for name in ("batch_sampler", "sampler"):
+            shard = getattr(loader, name)
+            if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
+                fields[name] = self._sampler = PassSampler(shard)
+        if self._latest is None and hasattr(loader, "snapshot_every_n_steps"):
+            # torchdata would step over indices that the pass has left out
+            fields["snapshot_every_n_steps"] = 1
+        if self._latest is not None:
+            fields["collate_fn"] = FetchingCollate(loader.collate_fn, is_batching=loader._auto_collation)
+            if isinstance(loader.dataset, IterableDatasetShard):
+                fields["dataset"] = loader.dataset.marking()
+                if not loader.dataset.even_batches:
+                    # torch would count a step of other ranks as a batch too many
+                    fields["_IterableDataset_len_called"] = None
+        return from_attributes(mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields})
 
 
 class PassSampler(Delegating, BatchSampler):

@@ -95,7 +95,7 @@ class DataLoaderShard(PreparedLoader):
         return has_state(base.dataset)
 
     def _open(self) -> Pass:
-        base, place, ranks = self.base_dataloader, self._placement(), self.data_ranks
+        base, ranks = self.base_dataloader, self.data_ranks
         source, shard = _sharded_source(base), index_shard(base)
         ends_alike = source is not None and (source.even_batches or source.drop_last)
         is_shared = len(ranks.of_world) > 1
@@ -111,17 +111,22 @@ class DataLoaderShard(PreparedLoader):
                 ends_alike=ends_alike or ranks.num_ranks == 1,
                 read_states=self._read_states(),
             )
-            return self._pass(start, steps, place, lambda: order, self._readers.num_missed)
+            missed = self._reader.num_missed
+            return self._pass(start, steps, lambda: order, missed, is_pinned=base.pin_memory)
         # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
         is_shared = is_shared and shard.num_processes == ranks.num_ranks
         sampler_pass = shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
         steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
             self._expect(sampler_pass.plan)
-        if place is not None and place.prefetches:
+        if self._non_blocking and base.pin_memory:  # copied one batch ahead
             steps = with_states(steps, self._read_states())
         return self._pass(
-            start, steps, place, lambda: sampler_pass.order.state, lambda: sampler_pass.num_missed
+            start,
+            steps,
+            lambda: sampler_pass.order.state,
+            lambda: sampler_pass.num_missed,
+            is_pinned=base.pin_memory,
         )
 
 

@@ -10,17 +10,20 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.pass_ import Progress, Resumption
 from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import get_sampler, index_shard, is_iterable, order_generator
+from accel_data.loaders.torch_loader import (
+    get_sampler,
+    index_shard,
+    is_iterable,
+    keep_generator,
+    order_generator,
+)
 from accel_data.mesh import DataRanks
-from accel_data.samplers.order import OrderState
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import START, Position, ReadStates
 from accel_state.errors import CheckpointError
 from accel_state.user_warnings import warn_user
 
 VERSION = 2
-#: In states of version 1 an order may be drawn from a generator lent to the sampler.
-_READ_VERSIONS = (1, VERSION)
 _KEYS = (
     "epoch",
     "samples",
@@ -54,7 +57,7 @@ def save_progress(
         keeps_dataset_state: Whether the next pass continues from the state of the data set.
     """
     reached = progress.reached()
-    order, is_drawn = _order_state(reached, base)
+    order, is_drawn = _order(reached, base)
     sampler, dataset = get_sampler(base), reached.states.dataset
     if dataset is None and not is_iterable(base) and has_state(base.dataset):
         dataset = base.dataset.state_dict()  # type: ignore[attr-defined]
@@ -73,9 +76,9 @@ def save_progress(
         "rank": ranks.rank if is_per_rank else None,
         "num_samples": num_samples(base),
         "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
-        "generator": None if order is None else _to_text(order.generator),
+        "generator": None if order is None else _to_text(order),
         "is_order_drawn": is_drawn,
-        "is_order_lent": order is not None and order.is_lent,
+        "has_generator": order_generator(base) is not None,
         "dataset": dataset,
         "num_workers": base.num_workers,
         "loader": reached.states.loader,
@@ -106,15 +109,13 @@ def load_progress(
     sampler = get_sampler(base)
     if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
         sampler.load_seed(state["seed"])
-    order = None
-    if state["generator"] is not None:
-        is_lent = state.get("is_order_lent", state["version"] == 1)
-        order = OrderState(_from_text(state["generator"]), is_lent)
+    order, generator = _from_text(state["generator"]), order_generator(base)
     if not state["is_order_drawn"]:
-        generator = order_generator(base)
         if generator is not None and order is not None:
-            generator.set_state(order.generator)
+            generator.set_state(order)
         order = None
+    elif order is not None and state.get("has_generator", state["version"] == 1):
+        keep_generator(base)
     if not is_iterable(base) and state["dataset"] is not None:
         base.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
     if not position:
@@ -143,18 +144,18 @@ def num_samples(base: DataLoader[Any]) -> int | None:
         return None
 
 
-def _order_state(reached: Resumption, base: DataLoader[Any]) -> tuple[OrderState | None, bool]:
+def _order(reached: Resumption, base: DataLoader[Any]) -> tuple[torch.Tensor | None, bool]:
     """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
     if isinstance(get_sampler(base), SeedableRandomSampler):
         return None, False  # the order follows from seed and epoch
     if reached.order is not None:
         return reached.order, True
     generator = order_generator(base)
-    return None if generator is None else OrderState(generator.get_state()), False
+    return None if generator is None else generator.get_state(), False
 
 
 def _check_format(state: dict[str, Any]) -> None:
-    if state.get("version") not in _READ_VERSIONS:
+    if state.get("version") not in (1, VERSION):
         raise CheckpointError(
             f"The state of a data loader has version {state.get('version')!r}, "
             f"this release reads version {VERSION} and older ones. Load it with the release that wrote it."
@@ -217,5 +218,5 @@ def _to_text(state: torch.Tensor) -> str:
     return base64.b64encode(bytes(state.tolist())).decode("ascii")
 
 
-def _from_text(text: str) -> torch.Tensor:
-    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
+def _from_text(text: str | None) -> torch.Tensor | None:
+    return None if text is None else torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

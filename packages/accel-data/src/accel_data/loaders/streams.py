@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -45,18 +45,18 @@ class StreamOpener:
         step_size: What one step of all ranks reads.
         num_ranks: Ranks that share the stream.
         reads_all: Whether ``base`` reads the whole stream, for all ranks.
-        reader_for: Returns the reader for a loader.
+        reader: Reads it.
     """
 
     base: DataLoader[Any]
     step_size: Position
     num_ranks: int
     reads_all: bool
-    reader_for: Callable[[DataLoader[Any]], Reader]
+    reader: Reader
 
     def from_start(self) -> Batches:
         """Return all batches."""
-        return self.reader_for(self.base).read_stream()
+        return self.reader.read_stream(self.base)
 
     def resumed(self, resumption: Resumption) -> Batches:
         """Return the batches after a position, by the fastest way that the saved states allow.
@@ -71,9 +71,7 @@ class StreamOpener:
             self._check_workers(resumption.num_workers)
             if states.loader is not None and is_stateful(base):
                 self._check_ranks(resumption.num_ranks, "a `StatefulDataLoader`")
-                reader = self.reader_for(base)
-                reader.restore(states.loader)
-                return reader.read_stream()
+                return self.reader.read_stream(base, state=states.loader)
         has_dataset_state = states.dataset is not None and base.num_workers == 0
         if has_dataset_state:
             stream_of(base).load_state_dict(states.dataset)
@@ -97,7 +95,7 @@ class StreamOpener:
                 self._check_ranks(ranks_before, "a data set that shards itself")
                 num_samples //= self.num_ranks
             warn_of_replay(f"{num_samples} samples")
-            return self.reader_for(_skip_samples(base, num_samples)).read_stream()
+            return self.reader.read_stream(_skip_samples(base, num_samples))
         self._check_ranks(ranks_before, "a stream read by workers")
         per_batch = (base.batch_size or 1) if self.reads_all else self.step_size.samples
         num_batches, rest = divmod(start.samples, per_batch)

@@ -11,14 +11,44 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order import EpochOrder, OrderSource, OrderState, check_same_order
-from accel_data.samplers.plan import ShardPlan
-from accel_data.samplers.stream import StreamSharding
-from accel_data.step import NO_BATCH, START, Position, StepInfo, rows_of_rank
+from accel_data.samplers.order import EpochOrder, OrderSource, check_same_order
+from accel_data.step import NO_BATCH, START, Position, ShardPlan, StepInfo, StreamSharding, rows_of_rank
 from accel_state.errors import ConfigError
 
 
-class BatchSamplerShard(Delegating, BatchSampler):
+class BatchSamplerWrapper(Delegating, BatchSampler):
+    """A batch sampler around another one, of which it yields a part. Other attributes are those of the given one.
+
+    Args:
+        batch_sampler: Yields lists of indices. Its ``batch_size`` and ``drop_last`` are used if it has them.
+    """
+
+    _wrapped_in = "batch_sampler"
+
+    def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]]) -> None:
+        self.batch_sampler = batch_sampler
+
+    @property  # type: ignore[override]
+    def batch_size(self) -> int | None:
+        """Batch size of the given sampler, None if it has none."""
+        return getattr(self.batch_sampler, "batch_size", None)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]
+        """Whether the given sampler leaves out a short last batch."""
+        return bool(getattr(self.batch_sampler, "drop_last", False))
+
+    @property
+    def total_length(self) -> int:
+        """Batches of the given sampler."""
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+
+class BatchSamplerShard(BatchSamplerWrapper):
     """Yield the batches of one rank, so that all ranks together read the given batches in their order.
 
     On two processes, with batches ``[0, 1, 2, 3], [4, 5, 6, 7]``, process 0 yields ``[0, 1, 2, 3]`` and
@@ -39,8 +69,6 @@ class BatchSamplerShard(Delegating, BatchSampler):
         ConfigError: If a batch cannot be split evenly, or is to be made even without a ``batch_size``.
     """
 
-    _wrapped_in = "batch_sampler"
-
     def __init__(
         self,
         batch_sampler: BatchSampler | Iterable[list[int]],
@@ -60,25 +88,11 @@ class BatchSamplerShard(Delegating, BatchSampler):
                 "`split_batches` with `even_batches` needs a batch sampler with a `batch_size`, and this one has none. "
                 "Pass `split_batches=False`, or give the batch sampler the attribute."
             )
-        self.batch_sampler = batch_sampler
+        super().__init__(batch_sampler)
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-
-    @property  # type: ignore[override]
-    def batch_size(self) -> int | None:
-        """Batch size of the given sampler, None if it has none."""
-        return getattr(self.batch_sampler, "batch_size", None)
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
-
-    @property
-    def drop_last(self) -> bool:  # type: ignore[override]
-        """Whether the given sampler leaves out a short last batch."""
-        return bool(getattr(self.batch_sampler, "drop_last", False))
 
     @property
     def rows_per_rank(self) -> int | None:
@@ -89,11 +103,6 @@ class BatchSamplerShard(Delegating, BatchSampler):
     def batches_per_step(self) -> int:
         """Batches of the given sampler that all ranks read together in one step."""
         return 1 if self.split_batches else self.num_processes
-
-    @property
-    def total_length(self) -> int:
-        """Batches of the given sampler."""
-        return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         if self.split_batches:
@@ -109,7 +118,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
         return iter(self.new_pass())
 
     def new_pass(
-        self, start: Position = START, *, order_state: OrderState | None = None, is_shared: bool = False
+        self, start: Position = START, *, order_state: torch.Tensor | None = None, is_shared: bool = False
     ) -> SamplerPass:
         """Return a pass from ``start`` on.
 
@@ -118,25 +127,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             order_state: State to draw the order from. None: the current one.
             is_shared: Whether the ranks agree on the order; every rank has to ask for the first batch then.
         """
-        source = self.order_source
-        sharding = StreamSharding(
-            num_ranks=self.num_processes,
-            rows=self.rows_per_rank,
-            split=self.split_batches,
-            even=self.even_batches,
-            drop_last=self.drop_last,
-            source=type(source.iterated).__name__,
-        )
-        return SamplerPass(
-            source,
-            sharding,
-            rank=self.process_index,
-            plan=self._plan(start),
-            batches_per_step=self.batches_per_step,
-            start=start,
-            order_state=order_state,
-            is_shared=is_shared,
-        )
+        return SamplerPass(self, start, order_state, is_shared=is_shared)
 
     @property
     def order_source(self) -> OrderSource:
@@ -214,17 +205,14 @@ class SamplerPass:
     """One pass: draws the order and yields this rank's batches. Iterate it once.
 
     Args:
-        source: What the order is drawn from.
-        sharding: How batches are distributed if there is no plan.
-        rank: This rank.
-        plan: The arithmetic of the pass, where it can start anywhere.
-        batches_per_step: Batches of the user's sampler that all ranks read together in one step.
+        shard: Whose pass it is, with its present settings.
         start: Where the pass begins.
         order_state: State to draw the order from. None: the current one.
         is_shared: Whether other ranks read by the same order. The ranks agree on it at the first batch, for which
             all of them have to ask.
 
     Attributes:
+        plan: The arithmetic of the pass, if it can start anywhere.
         order: The order, which is drawn with the first batch.
         steps: What is known of the steps that were sampled and not yet yielded by the loader, oldest first.
         num_missed: At the end: steps of other ranks in which this one has no batch.
@@ -232,40 +220,44 @@ class SamplerPass:
 
     def __init__(
         self,
-        source: OrderSource,
-        sharding: StreamSharding,
+        shard: BatchSamplerShard,
+        start: Position,
+        order_state: torch.Tensor | None,
         *,
-        rank: int = 0,
-        plan: ShardPlan | None = None,
-        batches_per_step: int = 1,
-        start: Position = START,
-        order_state: OrderState | None = None,
-        is_shared: bool = False,
+        is_shared: bool,
     ) -> None:
-        self.plan = plan
-        self.start = start
-        self.rank = rank
-        self.order = EpochOrder(source, order_state, is_shared=is_shared)
+        self.plan = shard._plan(start)
         self.steps: deque[StepInfo] = deque()
         self.num_missed = 0
-        self._source = source
-        self._sharding = sharding
+        self._source = shard.order_source
+        self.order = EpochOrder(self._source, order_state, is_shared=is_shared)
+        self._start = start
+        self._rank = shard.process_index
         self._is_shared = is_shared
-        self._batches_per_step = batches_per_step
+        self._sharding = StreamSharding(
+            num_ranks=shard.num_processes,
+            rows=shard.rows_per_rank,
+            split=shard.split_batches,
+            even=shard.even_batches,
+            drop_last=shard.drop_last,
+            source=type(self._source.iterated).__name__,
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._sampled() if self.plan is None else self._planned(self.plan)
-
-    def _planned(self, plan: ShardPlan) -> Iterator[list[int]]:
-        order = self.order.indices()
-        steps = plan.steps(first_batch=self.start.batches, batches_per_step=self._batches_per_step)
-        for number, step in enumerate(steps):
+        for indices, step in self._sampled() if self.plan is None else self._planned(self.plan):
             self.steps.append(step)
-            yield plan.indices(order, number)
+            yield indices
+
+    def _planned(self, plan: ShardPlan) -> Iterator[tuple[list[int], StepInfo]]:
+        yield from plan.steps(
+            self.order.indices(),
+            first_batch=self._start.batches,
+            batches_per_step=self._sharding.batches_per_step,
+        )
         self.num_missed = plan.num_steps - plan.num_local_steps
 
-    def _sampled(self) -> Iterator[list[int]]:
-        end = self.start
+    def _sampled(self) -> Iterator[tuple[list[int], StepInfo]]:
+        end, rank = self._start, self._rank
         with self.order.drawing():
             batches, first = self._remaining_batches()
             # What is drawn with the first batch is drawn as in plain PyTorch.
@@ -275,26 +267,22 @@ class SamplerPass:
         batches = chain(begun, self.order.isolated(batches))
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
-            if step.pieces[self.rank] is NO_BATCH:
+            if step.pieces[rank] is NO_BATCH:
                 self.num_missed = 1
                 return
-            self.steps.append(step.seen_by(self.rank, end=end))
-            yield step.pieces[self.rank]
+            yield step.pieces[rank], step.seen_by(rank, end=end)
 
-    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
-        """Return the batches after the start, and the first samples or batches of the epoch if they come before it."""
-        flat = self._source.flat_sampler
-        batch_sampler: Any = self._source.batch_sampler
-        num_first = self._sharding.num_first
-        if flat is not None:
-            indices = iter(flat)
-            first = list(islice(indices, min(num_first, self.start.samples)))
-            skip = self.start.samples - len(first)
+    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any]]:
+        """Return the batches after the start, and the first samples or batches of the epoch that come before it."""
+        source, start, num_first = self._source, self._start, self._sharding.num_first
+        batch_sampler: Any = source.batch_sampler
+        if source.flat_sampler is not None:
+            indices = iter(source.flat_sampler)
+            first = list(islice(indices, min(num_first, start.samples)))
+            skip = start.samples - len(first)
             next(islice(indices, skip, skip), None)
-            batches = BatchSampler(indices, batch_sampler.batch_size, batch_sampler.drop_last)
-            return iter(batches), first or None
-        remaining = iter(batch_sampler)
-        first = []
-        for batch in islice(remaining, self.start.batches):
+            return iter(BatchSampler(indices, batch_sampler.batch_size, batch_sampler.drop_last)), first
+        remaining, first = iter(batch_sampler), []
+        for batch in islice(remaining, start.batches):
             first += ([batch] if self._sharding.rows is None else batch)[: max(0, num_first - len(first))]
-        return remaining, first or None
+        return remaining, first

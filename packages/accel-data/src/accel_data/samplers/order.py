@@ -39,20 +39,6 @@ def is_torchdata_shuffle(sampler: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderState:
-    """The state of the generator that an order is drawn from.
-
-    Args:
-        generator: The state.
-        is_lent: Whether it is that of a generator lent to samplers without one, as in states of version 1,
-            not that of torch's default generator.
-    """
-
-    generator: torch.Tensor
-    is_lent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class OrderSource:
     """A user's batch sampler, and the sampler below it if there is one.
 
@@ -115,7 +101,7 @@ class EpochOrder:
 
     Args:
         source: The samplers.
-        state: The state to draw the order from. None: the current one.
+        state: State of the generator to draw the order from. None: the current one.
         is_shared: Whether other ranks read by the same order. Drawing is a collective then.
 
     Attributes:
@@ -123,7 +109,7 @@ class EpochOrder:
     """
 
     def __init__(
-        self, source: OrderSource, state: OrderState | None = None, *, is_shared: bool = False
+        self, source: OrderSource, state: torch.Tensor | None = None, *, is_shared: bool = False
     ) -> None:
         self.state = state
         self._source = source
@@ -131,7 +117,6 @@ class EpochOrder:
         self._has_begun = False
         #: State of the order's own default generator; None while it draws from that of this process.
         self._own: torch.Tensor | None = None
-        self._lent: torch.Generator | None = None
 
     def indices(self) -> Sequence[int]:
         """Draw the full order; the source has to have one."""
@@ -163,10 +148,7 @@ class EpochOrder:
         """
         if not self._has_begun:
             self._begin()
-        if self._lent is not None:
-            with _lending(self._lent, self._source.samplers):
-                yield
-        elif self._own is None:
+        if self._own is None:
             yield
             if self._is_shared and self._source.draws_from_default:
                 self._own = torch.get_rng_state()  # what this rank draws elsewhere must not change the order
@@ -184,20 +166,16 @@ class EpochOrder:
         generator, state = self._source.generator, self.state
         if generator is not None:
             if state is None:
-                self.state = OrderState(generator.get_state())
+                self.state = generator.get_state()
             else:
-                generator.set_state(state.generator)
-        elif state is not None and state.is_lent:
-            self._lent = torch.Generator()
-            self._lent.set_state(state.generator)
+                generator.set_state(state)
         elif state is not None:
-            self._own = state.generator
+            self._own = state
         elif self._source.draws_from_default:
             here = torch.get_rng_state()
-            drawn_from = broadcast(here.clone()) if self._is_shared else here
-            self.state = OrderState(drawn_from)
-            if not torch.equal(drawn_from, here):
-                self._own = drawn_from
+            self.state = broadcast(here.clone()) if self._is_shared else here
+            if not torch.equal(self.state, here):
+                self._own = self.state
 
 
 def check_same_order(source: Any, first: Sequence[Any]) -> None:
@@ -217,18 +195,6 @@ def check_same_order(source: Any, first: Sequence[Any]) -> None:
             "twice or never. Let it draw from an attribute `generator`, which all processes are given in the same "
             "state, or from a seed of its own and `set_epoch`; or pass `dispatch_batches=True`."
         )
-
-
-@contextmanager
-def _lending(generator: torch.Generator, samplers: tuple[Any, ...]) -> Iterator[None]:
-    borrowers = [one for one in samplers if getattr(one, "generator", generator) is None]
-    for sampler in borrowers:
-        sampler.generator = generator
-    try:
-        yield
-    finally:
-        for sampler in borrowers:
-            sampler.generator = None
 
 
 def _iterates_like(source: Any) -> str:

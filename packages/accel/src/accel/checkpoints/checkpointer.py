@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.items import RunObjects
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.saving import SaveHook
-    from accel_backends.checkpoint_formats.protocol import SaveChoices
+    from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import Files
     from accel_checkpoint.saving.saver import Saver
@@ -77,6 +78,7 @@ class Checkpointer:
         self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
+        self._formats: dict[str, Callable[[], CheckpointFormat]] = {}
         self._has_warned = False
         self._newest_number: int | None = None
 
@@ -225,15 +227,16 @@ class Checkpointer:
             folder = Path(input_dir)
         for is_last in (False, False, True):
             try:
-                next_iteration = load_checkpoint(
-                    self.content(),
-                    folder,
-                    saver=saver,
-                    layout=current_runtime().layout,
-                    hooks=tuple(self.load_hooks.values()),
-                    options=how,
-                    is_trusted=trusted or self._is_of_project(folder),
-                )
+                with torch.inference_mode(False):  # what optimizers create while they load must stay trainable
+                    next_iteration = load_checkpoint(
+                        self.content(),
+                        folder,
+                        saver=saver,
+                        layout=current_runtime().layout,
+                        hooks=tuple(self.load_hooks.values()),
+                        options=how,
+                        is_trusted=trusted or self._is_of_project(folder),
+                    )
                 break
             except ReplacedError:
                 if is_last:
@@ -327,13 +330,17 @@ class Checkpointer:
     def content(self, format_name: str = "") -> RunObjects:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
         from accel.checkpoints.items import RunObjects
-        from accel_backends.checkpoint_formats.choosing import format_called
 
+        name = format_name or self._strategy.checkpoint_format
+        if name not in self._formats:
+            from accel_backends.checkpoint_formats.choosing import FORMATS
+
+            self._formats[name] = FORMATS.get(name)
         return RunObjects(
             strategy=self._strategy,
             precision=self._precision,
             stepper=self._stepper,
-            form=format_called(format_name or self._strategy.checkpoint_format),
+            form=self._formats[name](),
             device_index=current_runtime().device.index or 0,
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,

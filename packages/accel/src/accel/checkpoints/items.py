@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -39,13 +39,14 @@ from accel_checkpoint.file_names import (
     numbered_file,
     numbers_of,
     numbers_of_custom,
+    ranks_of_random_states,
     weight_format,
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
@@ -98,7 +99,7 @@ class SavedRun:
 
     Attributes:
         found: The checkpoint.
-        names: Its file names.
+        files: Its files.
         formats: The formats of its models and optimizers.
         rank: This process.
         layout: Layout of the processes that load it.
@@ -107,12 +108,11 @@ class SavedRun:
         restore_loaders: Whether loaders resume in the middle of an epoch.
         key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
         names_in_file: Names of weights in the checkpoint, by those in the models, as far as `key_map` changes them.
-        opened: Closes the files that are still open.
         restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
     """
 
     found: Found
-    names: Collection[str]
+    files: SavedFiles
     formats: SavedFormats
     rank: int
     layout: MeshLayout
@@ -120,13 +120,29 @@ class SavedRun:
     strict_models: Strictness
     restore_loaders: bool
     key_map: Mapping[str, str]
-    opened: ExitStack
     names_in_file: dict[str, str] = field(default_factory=dict)
     restarted_loaders: list[str] = field(default_factory=list)
 
+    @cached_property
+    def saved_layout(self) -> MeshLayout:
+        """Layout of the processes that saved it."""
+        if self.found.manifest is not None:
+            return self.found.manifest.layout
+        return MeshLayout.of_replicas(max(len(ranks_of_random_states(self.files.names)), 1))
+
+    @cached_property
+    def is_of_rank_0_alone(self) -> bool:
+        """Whether rank 0 saved it without the states of the other ranks."""
+        return self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
+
+    @cached_property
+    def has_same_ranks(self) -> bool:
+        """Whether the ranks have the layout of those that saved it, each of which saved its state."""
+        return self.saved_layout == self.layout and not self.is_of_rank_0_alone
+
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
-        return read_torch_file(checked_file(self.found.path, name))
+        return read_torch_file(self.files.path(name))
 
     def report_missing(self, what: str, *, note: str = "") -> None:
         """Report that something is missing in the checkpoint."""
@@ -183,9 +199,14 @@ class StateItem(ABC):
         """Return the indexes of this kind in a checkpoint, sorted."""
 
     @property
+    def number(self) -> int:
+        """Number of its file."""
+        return self.index
+
+    @property
     def file(self) -> str:
         """Name of its file."""
-        return self.file_of(self.index)
+        return self.file_of(self.number)
 
     @property
     def of_class(self) -> type:
@@ -199,7 +220,8 @@ class StateItem(ABC):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of its file in a checkpoint; None if it has none."""
-        return self.file if self.file in saved.names else None
+        name = self.file
+        return name if name in saved.files.names else None
 
     @abstractmethod
     def save(self, choices: SaveChoices) -> Files:
@@ -265,25 +287,20 @@ class ModelItem(StateItem):
     def save(self, choices: SaveChoices) -> Files:
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> tuple[SavedModel, ExitStack]:
+    def read(self, saved: SavedRun, name: str) -> SavedModel:
         """Open and check its files."""
         self._reject_meta_parameters()
-        closing = saved.opened.enter_context(ExitStack())
-        form = saved.formats.models[self.index]
-        model = closing.enter_context(
-            form.open_model(
-                saved.found.path, self.run.strategy, self.value, index=self.index, key_map=saved.key_map
-            )
+        model = saved.formats.models[self.index].open_model(
+            saved.files, self.run.strategy, self.value, index=self.index, key_map=saved.key_map
         )
         saved.names_in_file |= model.names_in_file
         self._report(model.misfits(), saved)
-        return model, closing
+        return model
 
-    def load(self, content: tuple[SavedModel, ExitStack], saved: SavedRun) -> None:
-        """Copy the weights into the model, and close its files."""
-        model, closing = content
-        with closing, _without_placeholder_warnings():
-            self._report(model.load(), saved)
+    def load(self, content: SavedModel, saved: SavedRun) -> None:
+        """Copy the weights into the model."""
+        with _without_placeholder_warnings():
+            self._report(content.load(), saved)
 
     def strictness(self, saved: SavedRun) -> Strictness:
         return saved.strict_models
@@ -344,7 +361,7 @@ class OptimizerItem(StateItem):
         """Read the state, which may be mapped from its file."""
         saved.check_class(self.key, self.index, self.of_class)
         form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
-        return form.read_optimizer(saved.found.path, prepared, index=self.index)
+        return form.read_optimizer(saved.files, prepared, index=self.index)
 
     def load(self, content: Mapping[str, Any], saved: SavedRun) -> None:
         """Copy the state into the optimizer."""
@@ -367,7 +384,7 @@ class CustomItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of_custom(saved.names)
+        return numbers_of_custom(saved.files.names)
 
     def save(self, choices: SaveChoices) -> Files:
         return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
@@ -388,7 +405,7 @@ class SchedulerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(SCHEDULER_NAME, saved.names)
+        return numbers_of(SCHEDULER_NAME, saved.files.names)
 
     @property
     def of_class(self) -> type:
@@ -417,7 +434,7 @@ class ScalerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return [0] if SCALER_NAME in saved.names else []
+        return [0] if SCALER_NAME in saved.files.names else []
 
     def report_missing(self, saved: SavedRun) -> None:
         note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
@@ -436,11 +453,7 @@ class LoaderItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(LOADER_NAME, saved.names)
-
-    @property
-    def file(self) -> str:
-        return self.file_of(self.number)
+        return numbers_of(LOADER_NAME, saved.files.names)
 
     @property
     def label(self) -> str:
@@ -460,8 +473,11 @@ class LoaderItem(StateItem):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
-        of_rank = loader_of_rank_file(self.number, saved.rank)
-        return of_rank if self._has_state_per_rank and of_rank in saved.names else super().file_in(saved)
+        if self._has_state_per_rank:
+            of_rank = loader_of_rank_file(self.number, saved.rank)
+            if of_rank in saved.files.names:
+                return of_rank
+        return super().file_in(saved)
 
     def save(self, choices: SaveChoices) -> Files:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
@@ -476,8 +492,8 @@ class LoaderItem(StateItem):
 
     def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
         """Resume the loader, or let its epoch start over."""
-        manifest, (name, state) = saved.found.manifest, content
-        is_of_another = manifest is not None and manifest.is_of_rank_0_alone and self._has_state_per_rank
+        name, state = content
+        is_of_another = saved.is_of_rank_0_alone and self._has_state_per_rank
         position = saved.restore_loaders and not is_of_another
         was_mid_epoch = load_into(self.value, state, position=position, file_name=name)
         if was_mid_epoch and not position:

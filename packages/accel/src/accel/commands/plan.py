@@ -25,7 +25,7 @@ _AXES = {
     "pp": "pipeline stages",
     "cp": "context-parallel ranks, which share each sequence",
     "sp": "sequence-parallel ranks, which share each sequence by attention heads",
-    "ep": "ranks over which experts are spread; no further ranks",
+    "ep": "expert-parallel ranks, which are no further ranks",
 }
 _POSITIVE = ("num_processes", "batch_size", "sequence_length", *(f"{axis}_size" for axis in _AXES))
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -111,7 +111,7 @@ def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespac
 
 
 def _layout(arguments: argparse.Namespace) -> MeshLayout:
-    """Return the layout asked for; ranks that no axis takes are along ``dp_shard`` if that is not given."""
+    """Return the requested layout; by default ``dp_shard`` has the ranks that no other axis uses."""
     from accel_state.mesh_layout import MeshLayout
 
     sizes = {axis: size for axis in _AXES if (size := getattr(arguments, f"{axis}_size")) is not None}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,6 +15,7 @@ from accel_checkpoint.file_names import engine_folder
 from accel_checkpoint.formats.distributed_metadata import Entry
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_state.errors import CheckpointError
 
@@ -112,11 +111,10 @@ class MegatronFormat(PartsFormat):
         own = self._parts_of(optimizer)
         return _files(self.optimizer_file(index), own, choices) if own.is_saved else Files()
 
-    @contextmanager
-    def open_parts(self, folder: Path, own: Mapping[str, Any], *, index: int) -> Iterator[SavedModel]:
-        """Return a context with the parts; each rank reads what overlaps its own."""
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
+        """Return the parts; each rank reads what overlaps its own."""
         name = self.model_file(index)
-        yield _SavedModel(SavedParts(DistributedState(folder, name), name), cast(ShardedState, own))
+        return _SavedModel(SavedParts(DistributedState(files, name), name), cast(ShardedState, own))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have files in this format."""
@@ -130,13 +128,15 @@ class MegatronFormat(PartsFormat):
         """Return the folder of an optimizer."""
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
-    def read_optimizer(self, folder: Path, optimizer: PreparedOptimizer, *, index: int) -> Mapping[str, Any]:
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
         """Return the state for the optimizer to load; nothing with `no_load_optim`."""
         own = self._parts_of(optimizer)
         if not own.is_loaded:
             return {}
         name = self.optimizer_file(index)
-        saved = SavedParts(DistributedState(folder, name), name)
+        saved = SavedParts(DistributedState(files, name), name)
         description = own.describe(True)
         if saved.common().get(_KIND) != description.get(_KIND):
             raise CheckpointError(
@@ -174,7 +174,7 @@ class SavedParts(_Opaque):
         return found
 
     def check(self, description: dict[str, Any]) -> None:
-        """Refuse a checkpoint that lacks a tensor, or has one of another shape.
+        """Request the files that this rank reads; refuse a checkpoint that lacks a tensor or has another shape of it.
 
         Raises:
             CheckpointError: Naming it.
@@ -183,7 +183,8 @@ class SavedParts(_Opaque):
         mapping = core("dist_checkpointing.mapping")
         for leaf in core("dist_checkpointing.dict_utils").nested_values(tree):
             if isinstance(leaf, mapping.ShardedTensor):
-                self._entry_of(leaf)
+                sizes = (1,) * leaf.prepend_axis_num + tuple(leaf.local_shape)
+                self._saved.open(self._entry_of(leaf), sizes, tuple(leaf.global_offset))
 
     def values_of(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return the state that is described, with values in place of the parts."""

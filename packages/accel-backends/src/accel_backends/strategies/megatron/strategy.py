@@ -41,7 +41,6 @@ from accel_backends.strategies.megatron.wrappers import (
 )
 from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
-from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user
 
@@ -95,7 +94,7 @@ class MegatronStrategy(TorchStrategy):
                 "`GradScalerKwargs` has no effect with Megatron-LM, which scales losses by itself. Set "
                 "`initial_loss_scale` and its neighbours in `other_megatron_args` of the MegatronLMPlugin."
             )
-        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
+        if context.dynamo is not None:
             self.capabilities.refuse(Feature.COMPILE, strategy=self.name)
         context.precision.leave_scaling_to_engine()
         ensure_group(context.runtime)
