@@ -1,6 +1,5 @@
 """Save a checkpoint atomically.
 
-For the packages above: `saver`, `stage`, `handle`, `retention`, `snapshot`, `sink`, the files to write
-(`pending_files`, `distributed_files`, `model_weights`), and of `transaction` what describes a save.
-The others are internal.
+For the packages above: `saver`, `transaction`, `handle`, `retention`, `snapshot`, `sink` and the files to write
+(`pending_files`, `distributed_files`, `model_weights`). The others are internal.
 """
