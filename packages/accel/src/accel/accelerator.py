@@ -64,7 +64,7 @@ from accel_state.lazy import attach_stub
 from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # further names that users import from here; at run time they are looked up when they are used
+if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
     from accel.accelerator_names import *  # noqa: F403
 
 A = TypeVar("A")
