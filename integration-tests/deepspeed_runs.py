@@ -69,7 +69,7 @@ class Run:
 def values_of(accelerator, model, optimizer, scheduler):
     """Return the weights of a model, what its optimizer keeps of them, and how far the scheduler is."""
     content = accelerator._checkpointer.content()
-    state = content.strategy.local_optimizer_state(optimizer, content.model_of(optimizer))
+    state = content.strategy.local_optimizer_state(optimizer)
     return plain(
         {
             "model": content.strategy.local_model_state(model),

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel_checkpoint.manifest import problems_of, read_manifest
+from accel_checkpoint.manifest import read_manifest
+from accel_checkpoint.saved_files import problems_of
 from accel_checkpoint.saving import staging
 from accel_state.errors import AccelError
 

@@ -17,7 +17,7 @@ from preloaded import ACCEL
 from torch import nn
 
 from accel import Accelerator
-from accel_checkpoint.ranks.deferred_error import ReplacedError
+from accel_checkpoint.ranks.agreement import ReplacedError
 from accel_checkpoint.reading.selection import check_loadable
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand

@@ -229,7 +229,7 @@ def gather(size: int, folder: Path) -> Work:
 
 def save_with_limit(size: int, folder: Path) -> Work:
     """Save one more checkpoint where as many are kept."""
-    from accel.run.configuration import ProjectConfiguration
+    from accel.configuration import ProjectConfiguration
 
     project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, total_limit=size)
     accelerator = _accelerator(project_config=project)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from accel_backends import AcceleratedOptimizer, LossScaler
+from accel_backends.optimizer import in_memory
 from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient
 
@@ -231,3 +232,35 @@ def test_stepping_keeps_no_memory(weight):
     tracemalloc.stop()
     ours = [stat for stat in after.compare_to(before, "filename") if "accel_backends" in str(stat.traceback)]
     assert sum(stat.size_diff for stat in ours) < 1000
+
+
+def stepped_adamw():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.grad = torch.full_like(weight, 2)
+    optimizer.step()
+    return weight, optimizer
+
+
+def test_a_loaded_state_goes_into_the_memory_that_the_optimizer_has():
+    (weight, optimizer), (_, saved) = stepped_adamw(), stepped_adamw()
+    content = saved.state_dict()
+    content["state"][0]["exp_avg"].fill_(7)
+    moments = optimizer.state[weight]["exp_avg"]
+    loaded = in_memory(optimizer, content)
+    assert loaded["state"][0]["exp_avg"] is moments
+    assert bool((moments == 7).all())
+
+
+def test_a_loaded_state_shares_no_memory_with_what_was_read():
+    _, saved = stepped_adamw()
+    content = saved.state_dict()
+    content["param_groups"][0]["lr"] = rate = torch.tensor(0.5)
+    content["state"][0]["history"] = [kept := torch.ones(3)]
+    loaded = in_memory(torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 3))]), content)
+    assert loaded["state"][0]["history"][0].equal(kept)
+    assert loaded["param_groups"][0]["lr"].equal(rate)
+    tensors = [*content["state"][0].values(), rate, kept]
+    before = {one.untyped_storage().data_ptr() for one in tensors if isinstance(one, torch.Tensor)}
+    after = [*loaded["state"][0].values(), loaded["param_groups"][0]["lr"], *loaded["state"][0]["history"]]
+    assert not before & {one.untyped_storage().data_ptr() for one in after if isinstance(one, torch.Tensor)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from accel_bigmodel import find_tied_parameters, get_non_persistent_buffers, named_module_tensors
+from accel_bigmodel import get_non_persistent_buffers, named_module_tensors
 
 
 def model() -> nn.Module:
@@ -39,22 +39,3 @@ def test_non_persistent_buffers_are_found_by_either_name():
     assert get_non_persistent_buffers(model()) == {"cache"}
     assert get_non_persistent_buffers(model(), recurse=True) == {"cache", "lost"}
     assert get_non_persistent_buffers(model(), recurse=True, fqns=True) == {"cache", "inner.lost"}
-
-
-def test_ties_are_found_by_identity_on_any_device():
-    for device in ("cpu", "meta"):
-        layers = nn.ModuleList(nn.Linear(2, 2, device=device) for _ in range(4))
-        layers[3].weight = layers[0].weight
-        layers[2].bias = layers[1].bias
-        assert find_tied_parameters(layers) == [["0.weight", "3.weight"], ["1.bias", "2.bias"]]
-    equal = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
-    equal[1].load_state_dict(equal[0].state_dict())
-    assert find_tied_parameters(equal) == []
-
-
-def test_one_module_under_two_names_ties_all_its_parameters():
-    layer = nn.Linear(2, 2)
-    assert find_tied_parameters(nn.Sequential(layer, nn.ReLU(), layer)) == [
-        ["0.bias", "2.bias"],
-        ["0.weight", "2.weight"],
-    ]

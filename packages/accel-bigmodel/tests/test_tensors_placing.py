@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_bigmodel import check_device_same, recursive_getattr, retie_parameters, set_module_tensor_to_device
+from accel_bigmodel import check_device_same, recursive_getattr, set_module_tensor_to_device
 from accel_state.errors import ConfigError, UnknownNameError
 
 
@@ -46,13 +46,6 @@ def test_shared_weights_are_moved_once():
         set_module_tensor_to_device(model, name, "meta", tied_params_map=known)
     assert model[0].weight is model[1].weight
     assert model[0].weight.is_meta
-
-
-def test_ties_that_broke_are_made_again():
-    model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2))
-    retie_parameters(model, [["0.weight", "1.weight"]])
-    assert model[0].weight is model[1].weight
-    assert not model[0].weight.is_meta
 
 
 def test_small_things():

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from accel_bigmodel import check_tied_parameters_in_config, ensure_weights_retied, find_tied_parameters
+from accel_bigmodel import (
+    check_tied_parameters_in_config,
+    dispatch_model,
+    ensure_weights_retied,
+    find_tied_parameters,
+    retie_parameters,
+)
 
 
 class Tied(nn.Module):
@@ -80,3 +86,35 @@ def test_the_config_tells_of_ties_where_there_is_an_output_to_tie():
         configured(output=nn.Linear(2, 2), get_text_config=lambda: of_text)
     )
     assert find_tied_parameters(Tied()) == [["embed.weight", "head.weight"]]
+
+
+def test_ties_are_found_by_identity_on_any_device():
+    for device in ("cpu", "meta"):
+        layers = nn.ModuleList(nn.Linear(2, 2, device=device) for _ in range(4))
+        layers[3].weight = layers[0].weight
+        layers[2].bias = layers[1].bias
+        assert find_tied_parameters(layers) == [["0.weight", "3.weight"], ["1.bias", "2.bias"]]
+    equal = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    equal[1].load_state_dict(equal[0].state_dict())
+    assert find_tied_parameters(equal) == []
+
+
+def test_one_module_under_two_names_ties_all_its_parameters():
+    layer = nn.Linear(2, 2)
+    assert find_tied_parameters(nn.Sequential(layer, nn.ReLU(), layer)) == [
+        ["0.bias", "2.bias"],
+        ["0.weight", "2.weight"],
+    ]
+
+
+def test_ties_that_broke_are_made_again():
+    model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2))
+    retie_parameters(model, [["0.weight", "1.weight"]])
+    assert model[0].weight is model[1].weight
+    assert not model[0].weight.is_meta
+
+
+def test_a_tied_weight_moves_to_a_device_once():
+    model = dispatch_model(Tied(), {"embed": "meta", "body": "cpu", "head": "meta"}, main_device="meta")
+    assert model.embed.weight.is_meta
+    assert model.head.weight is model.embed.weight

@@ -10,6 +10,10 @@ from safetensors.torch import load_file
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.merge_command import command
 from accel_checkpoint.merging import merge_fsdp_weights, merge_parts
+from accel_checkpoint.pieces import pieces_of
+from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.pending_files import write_file
+from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -45,9 +49,17 @@ def test_the_model_comes_back_from_one_file_or_several(parts, tmp_path, safe, ma
         assert torch.equal(merged[name], value), name
 
 
-def test_tied_weights_are_stored_once(parts, tmp_path):
-    merge_fsdp_weights(parts, tmp_path / "out")
-    assert "2.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+def test_tied_weights_are_stored_once(tmp_path):
+    state, folder = make_model().state_dict(), "pytorch_model_fsdp_0"
+    file = part_of_rank(
+        folder, pieces_of(state, is_writer=True), {name: ("model", name) for name in state}, rank=0
+    )
+    notes = {file.name: write_file(file, tmp_path).note}
+    with FileSink(tmp_path / folder / ".metadata") as sink:
+        DistributedTable(folder).write(sink, notes)
+    merge_fsdp_weights(tmp_path / folder, tmp_path / "out")
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(state) - set(merged) == {"2.weight"}
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -56,7 +68,7 @@ def test_a_long_merge_shows_how_much_of_the_whole_is_written(parts, tmp_path, ca
     merge_parts(parts, tmp_path / "out", is_safe=safe, max_shard_size=120, quiet_s=0)
     last = capsys.readouterr().err.splitlines()[-1]
     assert "Merging pytorch_model_fsdp_0: 100%" in last
-    assert "228/228" in last
+    assert "328/328" in last
 
 
 def test_a_short_merge_shows_nothing(parts, tmp_path, capsys):

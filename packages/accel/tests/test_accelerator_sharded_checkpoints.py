@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
-from accel_backends.sharding.receiving import HeldTensor, Receivers
+from accel_backends.sharding.full_state import HeldTensor, full_tensor
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_checkpoint.merging import merge_fsdp_weights
@@ -61,7 +61,7 @@ class Run:
         """Return everything that a checkpoint must carry over, in whole, on every rank."""
         strategy = self.accelerator.strategy
         model = strategy.local_model_state(self.model)
-        optimizer = strategy.local_optimizer_state(self.optimizer, self.model)
+        optimizer = strategy.local_optimizer_state(self.optimizer)
         for group in optimizer["param_groups"]:
             group["params"] = list(group["params"])
         return {
@@ -76,7 +76,7 @@ def whole(value):
     if isinstance(value, HeldTensor):
         value = value.fetch()
     if isinstance(value, DTensor):
-        value = Receivers(is_receiver=True).receive(value)
+        value = full_tensor(value)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -1,9 +1,16 @@
 """The names and modules that `import accel` alone makes reachable."""
 
+import inspect
 import json
 import subprocess
 import sys
+import typing
 from pathlib import Path
+
+import pytest
+
+import accel
+import accel.utils
 
 INTERFACE = Path(__file__).with_name("interface_names.txt").read_text().split()
 SUBMODULES = sorted({entry.split(":")[0].split(".")[1] for entry in INTERFACE if "." in entry.split(":")[0]})
@@ -43,3 +50,25 @@ from accel import *
 print(json.dumps([logging.__name__, "utils" in globals(), "Accelerator" in globals()]))
 """
     assert in_a_fresh_python(script) == ["logging", False, True]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Accelerator",
+        "AORecipeKwargs",
+        "DeepSpeedPlugin",
+        "DistributedDataParallelKwargs",
+        "FullyShardedDataParallelPlugin",
+        "MegatronLMPlugin",
+        "ParallelismConfig",
+        "TorchDynamoPlugin",
+        "TorchTensorParallelPlugin",
+    ],
+)
+def test_annotations_of_what_users_construct_can_be_evaluated(name):
+    kind = getattr(accel, name, None) or getattr(accel.utils, name)
+    typing.get_type_hints(kind)
+    for member in vars(kind).values():
+        if inspect.isfunction(member) or isinstance(member, property):
+            typing.get_type_hints(member.fget if isinstance(member, property) else member)

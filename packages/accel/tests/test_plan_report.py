@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from accel.plan_report import placement_of, relative_name, title_of, unit_rows
+from accel.plan_report import placement_of, plan_data, plan_text
 from accel_backends import resolve_plan
+from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.memory import plan_memory
 
 
@@ -29,9 +30,19 @@ def planned(model, **kwargs):
     return plan_memory(model, resolve_plan(model, given={"tail": ["norm", "head"]}), **kwargs)
 
 
+def table(model, **kwargs):
+    """Return the title and the first cells of the table."""
+    data = plan_data([StageEstimate(planned(model, **kwargs), memory={})], name="net")
+    lines = plan_text(data).split("└")[0].splitlines()
+    return lines[1].strip("│ "), [line.split("│")[1].rstrip() for line in lines[5:]]
+
+
+def units(model):
+    return [cell for cell in table(model, num_shards=2)[1] if cell and not cell.startswith(" ")]
+
+
 def test_equal_units_in_a_row_are_one_row():
-    rows = unit_rows(planned(Net([Block(), Block(), Block(), Block(8), Block()]), num_shards=2))
-    assert [label for label, _ in rows] == [
+    assert units(Net([Block(), Block(), Block(), Block(8), Block()])) == [
         "embed", "blocks.0 … 2 (3 units)", "blocks.3", "blocks.4", "norm + head", "everything else",
     ]  # fmt: skip
 
@@ -39,18 +50,15 @@ def test_equal_units_in_a_row_are_one_row():
 def test_units_that_are_trained_and_frozen_are_not_equal():
     model = Net([Block(), Block(), Block()])
     model.blocks[0].requires_grad_(False)
-    labels = [label for label, _ in unit_rows(planned(model, num_shards=2))]
-    assert labels[1:3] == ["blocks.0", "blocks.1 … 2 (2 units)"]
+    assert units(model)[1:3] == ["blocks.0", "blocks.1 … 2 (2 units)"]
 
 
 def test_names_are_relative_to_a_unit_of_one_module():
-    names = [
-        [relative_name(unit, one) for one in unit.parameters]
-        for _, unit in unit_rows(planned(Net([Block(), Block()]), num_shards=2))
-    ]
-    assert names[1] == ["layer.weight", "layer.bias"]
-    assert names[2] == ["norm.weight", "norm.bias", "head.weight", "head.bias"]
-    assert names[3] == ["side.weight", "side.bias"]
+    _, cells = table(Net([Block(), Block()]), num_shards=2)
+    assert [cell.strip() for cell in cells if cell.startswith(" ")] == [
+        "weight", "layer.weight", "layer.bias", "norm.weight", "norm.bias", "head.weight", "head.bias",
+        "side.weight", "side.bias",
+    ]  # fmt: skip
 
 
 def test_placements_are_written_as_torch_does():
@@ -64,5 +72,5 @@ def test_placements_are_written_as_torch_does():
 
 def test_the_title_tells_copies_and_ranks():
     model = Net([Block()])
-    assert title_of(planned(model, num_shards=1), "net") == "net on 1 rank"
-    assert title_of(planned(model, num_shards=4, num_replicas=2), "net") == "2 copies of net, each on 4 ranks"
+    assert table(model, num_shards=1)[0] == "`net` on 1 rank"
+    assert table(model, num_shards=4, num_replicas=2)[0] == "2 copies of `net`, each on 4 ranks"

@@ -40,17 +40,20 @@ def run(process, ranks, port, work):
 """
 
 _SAVE = """
+import json
+from dataclasses import asdict
 from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.ranks.agreement import StoreAgreement
-from accel_checkpoint.ranks.reports import RankReport, verdict_on
+from accel_checkpoint.saving.transaction import Report, error_in
 class Present:
+    num_bytes = 0
     def ended(self, ranks): return []
 def merge(texts):
-    return verdict_on([RankReport.decode(text) for text in texts], target="/a").encode()
+    return json.dumps(error_in([Report(**json.loads(text)) for text in texts]))
 def save(store, rank):
     agreement = StoreAgreement(store, rank=rank, world_size=NUM_RANKS, deadline_s=60, presence=Present())
     files = [FileEntry(f"random_states_{rank}.pkl", 14000, "crc32:00000000", rank)]
-    report = RankReport("/a", 0, rank // 8, files=files).encode()
+    report = json.dumps(asdict(Report("/a", 0, rank // 8, files=files)))
     return lambda: agreement.agree("written", report, merge)
 together(save)
 """

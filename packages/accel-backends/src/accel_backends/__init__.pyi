@@ -110,9 +110,9 @@ from accel_backends.strategies.protocol import Strategy as Strategy
 from accel_backends.strategies.protocol import Sync as Sync
 from accel_backends.strategies.selection import select_strategy as select_strategy
 from accel_backends.transforms.compile import compile_model as compile_model
-from accel_backends.transforms.compile_in_place import compile_regions_deepspeed as compile_regions_deepspeed
-from accel_backends.transforms.regional import compile_regions as compile_regions
-from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
+from accel_backends.transforms.compile import compile_regions as compile_regions
+from accel_backends.transforms.compile import compile_regions_deepspeed as compile_regions_deepspeed
+from accel_backends.transforms.compile import has_compiled_regions as has_compiled_regions
 from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
 from accel_backends.unwrap import is_compiled_module as is_compiled_module
 from accel_backends.unwrap import register_container as register_container

@@ -166,6 +166,43 @@ def move_to_device(state: Any, device: torch.device | str) -> Any:
     return send_to_device(state, device)
 
 
+def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict for ``optimizer`` with its tensors copied out of the files that they may be mapped from.
+
+    An optimizer must not depend on a file that is removed or changed while it trains. Tensors go to the memory that
+    the optimizer has for them, else to the devices of their parameters, one at a time. `DTensor`s are unchanged: they
+    were read into their own memory.
+    """
+    from torch.distributed.tensor import DTensor  # takes long, and only loading needs it
+
+    from accel_checkpoint.saving.snapshot import copy_of, map_tensors
+
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameter_of = dict(zip(numbers, parameters, strict=False))
+
+    def copied(name: str, value: Any, parameter: torch.Tensor | None) -> Any:
+        if isinstance(value, DTensor):
+            return value
+        if type(value) is not torch.Tensor:
+            return map_tensors(value, copy_of)
+        own = None if parameter is None else optimizer.state.get(parameter, {}).get(name)
+        if type(own) is torch.Tensor and (own.shape, own.dtype) == (value.shape, value.dtype):
+            return own.copy_(value)
+        # torch itself decides on which device a step counter is.
+        if parameter is None or name == "step" or parameter.device == value.device:
+            return value.clone()
+        return value.to(parameter.device)
+
+    with torch.no_grad():
+        tensors = {
+            number: {name: copied(name, value, parameter_of.get(number)) for name, value in values.items()}
+            for number, values in state["state"].items()
+        }
+    groups = map_tensors(state["param_groups"], copy_of)
+    return {**state, "state": tensors, "param_groups": groups}
+
+
 def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Move the state of each parameter to that parameter's device, in place and without changing any type.
 

@@ -98,12 +98,13 @@ def extract_model_from_parallel(
 
 def _open(model: nn.Module, *, keep_torch_compile: bool) -> nn.Module:
     """Return the model inside containers at the top, compiled or not as asked."""
-    if not any(is_container(layer) for layer in layers(model)):
-        return model if keep_torch_compile else _uncompiled(model)
-    compiled = next((layer for layer in layers(model) if is_compiled_module(layer)), None)
-    inner = innermost(model)
+    around = list(layers(model))
+    inner = around[-1]
     if not keep_torch_compile:
         return _uncompiled(inner)
+    if not any(map(is_container, around)):
+        return model
+    compiled = next((layer for layer in around if is_compiled_module(layer)), None)
     if compiled is None:
         return inner
     if compiled._orig_mod is inner:

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from accel_backends.checkpoint_formats.protocol import SaveChoices
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError
@@ -52,8 +53,8 @@ def save_model(folder, layout, placements):
 def read_model(folder, layout, placements):
     own = placed({name: torch.full(SHAPES[name], -1.0) for name in SHAPES}, layout, placements)
     own["count"] = torch.tensor(0)
-    with FORMAT.open_model(folder, index=1) as saved:
-        state = saved.read(own)
+    saved = FORMAT.open_state(SavedFiles.of(folder), index=1)
+    state = saved.read(own)
     assert all(state[name] is own[name] for name in own)
     return {name: state[name].full_tensor() for name in SHAPES} | {"count": own["count"]}
 
@@ -82,11 +83,37 @@ def test_every_value_is_written_once_and_read_in_any_layout(world, tmp_path, wri
     names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
     assert FORMAT.model_numbers(names) == [1]
     assert FORMAT.optimizer_numbers(names) == []
-    with FORMAT.open_model(tmp_path, index=1) as saved:
-        assert saved.shapes() == {**SHAPES, "tied": SHAPES["odd"], "count": (), "extra": None}
-        state = saved.read({})
+    saved = FORMAT.open_state(SavedFiles.of(tmp_path), index=1)
+    assert saved.shapes() == {**SHAPES, "tied": SHAPES["odd"], "count": (), "extra": None}
+    state = saved.read({})
     assert torch.equal(state["tied"], whole("odd"))
     assert state["extra"] == {"steps": 3}
+
+
+class FakeStrategy:
+    """What a format asks a strategy about an optimizer.
+
+    Args:
+        named: The parameters by name.
+        state: The state of the optimizer.
+    """
+
+    def __init__(self, named, state=None):
+        self._named = named
+        self._state = state
+
+    def bare_optimizer(self, optimizer):
+        return optimizer
+
+    def local_optimizer_state(self, optimizer):
+        return self._state
+
+    def optimizer_parameters(self, optimizer, models):
+        return self._named
+
+    def optimizer_shapes(self, optimizer):
+        shapes = [parameter.shape for parameter in self._named.values()]
+        return [shapes[:2], shapes[2:]]
 
 
 def parameters():
@@ -103,12 +130,15 @@ def save_optimizer(folder):
     }
     groups = [{"lr": 0.1, "params": [0, 1]}, {"lr": 0.2, "betas": (0.5, 0.9), "params": [2]}]
     content = {"state": state, "param_groups": groups}
-    write(FORMAT.optimizer_files(content, lambda: named, index=0, choices=choices()), folder)
+    prepared = PreparedOptimizer(FakeStrategy(named, content), torch.optim.Optimizer([torch.ones(1)], {}), [])
+    write(FORMAT.optimizer_files(prepared, index=0, choices=choices()), folder)
 
 
 def read_optimizer(folder, order):
     named = parameters()
-    state = FORMAT.read_optimizer(folder, lambda: {name: named[name] for name in order}, index=0)
+    strategy = FakeStrategy({name: named[name] for name in order})
+    prepared = PreparedOptimizer(strategy, torch.optim.Optimizer([torch.ones(1)], {}), [])
+    state = FORMAT.read_optimizer(SavedFiles.of(folder), prepared, index=0)
     for values in state["state"].values():
         assert values["moment"].placements == (Shard(0),)
         values["moment"] = values["moment"].full_tensor()
@@ -135,4 +165,7 @@ def test_the_state_of_an_optimizer_finds_its_parameters_in_another_order(world, 
         CheckpointError,
         match="`optimizer_0` does not fit the optimizer: it lacks `other`; it has `one`, which the optimizer does not",
     ):
-        FORMAT.read_optimizer(tmp_path, lambda: own, index=0)
+        optimizer = torch.optim.Optimizer([torch.ones(1)], {})
+        FORMAT.read_optimizer(
+            SavedFiles.of(tmp_path), PreparedOptimizer(FakeStrategy(own), optimizer, []), index=0
+        )

@@ -62,7 +62,3 @@ def test_a_class_in_place_of_an_object_is_refused():
 def test_two_of_a_kind_are_refused():
     with pytest.raises(ConfigError, match="two of `GradScalerKwargs`"):
         collect([GradScalerKwargs(), MyScaler()])
-
-
-def test_a_plug_in_may_have_handlers_of_its_own():
-    assert Unread in collect([Unread()], known=(Unread,))

@@ -24,7 +24,7 @@ def test_things_are_told_apart_by_what_they_are():
 
 def test_an_object_given_twice_is_prepared_once_and_comes_back_twice():
     model = nn.Linear(1, 1)
-    builder = BundleBuilder([model, "text", model], [True, False, False], find_prepared=lambda thing: None)
+    builder = BundleBuilder([model, "text", model], [True, False, False], earlier=[None] * 3)
     assert (builder.bundle.models, list(builder.placement.models)) == ([model], [True])
     ready = nn.ReLU()
     assert builder.results(Bundle(models=[ready])) == (ready, "text", ready)
@@ -32,9 +32,7 @@ def test_an_object_given_twice_is_prepared_once_and_comes_back_twice():
 
 def test_what_was_prepared_before_is_left_out():
     old, new, earlier = nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU()
-    builder = BundleBuilder(
-        [old, new], [True, False], find_prepared=lambda thing: earlier if thing is old else None
-    )
+    builder = BundleBuilder([old, new], [True, False], earlier=[earlier, None])
     assert (builder.bundle.models, list(builder.placement.models)) == ([new], [False])
     ready = nn.Tanh()
     assert builder.results(Bundle(models=[ready])) == (earlier, ready)
@@ -42,7 +40,7 @@ def test_what_was_prepared_before_is_left_out():
 
 def test_a_prepared_object_may_stand_for_several_in_turn():
     loader = DataLoader([1])
-    builder = BundleBuilder([loader, loader], [True, True], find_prepared=lambda thing: None)
+    builder = BundleBuilder([loader, loader], [True, True], earlier=[None, None])
     assert builder.results(Bundle(loaders=[InTurn("train", "valid")])) == ("train", "valid")
     with pytest.raises(ConfigError, match="2 times, but it stands for 1"):
         builder.results(Bundle(loaders=[InTurn("train")]))

@@ -72,7 +72,7 @@ def train(strategy, model, optimizer, steps):
 def optimizer_state(strategy, optimizer, model):
     """Return the state with whole tensors. All ranks call it."""
     return torch.utils._pytree.tree_map_only(
-        DTensor, DTensor.full_tensor, strategy.local_optimizer_state(optimizer, model)
+        DTensor, DTensor.full_tensor, strategy.local_optimizer_state(optimizer)
     )
 
 
@@ -84,7 +84,7 @@ def go_on_from(engine, states, step, kind, make_optimizer):
     loaded = None
     if states is not None:
         strategy.load_model_state(model, states[0])
-        strategy.load_optimizer_state(optimizer, states[1], model)
+        strategy.load_optimizer_state(optimizer, states[1])
         # Copied, since they may be the tensors that are trained.
         loaded = copy.deepcopy((strategy.model_state(model), optimizer_state(strategy, optimizer, model)))
     train(strategy, model, optimizer, [step])
@@ -311,7 +311,7 @@ def train_and_hold(use_orig_params):
     strategy = strategy_for("original" if use_orig_params else "flat", state_dict_type="LOCAL_STATE_DICT")
     model, optimizer = prepare(strategy, plain := make_model("buffered"), plain_adamw(plain))
     train(strategy, model, optimizer, [0])
-    own = strategy.own_model_state(model), strategy.own_optimizer_state(optimizer)
+    own = strategy.parts_of_model(model), strategy.parts_of_optimizer(optimizer)
     saved = copy.deepcopy([dict(one) for one in own])
     train(strategy, model, optimizer, [1])
     expected = copy.deepcopy((strategy.model_state(model), optimizer_state(strategy, optimizer, model)))
@@ -320,7 +320,7 @@ def train_and_hold(use_orig_params):
     optimizer.load_state_dict(saved[1])
     train(strategy, model, optimizer, [1])
     assert_equal_states((strategy.model_state(model), optimizer_state(strategy, optimizer, model)), expected)
-    return strategy.checkpoint_format, own[0].cut, sum(value.numel() for value in own[0].values())
+    return strategy.checkpoint_format, own[0].slices, sum(value.numel() for value in own[0].values())
 
 
 @FLAT

@@ -73,14 +73,14 @@ from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as qua
 from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
 from accel_bigmodel.skeleton import init_on_device as init_on_device
 from accel_bigmodel.tensors import check_device_same as check_device_same
-from accel_bigmodel.tensors import find_tied_parameters as find_tied_parameters
 from accel_bigmodel.tensors import get_non_persistent_buffers as get_non_persistent_buffers
 from accel_bigmodel.tensors import named_module_tensors as named_module_tensors
 from accel_bigmodel.tensors import recursive_getattr as recursive_getattr
-from accel_bigmodel.tensors import retie_parameters as retie_parameters
 from accel_bigmodel.tensors import set_module_tensor_to_device as set_module_tensor_to_device
 from accel_bigmodel.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
 from accel_bigmodel.ties import ensure_weights_retied as ensure_weights_retied
+from accel_bigmodel.ties import find_tied_parameters as find_tied_parameters
+from accel_bigmodel.ties import retie_parameters as retie_parameters
 from accel_checkpoint.file_names import MODEL_NAME as MODEL_NAME
 from accel_checkpoint.file_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_checkpoint.file_names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME

@@ -19,20 +19,20 @@ from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
 from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.residency import Prefetcher
+from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.state import has_offloaded_params
 from accel_bigmodel.offload.store import offloaded_weights
-from accel_bigmodel.planning.allocation import infer_auto_device_map
+from accel_bigmodel.planning.allocation import device_map_of_mode
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
     check_device_map,
     check_tied_parameters_on_same_device,
 )
-from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.planning.max_memory import MaxMemory
 from accel_bigmodel.ties import remember_ties
 from accel_ops.named_tensors import named_tensors
 from accel_state.devices.vendors import known_vendors
-from accel_state.errors import StateError, UnknownNameError
+from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
 
 
@@ -171,8 +171,7 @@ def dispatch_model(
     else:
         tensors = named_tensors(model)
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
-        ties = sorted(sorted(named.names) for named in tied)
-        check_tied_parameters_on_same_device(ties, device_map)
+        check_tied_parameters_on_same_device([named.names for named in tied], device_map)
         weights = None
         if offloaded:
             weights = offloaded_weights(
@@ -181,14 +180,13 @@ def dispatch_model(
             )  # fmt: skip
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
-            {named.tensor.data_ptr(): {} for named in tied if not named.tensor.is_meta},
             owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
-        if ties:
-            remember_ties(model, ties)
+        if tied:
+            remember_ties(model, tied)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
@@ -209,9 +207,10 @@ def _hook_encoder(model: nn.Module) -> None:
 
 def _remove_hooks(model: nn.Module) -> None:
     """Remove earlier hooks; weights that were on the meta device before keep their placeholders, for the new hooks."""
-    for hook in [hook for module in model.modules() for hook in hooks_of(module)]:
-        if isinstance(hook, AlignDevicesHook):
-            hook.keeps_placeholders = True
+    for module in model.modules():
+        for hook in hooks_of(module):
+            if isinstance(hook, AlignDevicesHook):
+                hook.detach_hook(module, keeps_placeholders=True)
     remove_hook_from_submodules(model)
 
 
@@ -220,9 +219,6 @@ def _execution_device(model: nn.Module, given: torch.device | str | int | None) 
         return torch.device(given)
     first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return torch.device("cpu") if first.type == "meta" else first
-
-
-MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def load_checkpoint_and_dispatch(
@@ -274,9 +270,11 @@ def load_checkpoint_and_dispatch(
         UnknownNameError: If ``device_map`` is an unknown mode.
         CheckpointError: If the checkpoint does not fit.
     """
-    placed = _device_map(
-        model, device_map, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
-    )
+    placed = device_map
+    if isinstance(placed, str):
+        placed = device_map_of_mode(
+            placed, model, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
+        )
     if placed is None or broadcast_from_rank0 or holds_dtensors(model):
         load_checkpoint_in_model(
             model, checkpoint, dtype=dtype, strict=strict, full_state_dict=full_state_dict,
@@ -296,26 +294,6 @@ def load_checkpoint_and_dispatch(
         model, placed, offload_dir=offload_folder, offload_index=index or None, offload_buffers=offload_buffers,
         skip_keys=skip_keys, preload_module_classes=preload_module_classes, force_hooks=force_hooks, prefetch=prefetch,
     )  # fmt: skip
-
-
-def _device_map(
-    model: nn.Module,
-    given: str | DeviceMap | None,
-    max_memory: MaxMemory | None,
-    not_split: Sequence[str] | None,
-    *,
-    dtype: str | torch.dtype | None,
-    offload_buffers: bool,
-) -> DeviceMap | None:
-    if not isinstance(given, str):
-        return given
-    if given not in MODES:
-        raise UnknownNameError.of("`device_map`", given, MODES)
-    if given != "sequential":
-        max_memory = get_balanced_memory(
-            model, max_memory, not_split, dtype=dtype, low_zero=given == "balanced_low_0"
-        )
-    return infer_auto_device_map(model, max_memory, not_split, dtype=dtype, offload_buffers=offload_buffers)
 
 
 def guard_moves(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
 from accel_ops.memory import clear_device_cache
-from accel_ops.named_tensors import tied_names, walk_modules
+from accel_ops.named_tensors import walk_modules
 from accel_state.errors import ConfigError, StateError, UnknownNameError
 
 
@@ -53,18 +53,6 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
         for prefix, submodule in modules
         for name in submodule._non_persistent_buffers_set
     }
-
-
-def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
-    """Return groups of names under which one parameter is known, each group and the list sorted.
-
-    Works on any device, meta included: a tie is two names for one ``Parameter`` object, not equal values.
-
-    Args:
-        model: The model to look at.
-        kwargs: Unused, for older callers.
-    """
-    return sorted(sorted(group) for group in tied_names(model))
 
 
 TiedParams = MutableMapping[int, MutableMapping[torch.device, torch.Tensor]]
@@ -115,7 +103,7 @@ def set_module_tensor_to_device(
         UnknownNameError: If the module has no such tensor.
         ConfigError: If the shape differs, or a tensor on the meta device is moved without a ``value``.
     """
-    owner, name = _owner(module, tensor_name)
+    owner, name = owner_of(module, tensor_name)
     members: MutableMapping[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
     old = members[name]
     target = torch.device(device)
@@ -131,7 +119,8 @@ def set_module_tensor_to_device(
             f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
         )
     source = old if value is None else value
-    known = None if tied_params_map is None else tied_params_map.get(source.data_ptr())
+    # Tensors on the meta device have no address.
+    known = None if tied_params_map is None or source.is_meta else tied_params_map.get(source.data_ptr())
     if known is not None and target in known:
         new = known[target]
     else:
@@ -161,22 +150,8 @@ def assign(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
         setattr(owner, name, tensor)  # recurrent layers also keep a list of their weights
 
 
-def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Make the names of each group one parameter again: the first that is not on the meta device.
-
-    Raises:
-        UnknownNameError: If the model has no such parameter.
-    """
-    for group in tied_params:
-        places = [(*_owner(model, name), name) for name in group]
-        found = [owner._parameters[inner] for owner, inner, _ in places]
-        real = [parameter for parameter in found if parameter is not None and not parameter.is_meta]
-        kept = (real or [parameter for parameter in found if parameter is not None])[0]
-        for owner, inner, _ in places:
-            setattr(owner, inner, kept)
-
-
-def _owner(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
+def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
+    """Return the module that has the tensor with a dotted name, and the name there."""
     path, _, name = tensor_name.rpartition(".")
     owner: Any = module
     for part in path.split(".") if path else ():

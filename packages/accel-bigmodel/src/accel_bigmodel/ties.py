@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,35 @@ from torch import nn
 
 from accel_bigmodel.hooks.base import ModelHook, add_hook_to_module
 from accel_bigmodel.offload.placeholders import stored_values
-from accel_bigmodel.tensors import as_parameter_like, find_tied_parameters
+from accel_bigmodel.tensors import as_parameter_like, owner_of
+from accel_ops.named_tensors import NamedTensor, named_tensors, tied_names
+
+
+def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
+    """Return groups of names under which one parameter is known, each group and the list sorted.
+
+    Works on any device, meta included: a tie is two names for one ``Parameter`` object, not equal values.
+
+    Args:
+        model: The model to look at.
+        kwargs: Unused, for older callers.
+    """
+    return sorted(sorted(group) for group in tied_names(model))
+
+
+def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Make the names of each group one parameter again: the first that is not on the meta device.
+
+    Raises:
+        UnknownNameError: If the model has no such parameter.
+    """
+    for group in tied_params:
+        places = [(*owner_of(model, name), name) for name in group]
+        found = [owner._parameters[inner] for owner, inner, _ in places]
+        real = [parameter for parameter in found if parameter is not None and not parameter.is_meta]
+        kept = (real or [parameter for parameter in found if parameter is not None])[0]
+        for owner, inner, _ in places:
+            setattr(owner, inner, kept)
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
@@ -52,9 +80,9 @@ def ensure_weights_retied(
         model: Usually on the meta device.
         device: Where tied weights are made if ``param_init_fn`` leaves them on meta.
     """
-    by_name = dict(model.named_parameters(remove_duplicate=False))
     # The tensors themselves are kept: by its address alone, another could be taken for one of them.
-    tied = {id(by_name[group[0]]): by_name[group[0]] for group in find_tied_parameters(model)}
+    parameters = named_tensors(model, include_buffers=False)
+    tied = {id(named.tensor): named.tensor for named in parameters if len(named.names) > 1}
     if not tied:
         return param_init_fn
     made: dict[int, nn.Parameter] = {}
@@ -75,27 +103,20 @@ def ensure_weights_retied(
     return init_and_retie
 
 
-def remember_ties(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Save tied weights once, even if devices hold copies of their own.
-
-    As long as the copies are equal, a state dict has one tensor under all names of a group.
+def remember_ties(model: nn.Module, tied: Iterable[NamedTensor]) -> None:
+    """Save tied weights once, even if devices hold copies: equal ones are one tensor in state dicts.
 
     Args:
-        model: Gets a hook if a group is no longer one parameter.
-        tied_params: The result of `find_tied_parameters` before.
+        model: Gets a hook if a weight is no longer one parameter.
+        tied: The weights as they were tied before.
     """
-    by_name = dict(model.named_parameters(remove_duplicate=False))
-    groups = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
+    groups = [each.names for each in tied if len({id(getattr(*place)) for place in each.places}) > 1]
     if groups:
-        add_hook_to_module(model, RetieHook(groups), append=True)
+        add_hook_to_module(model, _RetieHook(groups), append=True)
 
 
-class RetieHook(ModelHook):
-    """Puts one tensor under all names of equal copies in state dicts, as long as the hook is on the model.
-
-    Args:
-        groups: The names of each tied weight.
-    """
+class _RetieHook(ModelHook):
+    """Puts one tensor under all names of equal copies in state dicts, as long as the hook is on the model."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         self._groups = groups

@@ -16,6 +16,9 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
+from accel_checkpoint.digests import digest_of
+from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
+from accel_state.errors import CheckpointError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -151,3 +154,29 @@ def test_buffers_and_extra_states_are_loaded(tmp_path):
     load_checkpoint_in_model(skeleton, tmp_path)
     assert dict(skeleton.named_buffers())["running_mean"].tolist() == [7, 7]
     assert (skeleton.count, "running_mean" in dict(skeleton.named_parameters())) == (3, False)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+@pytest.mark.parametrize("width", [8, 2100])  # digests of files over 16 MiB are computed by threads
+@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"full_state_dict": False}], ids=str)
+def test_a_damaged_file_of_a_checkpoint_with_a_manifest_is_refused(tmp_path, kind, width, options):
+    write({"weight": torch.rand(width, width)}, tmp_path, kind, 1)
+    [path] = tmp_path.iterdir()
+    write_manifest(tmp_path, Manifest([FileEntry(path.name, path.stat().st_size, digest_of(path))]))
+    with torch.device("meta"):
+        model = nn.Linear(width, width, bias=False)
+    load_checkpoint_in_model(model, tmp_path, **options)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{path.name}` is not what was saved: its digest differs"):
+        load_checkpoint_in_model(model, tmp_path, **options)
+
+
+def test_weights_that_stay_on_disk_are_not_read_to_be_compared(tmp_path):
+    write({"weight": torch.rand(2, 2)}, tmp_path, "safetensors", 1)
+    write_manifest(tmp_path, Manifest([FileEntry("model.safetensors", 1, "xxh3-16m:0")]))
+    with torch.device("meta"):
+        model = nn.Linear(2, 2, bias=False)
+    load_checkpoint_in_model(model, tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
+    assert model.weight.is_meta

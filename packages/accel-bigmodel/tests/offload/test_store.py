@@ -127,8 +127,24 @@ def test_weights_in_files_of_safetensors_are_not_copied(tmp_path):
     assert anonymous_bytes() - before < 8 * layer_bytes  # of 40
 
 
+class Probe:
+    """Reads that return at once, as ``os.preadv`` with ``RWF_NOWAIT``."""
+
+    def __init__(self, *, is_cached: bool) -> None:
+        self.is_cached, self.positions = is_cached, []
+
+    def __call__(self, descriptor, buffers, position, flags=0):
+        self.positions.append(position)
+        if not self.is_cached:
+            raise BlockingIOError
+        return 1
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system offers no advice")
-def test_weights_in_files_are_read_ahead_by_their_range(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_weights_in_files_are_read_ahead_by_their_range_unless_they_are_in_memory(
+    tmp_path, monkeypatch, is_cached
+):
     save_file({"w": torch.arange(8.0)}, tmp_path / "m.safetensors")
     place = read_layout(tmp_path / "m.safetensors")["w"]
     offload_state_dict(tmp_path, {"raw": torch.ones(2)})
@@ -136,9 +152,12 @@ def test_weights_in_files_are_read_ahead_by_their_range(tmp_path, monkeypatch):
     weights = OffloadedWeightsLoader({"memory": torch.zeros(1)}, tmp_path, index)
     advised = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *advice: advised.append(advice))
+    monkeypatch.setattr(os, "preadv", probe := Probe(is_cached=is_cached), raising=False)
+    monkeypatch.setattr(os, "RWF_NOWAIT", 8, raising=False)
     for name in ("w", "memory", "missing"):
         StoredWeight.of(PrefixedDataset(weights, name[:1]), name[1:], is_owned=True).read_ahead()
-    assert advised == [(place.start, 32, os.POSIX_FADV_WILLNEED)]
+    assert advised == ([] if is_cached else [(place.start, 32, os.POSIX_FADV_WILLNEED)])
+    assert probe.positions == [place.start + offset for offset in ((0, 16, 31) if is_cached else (0,))]
 
 
 def test_weights_whose_elements_are_not_aligned_are_read_all_the_same(tmp_path):

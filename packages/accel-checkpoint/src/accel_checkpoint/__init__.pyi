@@ -10,6 +10,6 @@ from accel_checkpoint.merging import merge_fsdp_weights as merge_fsdp_weights
 from accel_checkpoint.saving.handle import SaveHandle as SaveHandle
 from accel_checkpoint.saving.model_weights import save_model as save_model
 from accel_checkpoint.saving.retention import Retention as Retention
-from accel_checkpoint.saving.stage import Stage as Stage
+from accel_checkpoint.saving.transaction import Stage as Stage
 
 __version__: str

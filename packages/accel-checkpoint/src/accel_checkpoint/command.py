@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from accel_checkpoint.file_names import PINNED_NAME
-from accel_checkpoint.manifest import problems_of
 from accel_checkpoint.reading.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
+from accel_checkpoint.saved_files import problems_of
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 

@@ -17,10 +17,10 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     numbers_of_sharded,
 )
-from accel_checkpoint.files import files_below, regular_file
 from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
@@ -49,17 +49,17 @@ def contents_of(folder: Path) -> Iterator[Item]:
     Raises:
         CheckpointError: If a file is damaged, or holds more than plain data.
     """
-    names = sorted(files_below(folder))
-    for name in names:
+    files = SavedFiles(folder, None)
+    for name in sorted(files.names):
         models = numbers_of_models([name]) or numbers_of_sharded(SHARDED_MODEL_NAME, [name])
         group = f"model {models[0]}" if models else name
         if name.endswith(".safetensors"):
-            yield from _of_safetensors(regular_file(folder, name), group)
+            yield from _of_safetensors(files.path(name), group)
         elif name.endswith(_TORCH_SUFFIXES):
-            yield from _flattened(read_torch_file(regular_file(folder, name), mmap=True), group)
+            yield from _flattened(read_torch_file(files.path(name), mmap=True), group)
         elif name.endswith(f"/{METADATA_NAME}"):
             inner = name.removesuffix(f"/{METADATA_NAME}")
-            yield from _of_parts(DistributedState(folder, inner), group if models else inner)
+            yield from _of_parts(DistributedState(files, inner), group if models else inner)
 
 
 def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:

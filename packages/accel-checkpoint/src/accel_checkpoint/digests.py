@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
 
-from accel_checkpoint.files import naming_read_errors
+from accel_checkpoint.files import raise_read_error
 
 _BLOCK_BYTES = 16 * 2**20
 _READ_BYTES = 2**20
@@ -62,19 +62,36 @@ class Digest:
             cls.num_bytes_of_all += num_bytes
 
 
+def digest_threads() -> ThreadPoolExecutor:
+    """Return the threads that compute the digests of files."""
+    return ThreadPoolExecutor(min(_NUM_THREADS, os.cpu_count() or 1), thread_name_prefix="accel-digest")
+
+
+def begin_digest(path: Path, *, like: str, threads: ThreadPoolExecutor) -> Callable[[], str]:
+    """Begin to compute the digest of a file, by the algorithm of ``like``; call the result to wait for it."""
+    if like.startswith(_EARLIER_NAME):
+        return threads.submit(_crc32_of, path).result
+    blocks = [threads.submit(_digest_of_block, path, start) for start in _block_starts(path)]
+    return lambda: _combined(block.result() for block in blocks)
+
+
 def digest_of(path: Path, *, like: str = _NAME) -> str:
     """Return the digest of a file, by the algorithm of the digest ``like``."""
-    with naming_read_errors(path):
-        if like.startswith(_EARLIER_NAME):
-            return _crc32_of(path)
-        starts = range(0, path.stat().st_size, _BLOCK_BYTES)
-        num_threads = min(_NUM_THREADS, os.cpu_count() or 1, len(starts))
-        if num_threads <= 1:
-            digests = [_digest_of_block(path, start) for start in starts]
-        else:
-            with ThreadPoolExecutor(num_threads, thread_name_prefix="accel-digest") as pool:
-                digests = list(pool.map(lambda start: _digest_of_block(path, start), starts))
-    return f"{_NAME}:{xxhash.xxh3_128(b''.join(digests)).hexdigest()}"
+    if like.startswith(_EARLIER_NAME):
+        return _crc32_of(path)
+    starts = _block_starts(path)
+    if len(starts) <= 1:
+        return _combined(_digest_of_block(path, start) for start in starts)
+    with digest_threads() as threads:
+        return begin_digest(path, like=like, threads=threads)()
+
+
+def _block_starts(path: Path) -> range:
+    return range(0, path.stat().st_size, _BLOCK_BYTES)
+
+
+def _combined(blocks: Iterable[bytes]) -> str:
+    return f"{_NAME}:{xxhash.xxh3_128(b''.join(blocks)).hexdigest()}"
 
 
 def _digest_of_block(path: Path, start: int) -> bytes:
@@ -94,9 +111,13 @@ def _crc32_of(path: Path) -> str:
 def _read(path: Path, start: int, num_bytes: int) -> Iterator[memoryview]:
     """Yield the bytes of a file, in a buffer that is reused."""
     buffer = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
-            num_bytes -= num_read
-            Digest._count(num_read)
-            yield buffer[:num_read]
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
+                num_bytes -= num_read
+                Digest._count(num_read)
+                yield buffer[:num_read]
+    except OSError as error:
+        raise_read_error(path, error)
+        raise

@@ -195,11 +195,11 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def is_trained_file(name: str) -> bool:
-    """Whether a file of this name holds weights or the state of an optimizer, whose values must be finite."""
+    """Whether a file of this name holds weights, or the state of an optimizer or scaler: its values must be finite."""
     if name.endswith(".safetensors"):
         return _GRADIENTS.fullmatch(name) is None  # those of a scaled loss may overflow
     patterns = (_WEIGHTS, _NUMBERED[OPTIMIZER_NAME], *_OF_RANK.values())
-    return any(pattern.fullmatch(name) for pattern in patterns)
+    return name == SCALER_NAME or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from accel_state.errors import CheckpointError
 
@@ -91,6 +91,17 @@ def check_regular(path: Path) -> None:
     """Raise a `CheckpointError` if ``path`` is a folder, a device or a pipe, which would block who opens it."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it.
+
+    Raises:
+        CheckpointError: If it is not a regular file.
+    """
+    check_regular(path)
+    with naming_read_errors(path):
+        return path.open("rb")
 
 
 def read_json(path: Path) -> Any:

@@ -12,15 +12,15 @@ from accel_checkpoint.file_names import checkpoint_name, random_states_file
 from accel_checkpoint.files import read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.formats.weight_files import read_weights
-from accel_checkpoint.manifest import Manifest, checked_file, problems_of, read_manifest
+from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.random_states import restore
 from accel_checkpoint.ranks.agreement import agreement_of
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
+from accel_checkpoint.saved_files import SavedFiles, problems_of
 from accel_checkpoint.saving.retention import Retention, checked_metrics
 from accel_checkpoint.saving.saver import Saver
-from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request
+from accel_checkpoint.saving.transaction import Request, Stage
 from accel_state import PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -144,7 +144,7 @@ class SavedCheckpoint:
         Raises:
             CheckpointError: If the file is missing or damaged, or holds more than plain data.
         """
-        path = checked_file(self.path, name)
+        path = SavedFiles(self.path, self.manifest).path(name)
         if path.suffix == ".safetensors":
             return {name: tensor.clone() for name, tensor in read_weights(path).items()}
         if path.suffix == ".json":

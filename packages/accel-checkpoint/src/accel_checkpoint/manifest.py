@@ -8,12 +8,11 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.digests import Digest, digest_of
+from accel_checkpoint.digests import Digest
 from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
 from accel_checkpoint.files import force_to_disk, is_plain_name, naming_read_errors, regular_file
 from accel_state.errors import CheckpointError, ConfigError
@@ -152,6 +151,20 @@ def has_manifest(folder: Path) -> bool:
     return True
 
 
+def version_of(folder: Path) -> tuple[int, ...] | None:
+    """Return what changes when another save replaces the checkpoint in ``folder``; None if it has no manifest."""
+    try:
+        # Opening it renews the attributes that NFS caches; a pipe in its place does not block.
+        descriptor = os.open(folder / MANIFEST_NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint.
 
@@ -196,29 +209,6 @@ def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict
     return {name: value for name, value in content.items() if name in names}
 
 
-def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]:
-    """Return one message per file in ``folder`` that differs from the manifest.
-
-    Args:
-        folder: The folder of the checkpoint.
-        manifest: Its manifest.
-        digests: Compare digests, which reads every file; otherwise compare sizes only.
-    """
-    found = []
-    for entry in manifest.files_here:
-        try:
-            path = regular_file(folder, entry.name)
-        except CheckpointError as error:
-            found.append(str(error))
-            continue
-        size = path.stat().st_size
-        if size != entry.num_bytes:
-            found.append(f"`{entry.name}` has {size} bytes instead of {entry.num_bytes}.")
-        elif digests and digest_of(path, like=entry.digest) != entry.digest:
-            found.append(f"`{entry.name}` is not what was saved: its digest differs.")
-    return found
-
-
 def _check(manifest: Manifest, path: Path) -> None:
     numbers = [
         manifest.world_size,
@@ -248,36 +238,3 @@ def _check(manifest: Manifest, path: Path) -> None:
             raise CheckpointError(
                 f"The manifest `{path}` names the file `{entry.name}`. Only files inside the folder are read."
             )
-
-
-class DamagedFileError(CheckpointError):
-    """A file of a checkpoint is not what was saved; an error also for loads that are not strict."""
-
-
-def checked_file(folder: Path, name: str) -> Path:
-    """Return the path of a file of a checkpoint whose digest is that in the manifest.
-
-    Reads the whole file. Without a manifest, or if that does not list the file, there is nothing to compare.
-
-    Raises:
-        DamagedFileError: If the digest differs.
-        CheckpointError: As `regular_file`; or if the manifest is damaged.
-    """
-    path = regular_file(folder, name)
-    entry = _entries(folder).get(name) if has_manifest(folder) else None
-    if entry is not None and digest_of(path, like=entry.digest) != entry.digest:
-        raise DamagedFileError(
-            f"`{path}` is not what was saved: its digest differs. Load another checkpoint, or copy this one again."
-        )
-    return path
-
-
-def _entries(folder: Path) -> dict[str, FileEntry]:
-    status = (folder / MANIFEST_NAME).stat()
-    return _entries_of(folder, (status.st_ino, status.st_mtime_ns, status.st_size))
-
-
-@lru_cache(maxsize=4)
-def _entries_of(folder: Path, version: tuple[int, ...]) -> dict[str, FileEntry]:
-    """Return the entries of the manifest, which is parsed once for all files; ``version`` changes when it does."""
-    return {entry.name: entry for entry in read_manifest(folder).files_here}

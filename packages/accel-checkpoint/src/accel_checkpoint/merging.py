@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.saving.model_weights import save_weights
-from accel_checkpoint.saving.progress import QUIET_S, Progress
+from accel_checkpoint.saving.sink import QUIET_S, progress_bar
+from accel_checkpoint.saving.snapshot import deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # they import torch's distributed checkpoints, which take a second
-    from accel_checkpoint.formats.distributed_metadata import Entry
     from accel_checkpoint.reading.distributed import DistributedState
 
 
@@ -32,9 +32,9 @@ def merge_fsdp_weights(
     """Merge the parts of a model that a sharded run has saved into weight files that plain PyTorch reads.
 
     Memory is needed for the two largest tensors, however large the model is; with ``safe_serialization=False``, for the
-    tensors of one file. Tied weights are written once. Call
-    it in one process, or in all ranks: the main process does the work. If it takes more than a few seconds and the
-    package `tqdm` is installed, a bar shows the progress.
+    tensors of one file. Weights that `save_state` saved as tied are written once. Call it in one process, or in all
+    ranks: the main process does the work. If it takes more than a few seconds and the package `tqdm` is installed, a
+    bar shows the progress.
 
     Args:
         checkpoint_dir: A folder such as `pytorch_model_fsdp_0` in a checkpoint.
@@ -68,10 +68,13 @@ def merge_parts(
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
     from accel_checkpoint.reading.distributed import DistributedState
+    from accel_checkpoint.saved_files import SavedFiles
 
     _check(folder, output)
     folder = folder.resolve()
-    saved = DistributedState(folder.parent, folder.name)  # whose manifest, if any, lies in the parent
+    saved = DistributedState(
+        SavedFiles.of(folder.parent), folder.name
+    )  # whose manifest, if any, lies in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(
@@ -80,9 +83,8 @@ def merge_parts(
         )
     state: dict[str, Any] = merged_state(saved, *(tops if tops == ["model"] else []))
     total = sum(tensor.nbytes for tensor in deferred_in(state))
-    with Progress(f"Merging {folder.name}", total=total, quiet_s=quiet_s) as progress:
-        progress.begin_waiting()
-        save_weights(state, output, max_shard_size, is_safe, progress=progress)
+    with progress_bar(f"Merging {folder.name}", total=total, quiet_s=quiet_s) as advance:
+        save_weights(state, output, max_shard_size, is_safe, advance=advance)
 
 
 def _check(folder: Path, output: Path) -> None:
@@ -100,45 +102,18 @@ def _check(folder: Path, output: Path) -> None:
         )
 
 
-_COMPARED = 1024
-"""How many values of two tensors are compared before they are compared as a whole."""
-
-
 def merged_state(saved: DistributedState, *path: str) -> dict[str, object]:
-    """Return the state below ``path``: other values as they are, tensors deferred, equal names of one tensor as one.
+    """Return the state below ``path``, with deferred tensors.
 
-    Nothing but the values that are no tensors is held in memory. Which weights are tied is known from the table, where
-    they lie in one place; other writers store each name on its own, and then equal matrices that are not constant are
-    taken to be tied.
+    Tied weights, which the table has in one place, are one tensor; other writers store each separately.
     """
     state: dict[str, object] = {}
     by_place: dict[object, DeferredTensor] = {}
-    by_beginning: dict[object, tuple[Entry, DeferredTensor]] = {}
     for rest, entry in saved.below(*path):
         name = ".".join(map(str, rest))
         if entry.dtype is None:
             state[name] = saved.value(entry)
             continue
-        tensor = by_place.get(entry.chunks) if entry.chunks else None
-        if tensor is None:
-            beginning = _beginning(saved, entry)
-            other = by_beginning.get(beginning)
-            if other is not None and torch.equal(saved.value(entry), saved.value(other[0])):
-                tensor = other[1]
-            else:
-                tensor = DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
-                if beginning is not None:
-                    by_beginning[beginning] = entry, tensor
-            by_place[entry.chunks] = tensor
-        state[name] = tensor
+        tensor = DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
+        state[name] = by_place.setdefault(entry.chunks, tensor) if entry.chunks else tensor
     return state
-
-
-def _beginning(saved: DistributedState, entry: Entry) -> object:
-    """Return what tied tensors have in common, None for tensors of one dimension or of constant values."""
-    if len(entry.shape) < 2 or not entry.chunks:
-        return None
-    first = saved.first_part(entry).reshape(-1)[:_COMPARED]
-    if bool((first == first[0]).all()):
-        return None
-    return entry.shape, entry.dtype, entry.chunks[0].sizes, first.view(torch.uint8).numpy().tobytes()

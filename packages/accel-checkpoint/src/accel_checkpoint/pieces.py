@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_checkpoint.saving.snapshot import is_plain
-from accel_ops.shared_tensors import aliases
 from accel_state.errors import CheckpointError
 
 
@@ -70,14 +70,14 @@ def ties_in(state: Mapping[str, Any]) -> dict[str, str]:
 
     Equal parts do not make equal tensors: a `DTensor` is the same only as one of the same shape, mesh and placements.
     """
-    alike: dict[Hashable, dict[str, Tensor]] = {}
+    alike: dict[Hashable, dict[str, Any]] = {}
     for name, value in state.items():
         layout: Hashable = None
         if isinstance(value, DTensor):
             layout, value = (value.shape, value.device_mesh, value.placements), value.to_local()
-        if isinstance(value, Tensor) and is_plain(value):
+        if isinstance(value, DeferredTensor) or (isinstance(value, Tensor) and is_plain(value)):
             alike.setdefault(layout, {})[name] = value
-    return {name: first for tensors in alike.values() for name, first in aliases(tensors).items()}
+    return {name: first for tensors in alike.values() for name, first in second_names_in(tensors).items()}
 
 
 def runs_of(tensor: DTensor) -> list[list[tuple[int, int]]]:

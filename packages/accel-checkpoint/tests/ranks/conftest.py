@@ -12,7 +12,7 @@ class RanksOfOtherMachines:
         return getattr(self.store, name)
 
     def set(self, key, value):
-        self.store.set(key, "another-boot pid:[1] 1 5" if key.startswith("process/") else value)
+        self.store.set(key, "00000000-1-5" if key.startswith("process/") else value)
 
 
 @pytest.fixture

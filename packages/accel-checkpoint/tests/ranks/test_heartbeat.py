@@ -8,11 +8,12 @@ import pytest
 from torch.distributed import HashStore
 
 from accel_checkpoint.digests import Digest
-from accel_checkpoint.process_identity import has_ended, this_process
+from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are told by /proc")
-ELSEWHERE = "another-boot pid:[1] 1 5"
+ELSEWHERE = "00000000-1-5"
+UNKNOWN = "00000000-0-0"
 
 
 def ended_within(heartbeat, rank, seconds):
@@ -103,34 +104,34 @@ def test_a_process_of_this_machine_is_known_to_have_ended_at_once_even_as_a_zomb
     child = os.fork()
     if child == 0:
         try:
-            os.write(done, this_process().encode())
+            os.write(done, stamp().encode())
             signal.pause()
         finally:
             os._exit(0)
     try:
         process = os.read(ready, 1000).decode()
-        assert not has_ended(process)
+        assert not has_ended_by_stamp(process)
         os.kill(child, signal.SIGKILL)
         end = time.monotonic() + 20
-        while not has_ended(process):
+        while not has_ended_by_stamp(process):
             assert time.monotonic() < end
     finally:
         os.waitpid(child, 0)
         os.close(ready)
         os.close(done)
-    assert has_ended(process)
+    assert has_ended_by_stamp(process)
 
 
 @linux_only
 def test_a_living_process_is_alive_though_no_file_can_be_opened():
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    own = this_process()
+    own = stamp()
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
             os.open(os.devnull, os.O_RDONLY)
-        is_taken_for_ended = has_ended(own, own=own)
+        is_taken_for_ended = has_ended_by_stamp(own, own=own)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not is_taken_for_ended
@@ -138,10 +139,10 @@ def test_a_living_process_is_alive_though_no_file_can_be_opened():
 
 @linux_only
 def test_a_process_with_the_same_pid_is_not_taken_for_an_earlier_one():
-    *machine, pid, begin = this_process().split()
-    assert has_ended(" ".join([*machine, pid, str(int(begin) - 1)]))
+    machine, pid, begin = stamp().split("-")
+    assert has_ended_by_stamp(f"{machine}-{pid}-{int(begin) - 1}")
 
 
-@pytest.mark.parametrize("process", ["", ELSEWHERE])
+@pytest.mark.parametrize("process", [UNKNOWN, ELSEWHERE])
 def test_a_process_of_another_machine_never_counts_as_ended(process):
-    assert not has_ended(process)
+    assert not has_ended_by_stamp(process)

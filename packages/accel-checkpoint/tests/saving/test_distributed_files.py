@@ -1,5 +1,6 @@
 import json
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -30,6 +31,21 @@ def test_a_rank_writes_its_own_parts_and_notes_where_they_lie(tmp_path):
     )
     assert empty["paths"] == [["m", "empty"]]
     assert sum(part["place"]) == empty["place"][0]
+
+
+def test_torch_computes_no_second_checksum_and_its_setting_is_left_as_it_was(tmp_path):
+    file = part_of_rank("s", [Piece("w", torch.ones(2), (2,), (0,))], {"w": ("w",)}, rank=0)
+    for name, is_set in (("with", True), ("without", False)):
+        (tmp_path / name).mkdir()
+        torch.serialization.set_crc32_options(is_set)
+        try:
+            write_file(file, tmp_path / name)
+            assert torch.serialization.get_crc32_options() == is_set
+        finally:
+            torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(tmp_path / "with" / file.name) as archive:
+        assert {member.CRC for member in archive.infolist()} == {0}
+    assert torch.load(tmp_path / "with" / file.name).tolist() == [1, 1]
 
 
 def test_a_snapshot_keeps_the_values_of_its_time(tmp_path):

@@ -59,20 +59,3 @@ SaveHandle(finish, target=Path("a"))
     )
     assert (tmp_path / "done").read_text() == "yes"
     assert "Saving `a` in the background failed: the disk is full" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "wait", [SaveHandle.wait, SaveHandle.exception, SaveHandle.settle], ids=["wait", "exception", "settle"]
-)
-def test_the_save_is_informed_that_a_caller_waits(wait):
-    awaited = threading.Event()
-
-    def finish():
-        assert awaited.wait(20)
-        return Path("a")
-
-    handle = SaveHandle(finish, target=Path("a"), on_wait=awaited.set)
-    assert not handle.done()  # which does not wait
-    assert not awaited.is_set()
-    wait(handle)
-    assert handle.done()

@@ -173,7 +173,9 @@ def test_every_type_of_number_comes_back_as_it_was(tmp_path, dtype):
 
 def test_tensors_without_values_are_refused_by_name(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(CheckpointError, match=r"`1\.weight`, `1\.bias` cannot be saved: on the meta device"):
+    with pytest.raises(
+        CheckpointError, match=r"`1\.weight`, `1\.bias` of model 0 cannot be saved: on the meta device"
+    ):
         save_model(model, tmp_path / "never")
     assert not (tmp_path / "never").exists()
 

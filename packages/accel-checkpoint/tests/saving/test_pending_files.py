@@ -11,17 +11,16 @@ from accel_state.errors import CheckpointError
 
 
 def test_the_digest_is_that_of_the_file(tmp_path):
-    entries = write_files(
+    sinks = write_files(
         [
             TorchFile("a.bin", {"x": torch.randn(3_000_000)}),
             TorchFile("b.bin", {"n": [1, "s", None, 2.5, True]}),
         ],
         tmp_path,
-        rank=1,
-        place=0,
         num_threads=2,
     )
-    for entry in entries:
+    for name, sink in zip(("a.bin", "b.bin"), sinks, strict=True):
+        entry = sink.entry(name, rank=1)
         content = (tmp_path / entry.name).read_bytes()
         assert (entry.num_bytes, entry.digest) == (len(content), digest_of(tmp_path / entry.name))
         assert entry.rank == 1

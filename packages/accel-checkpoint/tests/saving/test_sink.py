@@ -24,7 +24,10 @@ def write_all(path) -> FileSink:
 def test_the_digest_and_the_size_are_those_of_the_file(tmp_path):
     sink = write_all(tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == PIECE * NUM_PIECES
-    assert (sink.num_bytes, sink.digest) == (len(PIECE) * NUM_PIECES, digest_of(tmp_path / "large"))
+    assert (sink.num_bytes, sink.entry("large").digest) == (
+        len(PIECE) * NUM_PIECES,
+        digest_of(tmp_path / "large"),
+    )
 
 
 def test_an_error_of_the_caller_comes_first(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
 from accel_checkpoint.command import as_table, find
-from accel_checkpoint.saving.sink import is_finite
+from accel_checkpoint.saving.snapshot import is_finite
 from accel_state import PartialState
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -66,6 +66,17 @@ def test_the_manifest_and_a_warning_name_the_tensor(tmp_path, name, value):
         save(folder, 1, value, name)
     assert folder.newest().manifest.nonfinite == f"`b.c` of `{name}`"
     assert as_table(find(tmp_path)).endswith("committed, not finite")
+
+
+@pytest.mark.parametrize(("name", "value"), [("optimizer.bin", "lr"), ("scaler.pt", "scale")])
+def test_a_number_that_is_nan_counts_too_but_a_limit_may_be_infinite(tmp_path, name, value):
+    folder = CheckpointFolder(tmp_path)
+    with (
+        pytest.warns(UserWarning, match=rf"first in `groups.0.{value}` of `{name}`"),
+        folder.save(1) as stage,
+    ):
+        stage.write(name, {"groups": [{"growth_rate": INF, value: NAN}]})
+    assert folder.newest().manifest.nonfinite
 
 
 @pytest.mark.parametrize("name", ["metrics.bin", "accumulated_gradients_0.safetensors"])

@@ -12,9 +12,8 @@ from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
-from accel_checkpoint.saving.removal import remove_old, remove_stale_folders
-from accel_checkpoint.saving.retention import Retention
-from accel_checkpoint.saving.staging import Staging, check_target
+from accel_checkpoint.saving.retention import Retention, remove_old
+from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -142,7 +141,7 @@ def test_stale_folders_of_ended_processes_are_removed_and_those_of_running_ones_
 
 def test_without_process_start_times_only_old_folders_are_removed(tmp_path, monkeypatch):
     """All processes have the same stamp there, those of another living job too."""
-    monkeypatch.setattr(process_identity, "this_process", lambda: "")
+    monkeypatch.setattr(process_identity, "Path", lambda path: tmp_path / "no such file")
     path = tmp_path / f".tmp-a-0a1b2c3d-{stamp()}-1"
     path.mkdir()
     remove_stale_folders(tmp_path)

@@ -11,18 +11,9 @@ from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
-from accel_checkpoint.saving.pending_files import TorchFile
+from accel_checkpoint.saving.pending_files import Files, TorchFile
 from accel_checkpoint.saving.retention import Retention
-from accel_checkpoint.saving.staging import Staging
-from accel_checkpoint.saving.transaction import (
-    Content,
-    Request,
-    Rounds,
-    begin,
-    commit,
-    undone_after_error,
-    write,
-)
+from accel_checkpoint.saving.transaction import Report, Request, Stage, error_in
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 
@@ -88,9 +79,15 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
     staging._active.clear()  # a new process has no entry of the last one
     table, raised = Table(4, killed), [None] * 4
 
-    def collect(rank, path):
-        before_writing(rank, path)
-        return [TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})]
+    def collect(rank, stage):
+        if after_looking is not None:
+            after_looking(rank)
+
+        def files(stage):
+            before_writing(rank, stage.path)
+            return Files([TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})])
+
+        stage.gather(files)
 
     def run(rank):
         node, local = divmod(rank, 2)
@@ -101,29 +98,20 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
             retention=Retention(newest=1),
             metrics={"loss": 1.0} if rank == 0 else {},
         )
-        rounds, temporary = (
-            Rounds(request, topology, Seat(table, rank)),
-            Staging(request.target, token=request.token),
-        )
+        stage = Stage(request, topology=topology, agreement=Seat(table, rank))
         try:
-            part = begin(temporary, rounds)
             if killed is not None and killed[0] == rank:
-                go(part, rounds)
+                stage._begin()
+                collect(rank, stage)
+                stage._complete()
             else:
-                with undone_after_error(part, rounds):
-                    go(part, rounds)
+                with stage:
+                    collect(rank, stage)
         except CheckpointError as error:
             raised[rank] = error
         except Killed as error:
             raised[rank] = error
-            temporary.release()  # as the system does for a process
-
-    def go(part, rounds):
-        if after_looking is not None:
-            after_looking(rounds.topology.rank)
-        with rounds.recording_failure():
-            content = Content(files=collect(rounds.topology.rank, part.staging.path))
-        commit(write(content, part, rounds, num_threads=1), content, part, rounds)
+            staging._active.discard(stage.path)  # as the system does for a process
 
     ranks = [threading.Thread(target=run, args=[rank]) for rank in range(4)]
     for rank in ranks:
@@ -213,3 +201,22 @@ def test_if_the_main_process_cannot_commit_the_parts_are_rolled_back(tmp_path, n
     assert ["was not saved (rank 0: FileExistsError" in str(error) for error in raised] == [True] * 4
     assert values_loaded(tmp_path) == all_of(1)
     assert [os.listdir(tmp_path / node) for node in ("node0", "node1")] == [["checkpoint_1"]] * 2
+
+
+def test_the_error_names_every_reason():
+    reports = [
+        Report("/a", 0, 0),
+        Report("/a", 0, 0, error="OSError: full"),
+        Report("/a", 0, 0, error="KeyError: 'x'"),
+    ]
+    assert "rank 1: OSError: full; rank 2: KeyError: 'x'" in error_in(reports)
+
+
+def test_an_error_after_the_commit_says_that_the_checkpoint_is_saved():
+    reports = [Report("a", 0, 0, error="KeyboardInterrupt", is_saved=True), Report("a", 0, 0)]
+    assert "`a` is saved, but a later step failed (rank 0: Keyboard" in error_in(reports)
+
+
+def test_folders_may_differ_between_nodes_but_not_within_one():
+    assert error_in([Report("/a", 0, 0), Report("/b", 1, 1)]) is None
+    assert "`/a` and `/b`" in error_in([Report("/a", 0, 0), Report("/b", 0, 0)])

@@ -138,7 +138,7 @@ def _try(
     had_group = is_group_up()
     try:
         result, fits = function(batch_size, *args, **kwargs), True
-    except BaseException as error:
+    except (RuntimeError, MemoryError) as error:
         # The traceback, which holds the function's tensors, ends with this block.
         if not should_reduce_batch_size(error):
             raise

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
+Name = TypeVar("Name", bound=Hashable)
 _WITHOUT_ADDRESS = ("meta", "xla")
 
 
@@ -26,9 +28,9 @@ def id_tensor_view(tensor: torch.Tensor) -> tuple[object, ...]:
     return (*id_tensor_storage(tensor), *window, tensor.is_conj(), tensor.is_neg())
 
 
-def aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def aliases(tensors: Mapping[Name, torch.Tensor]) -> dict[Name, Name]:
     """Return the names whose tensor is the very same as an earlier one, with the name of that one."""
-    first: dict[tuple[object, ...], str] = {}
+    first: dict[tuple[object, ...], Name] = {}
     names = {name: first.setdefault(id_tensor_view(tensor), name) for name, tensor in tensors.items()}
     return {name: kept for name, kept in names.items() if name != kept}
 

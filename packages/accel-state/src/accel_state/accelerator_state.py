@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from torch.distributed.device_mesh import DeviceMesh
 
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
 from accel_state.gradient_state import SharedState
-from accel_state.partial_state import PartialState, ProcessView
+from accel_state.mesh_layout import MeshLayout
+from accel_state.parallelism_config import ParallelismConfig
+from accel_state.partial_state import PartialState, ProcessState
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
@@ -20,19 +24,13 @@ from accel_state.runtime import (
     training_attributes,
 )
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from accel_state.mesh_layout import MeshLayout
-    from accel_state.parallelism_config import ParallelismConfig
-
 
 def _collect() -> dict[str, Any]:
     own = AcceleratorState._attributes
     return {**PartialState._shared_state, **own} if own else {}
 
 
-class AcceleratorState(ProcessView):
+class AcceleratorState(ProcessState):
     """The state of the process, and the settings of training: precision, engine, compilation, mesh.
 
     All instances show the same state; the first one builds it. Plugins are kept as they are; one with an
@@ -114,16 +112,12 @@ class AcceleratorState(ProcessView):
         distributed_type = _distributed_type(given) or runtime.distributed_type
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
-            from accel_state.parallelism_config import ParallelismConfig
-
             config = ParallelismConfig()
         mesh = None
         deepspeed = (given["deepspeed_plugins"] or {}).values()
         engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], given["strategy_plugin"], *deepspeed]
         layout = _engine_layout(engines, runtime)
         if config is None and layout.num_data_ranks < layout.world_size:
-            from accel_state.parallelism_config import ParallelismConfig
-
             sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in layout.sizes.items()}
             config = ParallelismConfig(**sizes)
         if config is not None:
@@ -281,7 +275,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
-    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, ``asked`` without any."""
+    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, or ``asked``."""
     settled = [
         plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
     ]

@@ -1,6 +1,6 @@
-"""Debug mode's barrier in the ranks' store, which names the ranks that do not come.
+"""The barrier of debug mode, in the store of the process group; names the ranks that do not arrive.
 
-It is not a collective, so it also finds the rank that has raised, has ended, or waits in another collective.
+It is not a collective, so it also detects a rank that has raised, has ended, or waits in another collective.
 Each rank makes three requests per call and then waits for one key; nothing is polled.
 """
 
@@ -22,12 +22,12 @@ _COMPLETE, _GIVEN_UP = "complete", "given up"
 
 
 class AbsentRankError(DistributedOperationException):
-    """A rank did not come to an operation in time. No collective has been started."""
+    """A rank did not reach an operation in time. No collective has been started."""
 
 
 @contextmanager
 def debug_deadline(seconds: float) -> Iterator[None]:
-    """Let this rank wait ``seconds`` instead of 30 for the others in each check of debug mode.
+    """Set the time that this rank waits for the others in each check of debug mode, instead of 30 seconds.
 
     Some stores round up to whole seconds.
     """
@@ -41,10 +41,10 @@ def debug_deadline(seconds: float) -> Iterator[None]:
 def await_arrival(
     store: Store, rank: int, world_size: int, operation: str, *, data: str = "", kind: str = ""
 ) -> None:
-    """Wait until every rank has come to an ``operation`` of this ``kind``, or by default to this very operation.
+    """Wait until every rank has reached an ``operation`` of this ``kind``, by default the same operation.
 
     Raises:
-        AbsentRankError: If one does not come within the deadline. It raises too when it comes later, so that
+        AbsentRankError: If one does not arrive within the deadline. It raises too when it arrives later, so that
             all ranks agree that the operation did not take place.
         DistributedOperationException: On every rank, if the kinds differ.
     """
@@ -58,7 +58,7 @@ def await_arrival(
     is_late = store.check([outcome])
     if num_arrived == world_size:
         store.compare_set(outcome, "", _difference(store, world_size) or _COMPLETE)
-        # All ranks have come here, so all have left the call before.
+        # All ranks have arrived, so all have left the previous call.
         for key in ("arrived", "outcome"):
             store.delete_key(f"{number - 1}/{key}")
     elif not is_late and not _appears(store, outcome):
@@ -111,7 +111,7 @@ def _appears(store: Store, key: str) -> bool:
 
 
 def _difference(store: Store, world_size: int) -> str:
-    """Return the calls of the ranks, all of which have come, if they are different operations."""
+    """Return the calls of the ranks, all of which have arrived, if they are different operations."""
     last = [_last_call(store, rank) for rank in range(world_size)]
     if len({kind for *_, kind in last}) == 1:
         return ""

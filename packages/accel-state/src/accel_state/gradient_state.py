@@ -51,11 +51,11 @@ class GradientState:
         gradient_accumulation_plugin: How gradients accumulate; replaces what was set before. None leaves it.
 
     Attributes:
-        sync_gradients: Whether the micro-batch at hand ends its accumulation window, so that ranks reduce and step.
+        sync_gradients: Whether the current micro-batch ends its accumulation window, so that ranks reduce and step.
         plugin_kwargs: The fields of the accumulation plugin that differ from the defaults, open to changes.
         is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
             of autograd.
-        joins_uneven_inputs: Whether the loop at hand is within `join_uneven_inputs`.
+        joins_uneven_inputs: Whether the current loop is within `join_uneven_inputs`.
         initialized: Whether a `GradientState` has been constructed since the last reset.
     """
 
@@ -143,13 +143,13 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch at hand is the active loader's last; False outside of all loops."""
+        """Whether the current batch is the active loader's last; False outside of all loops."""
         loader = self.active_dataloader
         return loader is not None and bool(loader.end_of_dataloader)
 
     @property
     def ends_some_rank(self) -> bool | None:
-        """Whether the batch at hand is the last of any rank of the active loader; None if that is unknown.
+        """Whether the current batch is the last of any rank of the active loader; None if that is unknown.
 
         False outside of all loops. Of a loader that knows nothing of other ranks, whether it is the last of this one.
         """
@@ -171,7 +171,7 @@ class GradientState:
             self.is_xla_gradients_synced = False
 
     def _add_dataloader(self, dataloader: Any) -> None:
-        """Make ``dataloader`` the active one; a loader that is read anew moves to the top."""
+        """Make ``dataloader`` the active one; a loader that is read again moves to the top."""
         self._remove_dataloader(dataloader)
         self._loaders.append(weakref.ref(dataloader))
 

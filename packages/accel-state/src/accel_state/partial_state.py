@@ -25,9 +25,10 @@ R = TypeVar("R")
 
 
 class ProcessView:
-    """Reads the runtime anew at every access, so that all views agree and none outlives a reset.
+    """The rank and the device of this process, and functions that run on some ranks only.
 
-    Attributes that scripts assign are set on the runtime, for all views.
+    The runtime is read at every access, so that all views agree and none outlives a reset. Attributes that scripts
+    assign are set on the runtime, for all views.
     """
 
     @property
@@ -42,6 +43,127 @@ class ProcessView:
     @device.setter
     def device(self, device: torch.device) -> None:
         self._runtime.device = device
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes on all machines."""
+        return self._runtime.topology.world_size
+
+    @num_processes.setter
+    def num_processes(self, num_processes: int) -> None:
+        self._runtime.set_rank("world_size", num_processes)
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process in the run."""
+        return self._runtime.topology.rank
+
+    @process_index.setter
+    def process_index(self, process_index: int) -> None:
+        self._runtime.set_rank("rank", process_index)
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its machine."""
+        return self._runtime.topology.local_rank
+
+    @local_process_index.setter
+    def local_process_index(self, local_process_index: int) -> None:
+        self._runtime.set_rank("local_rank", local_process_index)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self._runtime.topology.world_size > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self._runtime.topology.rank == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is rank 0 of its machine."""
+        return self._runtime.topology.local_rank == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        topology = self._runtime.topology
+        return topology.rank == topology.world_size - 1
+
+    def wait_for_everyone(self) -> None:
+        """Block until every rank has called it; return at once in a single process."""
+        self._runtime.await_arrival("wait_for_everyone")
+        self._runtime.wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the local main process of each machine only."""
+        if self.is_local_main_process:
+            builtins.print(*args, **kwargs)  # noqa: T201 -- this is what the user asked for
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
+
+            with accelerator.main_process_first():
+                dataset = dataset.map(tokenize)
+
+        Every rank must enter it.
+        """
+        self._runtime.await_arrival("main_process_first")
+        return _first(self.is_main_process, barrier=self._runtime.wait_for_everyone)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Run the block on each machine's rank 0 first, then on its other ranks. Every rank must enter it."""
+        self._runtime.await_arrival("local_main_process_first")
+        return _first(self.is_local_main_process, barrier=self._runtime.wait_for_everyone)
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Split `inputs` into one contiguous part per rank; remainders go to the first ranks.
+
+            with accelerator.split_between_processes(prompts) as local_prompts:
+                outputs = [pipeline(prompt) for prompt in local_prompts]
+
+        Args:
+            inputs: A list, a tuple, a dict of these, a tensor (split along dimension 0) or a data set.
+            apply_padding: Repeat the last item so that all ranks get the same number.
+        """
+        topology = self._runtime.topology
+        return split_between_processes(
+            inputs, rank=topology.rank, world_size=topology.world_size, apply_padding=apply_padding
+        )
+
+    def on_main_process(self, function: Callable[P, R] | None = None) -> Any:
+        """Decorate `function` to run on rank 0 only; it returns None elsewhere."""
+        return _only(lambda: self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[P, R] | None = None) -> Any:
+        """Decorate `function` to run on each machine's rank 0 only; it returns None elsewhere."""
+        return _only(lambda: self.is_local_main_process, function)
+
+    def on_last_process(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Decorate `function` to run on the last rank only; it returns None elsewhere."""
+        return _only_if(lambda: self.is_last_process, function)
+
+    def on_process(self, function: Callable[P, R] | None = None, process_index: int | None = None) -> Any:
+        """Decorate `function` to run on rank `process_index` only; a single process runs it in any case."""
+        count = self.num_processes
+        index = _check_process_index("process_index", process_index, count=count)
+        return _only(lambda: not self.use_distributed or self.process_index == index, function)
+
+    def on_local_process(
+        self, function: Callable[P, R] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Decorate `function` to run on one local rank of each machine; a single process runs it in any case."""
+        count = self._runtime.topology.local_world_size
+        index = _check_process_index("local_process_index", local_process_index, count=count)
+        return _only(lambda: not self.use_distributed or self.local_process_index == index, function)
+
+
+class ProcessState(ProcessView):
+    """A `ProcessView` with the process group and the launch; the base of both state classes."""
 
     @property
     def backend(self) -> str | None:
@@ -62,33 +184,6 @@ class ProcessView:
         self._runtime.distributed_type = distributed_type
 
     @property
-    def num_processes(self) -> int:
-        """The total number of processes."""
-        return self._runtime.topology.world_size
-
-    @num_processes.setter
-    def num_processes(self, num_processes: int) -> None:
-        self._runtime.set_rank("world_size", num_processes)
-
-    @property
-    def process_index(self) -> int:
-        """This process's number among all."""
-        return self._runtime.topology.rank
-
-    @process_index.setter
-    def process_index(self, process_index: int) -> None:
-        self._runtime.set_rank("rank", process_index)
-
-    @property
-    def local_process_index(self) -> int:
-        """This process's number among those of its machine."""
-        return self._runtime.topology.local_rank
-
-    @local_process_index.setter
-    def local_process_index(self, local_process_index: int) -> None:
-        self._runtime.set_rank("local_rank", local_process_index)
-
-    @property
     def debug(self) -> bool:
         """Whether collectives check their inputs first (`ACCELERATE_DEBUG_MODE`)."""
         return self._runtime.debug
@@ -105,56 +200,6 @@ class ProcessView:
     @fork_launched.setter
     def fork_launched(self, fork_launched: bool) -> None:
         self._runtime.fork_launched = fork_launched
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there is more than one process."""
-        return self._runtime.topology.world_size > 1
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is process 0."""
-        return self._runtime.topology.rank == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self._runtime.topology.local_rank == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the process with the highest number."""
-        topology = self._runtime.topology
-        return topology.rank == topology.world_size - 1
-
-    def wait_for_everyone(self) -> None:
-        """Block until every process has called this; a single process does not wait."""
-        self._runtime.await_arrival("wait_for_everyone")
-        self._runtime.wait_for_everyone()
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Run the body of the ``with`` on process 0, then on the others; every process must enter it."""
-        self._runtime.await_arrival("main_process_first")
-        return _first(self.is_main_process, barrier=self._runtime.wait_for_everyone)
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Run the body of the ``with`` on each machine's first process, then on others; all must enter."""
-        self._runtime.await_arrival("local_main_process_first")
-        return _first(self.is_local_main_process, barrier=self._runtime.wait_for_everyone)
-
-    def split_between_processes(
-        self, inputs: Any, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Yield the share of ``inputs`` of this process: see `accel_state.splitting`."""
-        topology = self._runtime.topology
-        return split_between_processes(
-            inputs, rank=topology.rank, world_size=topology.world_size, apply_padding=apply_padding
-        )
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the first process of each machine."""
-        if self.is_local_main_process:
-            builtins.print(*args, **kwargs)  # noqa: T201 -- this is what the user asked for
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Destroy a process group, the default one if none is named; nothing happens if there is none.
@@ -196,11 +241,11 @@ def _collect() -> dict[str, Any]:
     }
 
 
-class PartialState(ProcessView):
+class PartialState(ProcessState):
     """The device and the rank of this process, and how many processes there are.
 
     All instances show the same state; the first one builds it and, if there are several processes, sets up
-    the process group, which blocks until all have come.
+    the process group, which blocks until all processes have joined.
 
     Args:
         cpu: Use the CPU even if there is an accelerator.
@@ -243,41 +288,10 @@ class PartialState(ProcessView):
         """Make this process's device torch's current one."""
         self._runtime.device_backend.set_device(self._runtime.device)
 
-    def on_main_process(self, function: Callable[P, R] | None = None) -> Any:
-        """Decorate a function to run on process 0 only; elsewhere it returns None."""
-        return self._only(lambda: self.is_main_process, function)
-
-    def on_local_main_process(self, function: Callable[P, R] | None = None) -> Any:
-        """Decorate a function to run on the first process of each machine only."""
-        return self._only(lambda: self.is_local_main_process, function)
-
-    def on_last_process(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        """Decorate a function to run on the last process only."""
-        return _only_if(lambda: self.is_last_process, function)
-
-    def on_process(self, function: Callable[P, R] | None = None, process_index: int | None = None) -> Any:
-        """Decorate a function to run on one process only; a single process runs it whatever the number."""
-        count = self.num_processes
-        index = _check_process_index("process_index", process_index, count=count)
-        return self._only(lambda: not self.use_distributed or self.process_index == index, function)
-
-    def on_local_process(
-        self, function: Callable[P, R] | None = None, local_process_index: int | None = None
-    ) -> Any:
-        """Decorate a function to run on one process of each machine; a single process runs it in any case."""
-        count = self._runtime.topology.local_world_size
-        index = _check_process_index("local_process_index", local_process_index, count=count)
-        return self._only(lambda: not self.use_distributed or self.local_process_index == index, function)
-
-    def _only(self, condition: Callable[[], bool], function: Callable[P, R] | None) -> Any:
-        if function is not None:
-            return _only_if(condition, function)
-        return lambda decorated: _only_if(condition, decorated)
-
 
 @contextmanager
 def _first(is_first: bool, *, barrier: Callable[[], None]) -> Iterator[None]:
-    """Run the body where ``is_first`` holds, then everywhere else; all ranks must enter.
+    """Run the body on the first rank, then on all others; all ranks must enter.
 
     An error in the body passes through, after the other ranks were released.
     """
@@ -288,6 +302,13 @@ def _first(is_first: bool, *, barrier: Callable[[], None]) -> Iterator[None]:
     finally:
         if is_first:
             barrier()
+
+
+def _only(condition: Callable[[], bool], function: Callable[P, R] | None) -> Any:
+    """Return ``function``, made to run only under the condition; a decorator that does so if there is none."""
+    if function is not None:
+        return _only_if(condition, function)
+    return lambda decorated: _only_if(condition, decorated)
 
 
 def _only_if(condition: Callable[[], bool], function: Callable[P, R]) -> Callable[P, R | None]:
@@ -304,7 +325,7 @@ def _check_process_index(name: str, index: int | None, *, count: int) -> int:
     """Return ``index`` if a process of that number exists.
 
     Raises:
-        ConfigError: If it is missing, or no process has it. A single process stands for all.
+        ConfigError: If it is missing, or out of range with several processes.
     """
     if index is None:
         raise ConfigError(f"`{name}` is missing: say which process shall run the function.")

@@ -16,10 +16,10 @@ from accel import test_utils as test_utils
 from accel import tracking as tracking
 from accel import utils as utils
 from accel.accelerator import Accelerator as Accelerator
-from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.progress import tqdm as tqdm
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions import tqdm as tqdm
 from accel.local_sgd import LocalSGD as LocalSGD
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs

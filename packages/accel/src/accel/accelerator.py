@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
 from operator import attrgetter
@@ -20,16 +20,18 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 import accel_backends
+import accel_checkpoint
 import accel_data
 import accel_ops
+import accel_trackers
+from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
-from accel.run import engine
-from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
-from accel.run.prepared import PreparedObjects, Preparer
-from accel.run.profiling import traced
-from accel.run.throughput import Throughput, device_name, peak_flops
-from accel.run.trackers import Trackers, attempt_all
+from accel.configuration import NOT_GIVEN, RunConfiguration, resolve
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.preemption import SIGNALS, Preemption
+from accel.prepared import Prepared
+from accel.profiling import Throughput, device_name, peak_flops, traced
+from accel.trackers import Trackers, attempt_all
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
@@ -46,6 +48,7 @@ from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state import GradientState as GradientState
+from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
 from accel_state.enums import DistributedType as DistributedType
@@ -54,23 +57,15 @@ from accel_state.enums import FP8BackendType as FP8BackendType
 from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
+from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
-    from accel.checkpoints.loading import LoadHook
-    from accel.checkpoints.saving import SaveHook
-    from accel.preemption import Preemption
-    from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-    from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from accel_checkpoint.saving.handle import SaveHandle
-    from accel_state import ParallelismConfig as ParallelismConfig
-    from accel_trackers import GeneralTracker as GeneralTracker
-    from accel_trackers import OnError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -94,7 +89,6 @@ _LISTS = {
     "_models": "_prepared.models",
     "_optimizers": "_prepared.optimizers",
     "_schedulers": "_prepared.schedulers",
-    "_dataloaders": "_prepared.loaders",
     "_custom_objects": "_checkpointer.custom_objects",
 }
 _OWNERS = {
@@ -110,7 +104,7 @@ _OWNERS = {
 }
 
 
-class Accelerator:
+class Accelerator(ProcessView):
     """Run one training or inference script unchanged on one device, many devices or many machines.
 
         accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
@@ -164,7 +158,6 @@ class Accelerator:
 
     configuration: RunConfiguration
     state: AcceleratorState
-    processes: PartialState
     gradient_state: GradientState
 
     def __init__(
@@ -176,14 +169,14 @@ class Accelerator:
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
-        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
+        fsdp_plugin: accel_backends.FullyShardedDataParallelPlugin | None = None,
+        torch_tp_plugin: accel_backends.TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: str
         | LoggerType
-        | GeneralTracker
-        | Sequence[str | LoggerType | GeneralTracker]
+        | accel_trackers.GeneralTracker
+        | Sequence[str | LoggerType | accel_trackers.GeneralTracker]
         | None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
@@ -199,55 +192,24 @@ class Accelerator:
         fp8_backend: FP8BackendType | str | None = None,
         strategy_plugin: Any = None,
     ) -> None:
-        given = dict(locals())
-        self._arguments = {
-            name: given[name] for name in given if name != "self" and given[name] is not NOT_GIVEN
-        }
-        plugins = {
-            "deepspeed_plugin": one_of(
-                deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins
-            ),
-            "fsdp_plugin": fsdp_plugin,
-            "megatron_lm_plugin": megatron_lm_plugin,
-            "strategy_plugin": strategy_plugin,
-        }
-        self.configuration = resolve(
-            device_placement=device_placement,
-            split_batches=split_batches,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            dataloader_config=dataloader_config,
-            plugins=plugins,
-            earlier_plugins=engine.earlier_plugins(),
-            torch_tp_plugin=torch_tp_plugin,
-            parallelism_config=parallelism_config,
-            rng_types=rng_types,
-            project_dir=project_dir,
-            project_config=project_config,
-            gradient_accumulation_plugin=gradient_accumulation_plugin,
-            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            kwargs_handlers=kwargs_handlers,
-            dynamo_backend=dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
-            earlier_dynamo=engine.earlier_dynamo(),
-            scheduler_unit=scheduler_unit,
-            fp8_backend=fp8_backend,
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
+        self.configuration = resolve(given)
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
-        self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.logging_dir, processes=self.processes)
+        self._trackers = Trackers(log_with, logging_dir=self.logging_dir)
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
-        configuration, processes = self.configuration, self.processes
+        configuration = self.configuration
         self._is_triggered = False
         self._preemption: Preemption | None = None
         self._precision = engine.make_precision(configuration, self.state)
         self._strategy = engine.make_strategy(
             configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
         )
-        self._prepared = PreparedObjects(self._strategy)
+        self._prepared = Prepared(configuration, strategy=self._strategy, gradient_state=self.gradient_state)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
@@ -255,18 +217,11 @@ class Accelerator:
             weights=engine.make_weighted_loss(self.state),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
-            num_processes=processes.num_processes,
-        )
-        self._preparer = Preparer(
-            configuration,
-            processes=processes,
-            strategy=self._strategy,
-            prepared=self._prepared,
-            stepper=self._stepper,
+            num_processes=self.num_processes,
         )
         self._checkpointer = Checkpointer(
             configuration,
-            processes=processes,
+            processes=PartialState(),
             strategy=self._strategy,
             precision=self._precision,
             prepared=self._prepared,
@@ -289,6 +244,8 @@ class Accelerator:
                 handlers[kind] = value
         elif name == "trackers":
             self._trackers.replace(value)
+        elif name == "_dataloaders":
+            self._prepared.set_loaders(value)
         elif name in _LISTS:
             current, new = attrgetter(_LISTS[name])(self), list(value)
             current.clear()
@@ -328,18 +285,18 @@ class Accelerator:
 
     @property
     def _dataloaders(self) -> Sequence[DataLoader[Any]]:
-        return self._prepared.loaders
+        return list(self._prepared.loaders.values())
 
     @property
     def _custom_objects(self) -> list[Any]:
         return self._checkpointer.custom_objects
 
     @property
-    def _save_model_state_pre_hook(self) -> Mapping[int, SaveHook]:
+    def _save_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
         return self._checkpointer.save_hooks
 
     @property
-    def _load_model_state_pre_hook(self) -> Mapping[int, LoadHook]:
+    def _load_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
         return self._checkpointer.load_hooks
 
     def end_training(self) -> None:
@@ -349,23 +306,18 @@ class Accelerator:
             CheckpointError: If a save in the background failed; raised after everything is closed.
             TrackerError: If a tracker failed to log something; raised after everything is closed.
         """
-        preemption = self._preemption
+        # Until the checkpoint is complete, a signal must not end the process.
+        preemption = [] if self._preemption is None else [self._preemption.close]
         attempt_all(
-            (
+            [
                 self._checkpointer.close,
-                # Until the checkpoint is complete, a signal must not end the process.
-                *(() if preemption is None else (preemption.close,)),
+                *preemption,
                 self._trackers.finish,
-                self.processes.destroy_process_group,
-            )
+                self.state.destroy_process_group,
+            ]
         )
 
     # Processes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.state.device
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -373,107 +325,14 @@ class Accelerator:
         return self.state.distributed_type
 
     @property
-    def num_processes(self) -> int:
-        """Number of processes on all machines."""
-        return self.state.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process in the run."""
-        return self.state.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its machine."""
-        return self.state.local_process_index
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there is more than one process."""
-        return self.state.use_distributed
-
-    @property
     def multi_device(self) -> bool:
         """Whether there are several processes, each with its own accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
     @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self.state.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is rank 0 of its machine."""
-        return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self.state.is_last_process
-
-    @property
     def mixed_precision(self) -> str:
         """Precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
         return self.state.mixed_precision
-
-    def wait_for_everyone(self) -> None:
-        """Block until every rank has called it."""
-        self.state.wait_for_everyone()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the local main process of each machine only."""
-        self.state.print(*args, **kwargs)
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
-
-            with accelerator.main_process_first():
-                dataset = dataset.map(tokenize)
-
-        Every rank must enter it.
-        """
-        return self.state.main_process_first()
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on each machine's rank 0 first, then on its other ranks. Every rank must enter it."""
-        return self.state.local_main_process_first()
-
-    def split_between_processes(
-        self, inputs: Any, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Split `inputs` into one contiguous part per rank; remainders go to the first ranks.
-
-            with accelerator.split_between_processes(prompts) as local_prompts:
-                outputs = [pipeline(prompt) for prompt in local_prompts]
-
-        Args:
-            inputs: A list, a tuple, a dict of these, a tensor (split along dimension 0) or a data set.
-            apply_padding: Repeat the last item so that all ranks get the same number.
-        """
-        return self.state.split_between_processes(inputs, apply_padding=apply_padding)
-
-    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run on rank 0 only; it returns None elsewhere."""
-        return self.processes.on_main_process(function)
-
-    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run on each machine's rank 0 only; it returns None elsewhere."""
-        return self.processes.on_local_main_process(function)
-
-    def on_last_process(self, function: Callable[..., Any]) -> Any:
-        """Decorate `function` to run on the last rank only; it returns None elsewhere."""
-        return self.processes.on_last_process(function)
-
-    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Decorate `function` to run on rank `process_index` only; it returns None elsewhere."""
-        return self.processes.on_process(function, process_index=process_index)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Any:
-        """Decorate `function` to run on one local rank of each machine only; it returns None elsewhere."""
-        return self.processes.on_local_process(function, local_process_index=local_process_index)
 
     def set_trigger(self) -> None:
         """Set a flag on this rank, which the next `check_trigger` reports on all ranks."""
@@ -573,8 +432,9 @@ class Accelerator:
         `cp` axis, or without buffers, the context manager is a no-op.
 
             buffers = [input_ids, shifted_labels, position_ids]
-            with accelerator.maybe_context_parallel(buffers, buffer_seq_dims=[1, 1, 1],
-            no_restore_buffers=set(buffers)):
+            with accelerator.maybe_context_parallel(
+                buffers, buffer_seq_dims=[1, 1, 1], no_restore_buffers=set(buffers)
+            ):
                 loss = model(input_ids, shift_labels=shifted_labels, position_ids=position_ids).loss
                 accelerator.backward(loss)
 
@@ -630,7 +490,11 @@ class Accelerator:
 
     @native_amp.setter
     def native_amp(self, value: bool) -> None:
-        engine.check_native_amp(self._precision, value)
+        if value != self.native_amp:  # training scripts turn it off on MPS, where nothing is cast by default
+            raise ConfigError(
+                f"`native_amp` follows `mixed_precision`, which is {self.mixed_precision}, and cannot be {value}. "
+                f"Build the Accelerator with `mixed_precision={'bf16' if value else 'no'}`."
+            )
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
@@ -727,7 +591,7 @@ class Accelerator:
             ConfigError: If `device_placement` has another length than `objects`, if an optimizer updates parameters of
                 no prepared model on several processes, or if a device map has placed a model on several devices.
         """
-        return self._preparer.prepare(objects, device_placement)
+        return self._prepared.prepare(objects, device_placement)
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a device map has placed `model` on several devices."""
@@ -743,15 +607,15 @@ class Accelerator:
             device_placement: Whether to move it to the device. Default: the Accelerator's setting.
             evaluation_mode: For models that are not trained: no wrapper that synchronizes gradients.
         """
-        return self._preparer.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        return self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
         """Prepare one optimizer; its model must have been prepared. See `prepare`."""
-        return self._preparer.prepare_optimizer(optimizer, device_placement)
+        return self._prepared.prepare_optimizer(optimizer, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
         """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
-        return self._preparer.prepare_scheduler(scheduler)
+        return self._prepared.prepare_scheduler(scheduler)
 
     def prepare_data_loader(
         self,
@@ -766,14 +630,15 @@ class Accelerator:
             device_placement: Whether to move batches to the device. Default: the Accelerator's setting.
             slice_fn_for_dispatch: With `dispatch_batches`, returns a rank's slice of a batch.
         """
-        ready = self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        ready = self._prepared.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         if self._preemption is not None:
             self._preemption.keep_workers(ready)
         return ready
 
+    @contextmanager
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Train on a different number of batches per rank: finished ranks join the collectives of the others.
 
             with accelerator.join_uneven_inputs([model], even_batches=False):
@@ -785,7 +650,8 @@ class Accelerator:
             even_batches: Overrides this setting of prepared loaders inside the block. Dispatched loaders keep theirs,
                 with a warning.
         """
-        return self._preparer.join_uneven_inputs(joinables, even_batches)
+        with self._stepper.over_uneven_inputs(), self._prepared.join_uneven_inputs(joinables, even_batches):
+            yield
 
     def free_memory(self, *objects: Any) -> Any:
         """Release everything that was prepared, reset the accumulation, and empty the device's cache.
@@ -796,7 +662,9 @@ class Accelerator:
             *objects: The caller's references. A None is returned for each, to be assigned to them.
         """
         self._checkpointer.release_memory()
-        return self._preparer.free_memory(objects)
+        self._prepared.clear()
+        self._stepper.reset()
+        return accel_ops.release_memory(*objects)
 
     def clear(self, *objects: Any) -> Any:
         """Alias of `free_memory`."""
@@ -1134,8 +1002,6 @@ class Accelerator:
             ConfigError: If an argument is invalid.
             StateError: If signals are being handled already, or outside the main thread.
         """
-        from accel.preemption import SIGNALS, Preemption
-
         if self._preemption is not None and self._preemption.is_open:
             raise StateError(
                 "Preemption is being handled already. Call `close()` on the result of the first call."
@@ -1146,7 +1012,7 @@ class Accelerator:
             exit_code=exit_code,
             end=self.end_training,
         )
-        for loader in self._prepared.loaders:
+        for loader in self._prepared.loaders.values():
             self._preemption.keep_workers(loader)
         self._stepper.call_on_window_end(self._preemption.advance)
         return self._preemption
@@ -1243,7 +1109,9 @@ class Accelerator:
         """
         self._checkpointer.register(*objects)
 
-    def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
+    def register_save_state_pre_hook(
+        self, hook: Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
+    ) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
         `models` are the prepared models without wrappers. A hook that removes an entry from `weights` must save it
@@ -1254,7 +1122,7 @@ class Accelerator:
         """
         return self._checkpointer.add_save_hook(hook)
 
-    def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
+    def register_load_state_pre_hook(self, hook: Callable[[list[nn.Module], str], None]) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
         `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
@@ -1285,7 +1153,7 @@ class Accelerator:
         blocking: Literal[False],
         metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
-    ) -> SaveHandle: ...
+    ) -> accel_checkpoint.SaveHandle: ...
 
     def save_state(
         self,
@@ -1295,7 +1163,7 @@ class Accelerator:
         blocking: bool = True,
         metrics: Mapping[str, float | Tensor] | None = None,
         **save_model_func_kwargs: Any,
-    ) -> str | SaveHandle:
+    ) -> str | accel_checkpoint.SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
 
             accelerator.save_state("checkpoints/step_1000")
@@ -1425,18 +1293,18 @@ class Accelerator:
         return self.configuration.project.logging_dir
 
     @property
-    def log_with(self) -> list[str | GeneralTracker]:
+    def log_with(self) -> list[str | accel_trackers.GeneralTracker]:
         """The trackers to start, as selected by `log_with`."""
         return self._trackers.chosen
 
     @log_with.setter
-    def log_with(self, value: Sequence[str | LoggerType | GeneralTracker]) -> None:
+    def log_with(self, value: Sequence[str | LoggerType | accel_trackers.GeneralTracker]) -> None:
         self._trackers.choose(value)
 
     @property
-    def trackers(self) -> list[GeneralTracker]:
+    def trackers(self) -> list[accel_trackers.GeneralTracker]:
         """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
-        return self._trackers.taken()
+        return self._trackers.take_all()
 
     def init_trackers(
         self,
@@ -1444,7 +1312,7 @@ class Accelerator:
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
         *,
-        on_error: OnError = "warn",
+        on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
         """Start a run in every tracker of `log_with`. Every rank must call it.
 

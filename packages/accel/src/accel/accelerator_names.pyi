@@ -1,10 +1,10 @@
 from accel.checkpoints.state_functions import load_accelerator_state as load_accelerator_state
 from accel.checkpoints.state_functions import save_accelerator_state as save_accelerator_state
-from accel.functions.general import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
-from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import wait_for_everyone as wait_for_everyone
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
+from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
 from accel_backends import AcceleratedScheduler as AcceleratedScheduler
 from accel_backends import AORecipeKwargs as AORecipeKwargs
@@ -44,7 +44,7 @@ from accel_backends.sharding.single_steps import (
     fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
 )
 from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME

@@ -1,6 +1,6 @@
 from accel.checkpoints.state_functions import load_accelerator_state as load_accelerator_state
 from accel.checkpoints.state_functions import save_accelerator_state as save_accelerator_state
-from accel.functions.general import get_pretty_name as get_pretty_name
+from accel.functions import get_pretty_name as get_pretty_name
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME

@@ -1,4 +1,4 @@
-"""Local SGD: every rank trains on its own for some steps, then all take the mean of their weights.
+"""Local SGD: every rank trains separately for some steps, then the weights of all ranks are averaged.
 
 Stich, "Local SGD Converges Fast and Communicates Little", https://arxiv.org/abs/1805.09767
 """
@@ -27,13 +27,13 @@ class LocalSGD:
         accelerator: The accelerator that prepared `model`.
         model: The prepared model.
         local_sgd_steps: Calls of `step` from one averaging to the next.
-        enabled: Off: gradients are synchronized as usual, and `step` does nothing.
+        enabled: If False, gradients are synchronized as usual, and `step` does nothing.
 
     The weights are averaged once more at the end of the block. With one process the block changes nothing.
     Parameters may not be added or removed inside the block, as with DDP.
 
     Raises:
-        ConfigError: If the strategy does not keep the whole model on every rank, or the steps are below 1.
+        ConfigError: If the strategy does not replicate the model on every rank, or the steps are below 1.
     """
 
     def __init__(

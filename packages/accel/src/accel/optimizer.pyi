@@ -1,4 +1,4 @@
-from accel.functions.general import patch_optimizer_step as patch_optimizer_step
+from accel.functions import patch_optimizer_step as patch_optimizer_step
 from accel_backends import AcceleratedOptimizer as AcceleratedOptimizer
 from accel_backends import move_to_device as move_to_device
 from accel_ops import honor_type as honor_type

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -20,9 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.utils.data import DataLoader
 
 import accel_data
-from accel_checkpoint.ranks.agreement import StoreAgreement
 from accel_state import current_runtime
-from accel_state.errors import CheckpointError, ConfigError, StateError
+from accel_state.errors import ConfigError, StateError
 
 SIGNALS: tuple[int, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
@@ -37,6 +36,9 @@ POLL_S = 0.5
 
 AGREEMENT_TIMEOUT_S = 60.0
 """How long to wait for the answers of the other ranks; their watcher threads send them at once."""
+
+ANSWER_POLL_S = 0.01
+"""How often a rank checks for the answers of the other ranks."""
 
 LEAVE_TIMEOUT_S = 5.0
 """How long rank 0 waits for the other ranks to stop using the store, which may end with rank 0."""
@@ -280,8 +282,8 @@ class PreemptionSync:
     def _watch(self) -> None:
         try:
             is_asked = self._wait_for_request()
-            if self._store is not None:
-                (self._agree_on_last_step if is_asked else self._leave)(self._store)
+            if self._store is not None and (not is_asked or self._agree_on_last_step(self._store)):
+                self._leave(self._store)
         except RuntimeError as error:  # torch's, from the store
             self._failure = f"The ranks could not agree when to stop: {error}"
         finally:
@@ -304,7 +306,8 @@ class PreemptionSync:
 
     def _has_rank_0_left(self) -> bool:
         """Whether rank 0 has ended its training, so that no agreement is possible any more."""
-        if self._store is None or self._rank == 0 or not self._store.check(["rank_0_left"]):
+        store = self._store
+        if store is None or self._rank == 0 or not store.check(["rank_0_left"]) or store.check(["last_step"]):
             return False
         self._failure = "The ranks could not agree when to stop: rank 0 has ended its training."
         return True
@@ -322,21 +325,35 @@ class PreemptionSync:
         while store.add("num_left", 0) < self._world_size - 1 and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def _agree_on_last_step(self, store: Store) -> None:
+    def _agree_on_last_step(self, store: Store) -> bool:
+        """Report this rank's next step, and wait for the largest one that any rank has reported."""
         # Set the flag before reading the step: the main thread then either waits at its next step, or has already
         # counted that step.
         self._is_pending = True
-        agreement = StoreAgreement(
-            store,
-            rank=self._rank,
-            world_size=self._world_size,
-            deadline_s=AGREEMENT_TIMEOUT_S,
-            presence=_RankZeroPresence(store),
-        )
-        try:
-            self._last_step = int(agreement.agree("stop", str(self._step + 1), _largest))
-        except CheckpointError as error:
-            self._failure = f"The ranks could not agree when to stop: {error}"
+        steps = [f"step/{rank}" for rank in range(self._world_size)]
+        store.set(steps[self._rank], str(self._step + 1))
+        is_complete = (
+            store.add("num_steps", 1) == self._world_size
+        )  # the last rank determines the result for all
+        deadline = time.monotonic() + AGREEMENT_TIMEOUT_S
+        while not store.check(["last_step"]):
+            if not is_complete and time.monotonic() > deadline:
+                missing = [str(rank) for rank, key in enumerate(steps) if not store.check([key])]
+                if missing:
+                    self._failure = (
+                        f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
+                        f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
+                    )
+                    return False
+                is_complete = True  # the last rank has ended in between
+            if is_complete:
+                store.set("last_step", str(max(int(store.get(key)) for key in steps)))
+            elif self._has_rank_0_left():
+                return False
+            else:
+                time.sleep(ANSWER_POLL_S)
+        self._last_step = int(store.get("last_step"))
+        return True
 
     def _enforce(self, grace_period_s: float) -> None:
         assert self.asked_at is not None
@@ -348,20 +365,3 @@ class PreemptionSync:
         )
         sys.stderr.flush()
         os._exit(self._exit_code)
-
-
-class _RankZeroPresence:
-    """Reports rank 0 as ended once its training has ended; watches no other rank."""
-
-    num_bytes = 0
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that will never answer."""
-        return [0] if 0 in ranks and self._store.check(["rank_0_left"]) else []
-
-
-def _largest(steps: Sequence[str]) -> str:
-    return str(max(map(int, steps)))

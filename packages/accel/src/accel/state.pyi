@@ -1,5 +1,5 @@
-from accel.functions.general import ThreadLocalSharedDict as ThreadLocalSharedDict
-from accel.functions.general import do_nothing as do_nothing
+from accel.functions import ThreadLocalSharedDict as ThreadLocalSharedDict
+from accel.functions import do_nothing as do_nothing
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import DistributedType as DistributedType
 from accel_state import DynamoBackend as DynamoBackend

@@ -58,7 +58,7 @@ def test_the_metrics_of_rank_0_count_and_an_error_in_them_holds_up_no_rank(
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"total_limit": 2, "automatic_checkpoint_naming": True}, "both say how many"),
+        ({"total_limit": 2, "automatic_checkpoint_naming": True}, "both set the number"),
         ({}, "`retention` is for numbered checkpoints"),
     ],
 )

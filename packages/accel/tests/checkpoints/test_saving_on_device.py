@@ -34,7 +34,7 @@ def test_a_background_save_has_the_values_at_the_time_of_the_call_on_a_device(tm
         assert torch.equal(torch.rand(3, device=accelerator.device), drawn)
     assert all(
         buffer.is_pinned()
-        for buffer in accelerator._checkpointer._saver._buffers._buffers.values()
+        for buffer in accelerator._checkpointer._saver._buffers._buffers
         if buffer.numel() > 1
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat
 from accel_state.registry import Registry
@@ -10,31 +11,58 @@ from accel_state.registry import Registry
 FORMATS: Registry[Callable[[], CheckpointFormat]] = Registry("checkpoint format", "accel.checkpoint_formats")
 
 
+@dataclass(frozen=True, slots=True)
+class SavedFormats:
+    """The format of each model and optimizer in a checkpoint, by index."""
+
+    models: dict[int, CheckpointFormat] = field(default_factory=dict)
+    optimizers: dict[int, CheckpointFormat] = field(default_factory=dict)
+
+
 def format_called(name: str) -> CheckpointFormat:
     """Return the format of that name.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If it is unknown.
     """
     return FORMATS.get(name)()
 
 
-def formats_of_models(names: Collection[str]) -> dict[int, CheckpointFormat]:
-    """Return the format of each model in the files of a checkpoint, by index.
+def saved_formats(
+    names: Collection[str],
+    *,
+    form: CheckpointFormat,
+    saved_as: str = "",
+    num_models: int,
+    num_optimizers: int,
+) -> SavedFormats:
+    """Return the formats in which models and optimizers are in a checkpoint.
 
-    If several formats recognize the files, it is the first of them by name, on every rank the same.
+    Formats are asked in turn until all prepared objects are found. The first is the one that the manifest names, then
+    follow the others by name, on every rank the same.
+
+    Args:
+        names: The files of the checkpoint.
+        form: The format of the run, which comes first if the checkpoint has no manifest.
+        saved_as: The format that the manifest names; empty if there is none.
+        num_models: Number of prepared models.
+        num_optimizers: Number of prepared optimizers.
+
+    Raises:
+        UnknownNameError: If no format is called ``saved_as``.
     """
-    formats: dict[int, CheckpointFormat] = {}
-    for form in map(format_called, FORMATS.names()):
-        for index in form.model_numbers(names):
-            formats.setdefault(index, form)
-    return formats
+    saved = SavedFormats()
+    for one in _in_turn(form, saved_as):
+        for index in one.model_numbers(names):
+            saved.models.setdefault(index, one)
+        for index in one.optimizer_numbers(names):
+            saved.optimizers.setdefault(index, one)
+        if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
+            break
+    return saved
 
 
-def formats_of_optimizers(names: Collection[str]) -> dict[int, CheckpointFormat]:
-    """Return the format of each optimizer in the files of a checkpoint, by index."""
-    formats: dict[int, CheckpointFormat] = {}
-    for form in map(format_called, FORMATS.names()):
-        for index in form.optimizer_numbers(names):
-            formats.setdefault(index, form)
-    return formats
+def _in_turn(form: CheckpointFormat, saved_as: str) -> Iterator[CheckpointFormat]:
+    first = form if saved_as in ("", form.name) else format_called(saved_as)
+    yield first
+    yield from (format_called(name) for name in FORMATS.names() if name != first.name)

@@ -1,21 +1,15 @@
-"""Each state whole, in the files that every reader of safetensors or `torch.load` knows."""
+"""Full tensors, in the files that every reader of safetensors or `torch.load` knows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
-    SavedState,
-)
+from accel_backends.checkpoint_formats.named import NamedFormat, SavedState, check_optimizer_state
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
@@ -24,13 +18,14 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     weight_format,
 )
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import files_of_model, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_model
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import CollectiveFile, PendingFile, TorchFile, pending_weights
 
 
-class FullFormat(CheckpointFormat):
+class FullFormat(NamedFormat):
     """`model.safetensors` or `pytorch_model.bin`, or shards of them by size and an index, and `optimizer.bin`."""
 
     name: ClassVar[str] = "full"
@@ -38,66 +33,54 @@ class FullFormat(CheckpointFormat):
     opens_all: ClassVar[bool] = True
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models that have files in this format."""
+        """Return the indexes of the models that have weight files."""
         return numbers_of_models(names)
-
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return the weight files; parts of a tensor are gathered while it is written."""
-        whole = deferred_state(state, is_writer=choices.is_writer)
-        files = pending_weights(whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
-        return _shared_out(files, choices)
-
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return the file; parts of a tensor are gathered while it is written."""
-        content = deferred_optimizer_state(state, is_writer=choices.is_writer)
-        file = TorchFile(self.optimizer_file(index), content)
-        return _shared_out([file], choices)
-
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[WholeState]:
-        """Give the state, mapped from its files."""
-        with open_weights(files_of_model(folder, index)) as state:
-            yield WholeState(state)
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have a file."""
         return numbers_of(OPTIMIZER_NAME, names)
 
     def model_file(self, index: int) -> str:
-        """Return the name that messages use for the files of a model."""
+        """Return the name of the weight files in messages."""
         return weight_format(index, safe=True).whole
 
     def optimizer_file(self, index: int) -> str:
         """Return the file of an optimizer."""
         return numbered_file(OPTIMIZER_NAME, index)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the weight files; each sharded tensor is gathered when it is written."""
+        if _is_sharded(state.values()):
+            state = deferred_state(state, is_writer=choices.is_writer)
+        files = pending_weights(state, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
+        return assigned(files, choices)
+
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return the file; sharded tensors are gathered when it is written."""
+        content = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
+        if _is_sharded(value for values in content["state"].values() for value in values.values()):
+            content = deferred_optimizer_state(content, is_writer=choices.is_writer)
+        return assigned([TorchFile(self.optimizer_file(index), content)], choices)
+
+    def open_state(self, files: SavedFiles, *, index: int) -> FullState:
+        """Return the state, mapped from its files."""
+        return FullState(read_model(files, index))
+
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
-        state: Mapping[str, Any] = read_torch_file(
-            checked_file(folder, self.optimizer_file(index)), mmap=True
-        )
+        file = files.path(self.optimizer_file(index))
+        state: Mapping[str, Any] = read_torch_file(file, mmap=True)
+        check_optimizer_state(optimizer, state)
         return state
 
 
-def _shared_out(files: Sequence[PendingFile], choices: SaveChoices) -> Files:
-    """Return what this rank does about files that may hold deferred tensors: write, take part, or nothing."""
-    own: list[PendingFile] = []
-    collective: list[CollectiveFile] = []
-    for file in files:
-        if order := file.deferred():
-            collective.append(CollectiveFile(order, file if choices.is_writer else None))
-        elif choices.is_writer:
-            own.append(file)
-    return Files(own, collective)
-
-
-class WholeState(SavedState):
-    """The state of a model, whole.
+class FullState(SavedState):
+    """The state of a model in full tensors.
 
     Args:
-        state: It.
+        state: The state.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -111,5 +94,21 @@ class WholeState(SavedState):
         }
 
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the tensors as they are mapped."""
+        """Return the tensors, mapped from their files."""
         return self._state
+
+
+def assigned(files: Sequence[PendingFile], choices: SaveChoices) -> Files:
+    """Split files into those that this rank writes and those that all ranks write together, with deferred tensors."""
+    own: list[PendingFile] = []
+    collective: list[CollectiveFile] = []
+    for file in files:
+        if order := file.deferred():
+            collective.append(CollectiveFile(order, file if choices.is_writer else None))
+        elif choices.is_writer:
+            own.append(file)
+    return Files(own, collective)
+
+
+def _is_sharded(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, (DTensor, DeferredTensor)) for value in values)

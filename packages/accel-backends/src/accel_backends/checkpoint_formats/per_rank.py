@@ -1,20 +1,23 @@
-"""Each rank writes what it holds, as it holds it, and is the only one to read it."""
+"""Each rank writes what it holds, as it holds it, and reads it again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
-from accel_backends.checkpoint_formats.own_state import OwnState
+from torch import nn
+
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
     Files,
-    Parameters,
+    PreparedOptimizer,
     SaveChoices,
-    SavedState,
+    SavedModel,
 )
+from accel_backends.flat_sharding.own_values import RankParts
+from accel_backends.optimizer import in_memory
+from accel_backends.strategies.protocol import HoldsParts, Strategy
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,
@@ -22,108 +25,163 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
-from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 
-class PerRankFormat(CheckpointFormat):
-    """`pytorch_model_fsdp_rank0.bin`, `optimizer_rank0.bin` and so on: the parts of flat parameters as they are.
+class PartsFormat(CheckpointFormat):
+    """A format of what the ranks of a strategy hold, in the form in which they hold it."""
 
-    Nothing is gathered. Only as many ranks read them, with the same model, cut in the same way.
+    parts: ClassVar[str]
+    """What such a checkpoint holds, in messages."""
+    hint: ClassVar[str] = ""
+    """How to change the strategy of a run, if its strategy can save in another format."""
+
+    @abstractmethod
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
+        """Return the parts of a model for those that this rank holds.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged.
+        """
+
+    def model_state(self, strategy: Strategy, model: nn.Module) -> Mapping[str, Any]:
+        """Return the parts of this rank."""
+        return self.holder(strategy).parts_of_model(model)
+
+    def holder(self, strategy: Strategy) -> HoldsParts:
+        """Return the strategy, if its ranks hold parts.
+
+        Raises:
+            CheckpointError: If they do not.
+        """
+        if not isinstance(strategy, HoldsParts):
+            raise CheckpointError(
+                f"The format `{self.name}` holds {self.parts}, and this run has none. Load such a checkpoint with the "
+                f"strategy that saved it. {self.hint}".rstrip()
+            )
+        return strategy
+
+    def open_model(
+        self,
+        files: SavedFiles,
+        strategy: Strategy,
+        model: nn.Module,
+        *,
+        index: int,
+        key_map: Mapping[str, str] | None = None,
+    ) -> SavedModel:
+        """Return the parts of a model."""
+        if key_map:
+            raise ConfigError(
+                f"`key_map` does not apply to `{self.model_file(index)}`: each rank reads what it wrote, whatever its "
+                'names. Save with `state_dict_type="SHARDED_STATE_DICT"`.'
+            )
+        return self.open_parts(files, self.holder(strategy).parts_of_model(model), index=index)
+
+
+class PerRankFormat(PartsFormat):
+    """`pytorch_model_fsdp_rank0.bin`, `optimizer_rank0.bin` and so on: shards of flat parameters as they are.
+
+    Nothing is gathered. Only as many ranks can read them, with the same model and the same flat parameters.
     """
 
     name: ClassVar[str] = "per_rank"
+    parts: ClassVar[str] = "parts of flat parameters, as `fsdp_version=1` has them"
+    hint: ClassVar[str] = 'To change it, save with `state_dict_type="SHARDED_STATE_DICT"` there.'
     needs_shared_disk: ClassVar[bool] = False
-    is_per_rank: ClassVar[bool] = True
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the models that have files in this format."""
         return numbers_of_ranked(SHARDED_MODEL_NAME, names)
-
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return the file of this rank, for what `Strategy.own_model_state` returned."""
-        return _file(SHARDED_MODEL_NAME, cast(OwnState, state), index)
-
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return the file of this rank, for what `Strategy.own_optimizer_state` returned."""
-        return _file(OPTIMIZER_NAME, cast(OwnState, state), index)
-
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[SavedParts]:
-        """Give the parts; each rank reads its own."""
-        yield SavedParts(folder, index)
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have files in this format."""
         return numbers_of_ranked(OPTIMIZER_NAME, names)
 
     def model_file(self, index: int) -> str:
-        """Return the name that messages use for the files of a model."""
+        """Return the name of the files of a model in messages."""
         return file_of_rank(SHARDED_MODEL_NAME, index, 0)
 
     def optimizer_file(self, index: int) -> str:
-        """Return the name that messages use for the files of an optimizer."""
+        """Return the name of the files of an optimizer in messages."""
         return file_of_rank(OPTIMIZER_NAME, index, 0)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state that this rank wrote; ``parameters`` gives what `Strategy.own_optimizer_state` returned."""
-        return _read(folder, OPTIMIZER_NAME, cast(OwnState, parameters()), index)
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the file of this rank."""
+        return _files(SHARDED_MODEL_NAME, cast(RankParts, state), index)
+
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return the file of this rank."""
+        own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
+        return _files(OPTIMIZER_NAME, cast(RankParts, own), index)
+
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> _SavedParts:
+        """Return the parts; each rank reads its own."""
+        return _SavedParts(files, cast(RankParts, own), index)
+
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state that this rank wrote, mapped from its file."""
+        own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
+        return _read(files, OPTIMIZER_NAME, cast(RankParts, own), index)
+
+    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
+        """Copy the state into the optimizer, which has the same flat parameters."""
+        inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
+        optimizer.optimizer.load_state_dict(in_memory(inner, state))
 
 
-class SavedParts(SavedState):
-    """What each rank wrote of a model.
+class _SavedParts(SavedModel):
+    """What each rank wrote of a model, for what it holds now."""
 
-    Args:
-        folder: The folder of the checkpoint.
-        index: Which model it is.
-    """
-
-    is_per_rank: ClassVar[bool] = True
-
-    def __init__(self, folder: Path, index: int) -> None:
-        self._folder = folder
+    def __init__(self, files: SavedFiles, own: RankParts, index: int) -> None:
+        self._files = files
+        self._own = own
         self._index = index
 
-    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
-        """Return nothing: what matters is which part of the whole a rank holds, and `read` compares that."""
-        return {}
-
-    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that this rank wrote, mapped from its file.
+    def misfits(self) -> list[str]:
+        """Return nothing: parts that do not fit raise an error.
 
         Raises:
-            CheckpointError: If another number of ranks wrote them, or of a model that was cut otherwise.
+            CheckpointError: If another number of ranks wrote them, or of a model that was sharded differently.
         """
-        return _read(self._folder, SHARDED_MODEL_NAME, cast(OwnState, own), self._index)
+        self._read()
+        return []
+
+    def load(self) -> list[str]:
+        self._own.fill(self._read())
+        return []
+
+    def _read(self) -> Mapping[str, Any]:
+        return _read(self._files, SHARDED_MODEL_NAME, self._own, self._index)
 
 
-def _file(stem: str, own: OwnState, index: int) -> Files:
-    content = {"rank": own.rank, "num_ranks": own.num_ranks, "cut": own.cut, "values": dict(own)}
+def _files(stem: str, own: RankParts, index: int) -> Files:
+    content = {"rank": own.rank, "num_ranks": own.num_ranks, "cut": own.slices, "values": dict(own)}
     return Files([TorchFile(file_of_rank(stem, index, own.rank), content)])
 
 
-def _read(folder: Path, stem: str, own: OwnState, index: int) -> Mapping[str, Any]:
+def _read(files: SavedFiles, stem: str, own: RankParts, index: int) -> Mapping[str, Any]:
     name = file_of_rank(stem, index, own.rank)
-    ranks = ranks_of(stem, index, files_below(folder))
-    # A rank that has no file learns from another's how many there were.
+    ranks = ranks_of(stem, index, files.names)
+    # A rank without a file reads the number of ranks in that of another.
     found = file_of_rank(stem, index, ranks[0]) if ranks and own.rank not in ranks else name
-    content = read_torch_file(checked_file(folder, found), mmap=True)
+    content = read_torch_file(files.path(found), mmap=True)
     if content["num_ranks"] != own.num_ranks:
         raise _misfit(found, f"it is of {content['num_ranks']} ranks, and this run has {own.num_ranks}")
     if found != name:
         raise CheckpointError(
-            f"`{name}`, the part of rank {own.rank}, is missing in `{folder}`. Copy it there."
+            f"`{name}`, the part of rank {own.rank}, is missing in `{files.folder}`. Copy it there."
         )
-    if own.cut is None:
-        raise _misfit(
-            name, "it holds parts of flat parameters, as `fsdp_version=1` has them, and this run has none"
-        )
-    differing = [key for key in {**content["cut"], **own.cut} if content["cut"].get(key) != own.cut.get(key)]
+    if own.slices is None:
+        raise _misfit(name, f"it holds {PerRankFormat.parts}, and this run has none")
+    differing = [
+        key for key in {**content["cut"], **own.slices} if content["cut"].get(key) != own.slices.get(key)
+    ]
     if differing:
         raise _misfit(
             name, f"`{differing[0]}` was cut from other tensors, or in another way, than in this run"

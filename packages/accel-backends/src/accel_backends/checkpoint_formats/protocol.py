@@ -1,19 +1,18 @@
-"""What every format of a checkpoint offers."""
+"""The protocol of checkpoint formats: how the states of models and optimizers are stored in files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
-from accel_checkpoint.saving.pending_files import CollectiveFile, MergedFile, PendingFile
-
-Parameters = Callable[[], Mapping[str, torch.Tensor]]
-"""Gives the parameters of an optimizer by name, in the order of their numbers."""
+from accel_backends.strategies.protocol import Strategy
+from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.pending_files import Files as Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +21,9 @@ class SaveChoices:
 
     Attributes:
         rank: This process.
-        is_writer: Whether it writes what every rank holds.
-        safe: safetensors, rather than `torch.save`, where the format leaves the choice.
-        max_shard_size: Largest size of one weight file; None: as large as it gets.
+        is_writer: Whether it writes what every rank has in full.
+        safe: Whether weights are written as safetensors and not by `torch.save`, if the format offers both.
+        max_shard_size: Maximum size of one weight file; None writes a single file.
         engine_options: Further arguments for an engine that saves by itself.
     """
 
@@ -36,110 +35,131 @@ class SaveChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """The files of one state.
+class PreparedOptimizer:
+    """An optimizer that a strategy has prepared.
 
     Attributes:
-        own: Those that this rank writes.
-        collective: Those that all ranks write together.
-        merged: Those that rank 0 writes when all ranks have written theirs.
+        strategy: The strategy.
+        optimizer: The optimizer, as `Strategy.prepare_optimizer` returned it.
+        models: The prepared models; its parameters have their names in them.
+        names_in_file: Names that parameters have in a checkpoint, by their names in the models, as far as they differ.
     """
 
-    own: Sequence[PendingFile] = ()
-    collective: Sequence[CollectiveFile] = ()
-    merged: Sequence[MergedFile] = ()
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    models: Sequence[nn.Module]
+    names_in_file: Mapping[str, str] = field(default_factory=dict)
 
 
-class SavedState(Protocol):
-    """A state in a checkpoint, of which only names and shapes are known before it is read."""
+class SavedModel(ABC):
+    """The state of a model in a checkpoint, and the prepared model that it is loaded into."""
 
-    is_per_rank: ClassVar[bool] = False
-    """Whether it is compared with, and copied into, what `Strategy.own_model_state` returns."""
+    names_in_file: Mapping[str, str] = {}
+    """Names of weights in the checkpoint, by those in the model, as far as they differ."""
 
-    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
-        """Return the shape of each tensor in whole, None for other values."""
-        ...
+    @abstractmethod
+    def misfits(self) -> list[str]:
+        """Return what does not fit, in words; loads nothing.
 
-    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a strategy loads in place of ``own``: whole tensors, or those of ``own``, filled.
-
-        Where those of ``own`` are deferred, they are too.
+        Raises:
+            CheckpointError: If the state is that of another number of ranks, and only as many can read it.
         """
-        ...
+
+    @abstractmethod
+    def load(self) -> list[str]:
+        """Copy the state into the model, and return the misfits that only the model itself detects."""
 
 
-class CheckpointFormat(Protocol):
-    """Writes states to files, and reads them back; chosen by the strategy to save, and by what is there to load.
+class CheckpointFormat(ABC):
+    """Writes the states of models and optimizers to files and reads them.
 
-    States are what `Strategy.local_model_state` and `Strategy.local_optimizer_state` return: tensors of which this
-    rank holds a part are `DTensor`s. Every rank makes the same calls.
+    A strategy names the format that it saves in; a checkpoint is read in the format that its manifest or its file
+    names tell. Every rank makes the same calls.
     """
 
     name: ClassVar[str]
     needs_shared_disk: ClassVar[bool]
     """Whether all ranks must write to one file system."""
-    is_per_rank: ClassVar[bool] = False
-    """Whether states are what `Strategy.own_model_state` and `Strategy.own_optimizer_state` return, which is also what
-    `read_optimizer` takes in place of parameters, and what it returns is for the optimizer itself to load."""
     opens_all: ClassVar[bool] = False
     """Whether `open_model` and `read_optimizer` open all files, so that these may be replaced before they are read."""
     save_arguments: ClassVar[frozenset[str]] = frozenset()
-    """Arguments of `save_state` that only this format knows, which it finds in `SaveChoices.engine_options`."""
+    """Arguments of `save_state` that only this format knows; they are in `SaveChoices.engine_options`."""
 
+    @abstractmethod
     def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the sorted indexes of the models that ``names``, the files of a checkpoint, hold in this format."""
-        ...
+        """Return the sorted indexes of the models in this format among ``names``, the files of a checkpoint."""
 
+    @abstractmethod
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the sorted indexes of the optimizers in this format among ``names``."""
+
+    @abstractmethod
+    def model_file(self, index: int) -> str:
+        """Return the name of the files of a model in messages."""
+
+    @abstractmethod
+    def optimizer_file(self, index: int) -> str:
+        """Return the name of the file or folder of an optimizer."""
+
+    @abstractmethod
+    def model_state(self, strategy: Strategy, model: nn.Module) -> Mapping[str, Any]:
+        """Return the state of a prepared model that `model_files` takes. It may communicate.
+
+        Raises:
+            CheckpointError: If the format cannot hold what the strategy has.
+        """
+
+    @abstractmethod
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
         """Return the files of a model.
 
         Raises:
             CheckpointError: If the format cannot hold the state.
         """
-        ...
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return the files of an optimizer.
+    @abstractmethod
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return the files of an optimizer. It may communicate.
+
+        Raises:
+            CheckpointError: If the format cannot hold the state.
+        """
+
+    @abstractmethod
+    def open_model(
+        self,
+        files: SavedFiles,
+        strategy: Strategy,
+        model: nn.Module,
+        *,
+        index: int,
+        key_map: Mapping[str, str] | None = None,
+    ) -> SavedModel:
+        """Request the files of a model, and return its state, of which only names and shapes have been read.
 
         Args:
-            state: Its state, in which parameters have numbers.
-            parameters: Its parameters by name, in the order of their numbers; called where needed.
-            index: Which optimizer it is.
-            choices: How this rank takes part.
-        """
-        ...
-
-    def open_model(self, folder: Path, *, index: int) -> AbstractContextManager[SavedState]:
-        """Give the state of a model; it can be read inside the context.
+            files: The files of the checkpoint.
+            strategy: The strategy that prepared the model.
+            model: The prepared model.
+            index: Index of the model in the checkpoint.
+            key_map: Prefixes of names in the model, by the prefixes in the checkpoint.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
+            ConfigError: If ``key_map`` does not apply.
         """
-        ...
 
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the sorted indexes of the optimizers that ``names`` hold in this format."""
-        ...
-
-    def model_file(self, index: int) -> str:
-        """Return the name that messages use for the files of a model."""
-        ...
-
-    def optimizer_file(self, index: int) -> str:
-        """Return the name of the file or folder of an optimizer."""
-        ...
-
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state of an optimizer: whole tensors, or parts placed like the parameters, or deferred like them.
-
-        Args:
-            folder: The folder of the checkpoint.
-            parameters: The parameters of the optimizer by name, in the order of their numbers; called where needed.
-            index: Which optimizer it is.
+    @abstractmethod
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state of an optimizer, which may be mapped from its files; changes nothing.
 
         Raises:
-            CheckpointError: If a file is missing or damaged, or the state is not that of these parameters.
+            CheckpointError: If a file is missing or damaged, or the state is not that of the optimizer's parameters.
+            ValueError: If the state does not fit the optimizer; says why.
         """
-        ...
+
+    @abstractmethod
+    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
+        """Copy a state of `read_optimizer` into the optimizer. It may communicate."""

@@ -1,25 +1,23 @@
-"""Each rank writes the parts that it holds, into folders that `torch.distributed.checkpoint` reads too."""
+"""Each rank writes the shards that it holds, into folders that `torch.distributed.checkpoint` reads, too."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from accel_backends.checkpoint_formats.naming import check_names
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
+from accel_backends.checkpoint_formats.named import (
+    NamedFormat,
     SavedState,
+    check_names,
+    check_optimizer_state,
+    named_parameters,
 )
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
+from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.parts import local_part, new_like, own_pieces
-from accel_backends.sharding.receiving import HeldTensor
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,
@@ -30,6 +28,7 @@ from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.distributed_metadata import Entry
 from accel_checkpoint.pieces import Piece, pieces_of
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_checkpoint.saving.snapshot import is_plain
 from accel_state.errors import CheckpointError
@@ -39,7 +38,7 @@ _STATE, _GROUPS = "state", "param_groups"
 _Path = tuple[str | int, ...]
 
 
-class ShardedFormat(CheckpointFormat):
+class ShardedFormat(NamedFormat):
     """`pytorch_model_fsdp_0/` and `optimizer_0/`: parts by rank and a table, with names for keys.
 
     Any number of ranks reads them, in any layout and strategy.
@@ -57,13 +56,12 @@ class ShardedFormat(CheckpointFormat):
         paths: dict[str, _Path] = {name: (_MODEL, name) for name in state}
         return _files(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
         """Return the part of this rank, and the table; parameters have their names in them."""
+        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         flat: dict[str, Any] = {}
         paths: dict[str, _Path] = {}
-        names = list(parameters())
+        names = list(named_parameters(optimizer))
         numbers = [number for group in state[_GROUPS] for number in group["params"]]
         name_of = dict(zip(numbers, names, strict=True))
 
@@ -81,10 +79,9 @@ class ShardedFormat(CheckpointFormat):
                 add((_OPTIMIZER, _GROUPS, index_of_group, kind), value)
         return _files(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
-        """Give the state; each rank reads what overlaps its parts."""
-        yield _SavedModel(DistributedState(folder, sharded_folder(SHARDED_MODEL_NAME, index)))
+    def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
+        """Return the state; each rank reads what overlaps its shards."""
+        return _SavedModel(DistributedState(files, sharded_folder(SHARDED_MODEL_NAME, index)))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have a table."""
@@ -98,14 +95,16 @@ class ShardedFormat(CheckpointFormat):
         """Return the folder of an optimizer."""
         return sharded_folder(OPTIMIZER_NAME, index)
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state; each rank reads what overlaps its parts."""
-        saved = DistributedState(folder, self.optimizer_file(index))
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state; each rank reads what overlaps its shards."""
+        saved = DistributedState(files, self.optimizer_file(index))
         groups: dict[int, dict[str, Any]] = {}
         for path, entry in saved.below(_OPTIMIZER, _GROUPS):
             number, kind = path
             groups.setdefault(int(number), {})[str(kind)] = saved.value(entry)
-        own = parameters()
+        own = named_parameters(optimizer)
         numbers = {name: number for number, name in enumerate(own)}
         named = [name for number in sorted(groups) for name in groups[number]["params"]]
         check_names(named, numbers, self.optimizer_file(index))
@@ -130,13 +129,15 @@ class ShardedFormat(CheckpointFormat):
                 for piece in own_pieces(value):
                     saved.read_into(piece.local, entry, piece.offset)
             state.setdefault(numbers[name], {})[kind] = value
-        return {
+        content = {
             _STATE: {number: state[number] for number in sorted(state)},
             _GROUPS: [
                 {**groups[number], "params": sorted(numbers[name] for name in groups[number]["params"])}
                 for number in sorted(groups)
             ],
         }
+        check_optimizer_state(optimizer, content)
+        return content
 
 
 class _SavedModel(SavedState):
@@ -147,28 +148,46 @@ class _SavedModel(SavedState):
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         return {name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()}
 
+    def open(self, own: Mapping[str, Any]) -> None:
+        for entry, value in self._read_here(own):
+            if _is_filled(value):
+                for piece in own_pieces(value):
+                    self._saved.open(entry, tuple(piece.local.shape), piece.offset)
+            else:
+                self._saved.open(entry, entry.shape, (0,) * len(entry.shape))
+
     def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors of ``own``, filled; those without memory of their own are read in whole.
 
         What other ranks hold is left out.
         """
         state: dict[str, Any] = {}
+        for entry, value in self._read_here(own):
+            name = str(entry.path[1])
+            if isinstance(value, DeferredTensor):
+                state[name] = _deferred(self._saved, entry)
+            elif _is_filled(value):
+                for piece in own_pieces(value):
+                    self._saved.read_into(piece.local, entry, piece.offset)
+                state[name] = value
+            else:
+                state[name] = self._saved.value(entry)
+        return state
+
+    def _read_here(self, own: Mapping[str, Any]) -> Iterator[tuple[Entry, Any]]:
+        """Yield the entries that this rank reads, with the value in ``own``; other ranks hold and read the others."""
         for name, entry in self._entries.items():
             value = own.get(name)
             if isinstance(value, HeldTensor):
                 if value.value is None:
-                    continue  # other ranks hold and read it
+                    continue
                 value = value.value
-            if isinstance(value, DeferredTensor):
-                state[name] = _deferred(self._saved, entry)
-                continue
-            if not isinstance(value, torch.Tensor) or value.is_meta or not is_plain(local_part(value)):
-                state[name] = self._saved.value(entry)
-                continue
-            for piece in own_pieces(value):
-                self._saved.read_into(piece.local, entry, piece.offset)
-            state[name] = value
-        return state
+            yield entry, value
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether a tensor has memory into which parts are read."""
+    return isinstance(value, torch.Tensor) and not value.is_meta and is_plain(local_part(value))
 
 
 def _deferred(saved: DistributedState, entry: Entry) -> Any:

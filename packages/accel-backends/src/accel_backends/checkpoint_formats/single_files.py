@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,20 @@ import torch
 from torch import nn
 
 import accel_ops
-from accel_backends.checkpoint_formats.full import FullFormat, WholeState
-from accel_backends.checkpoint_formats.model_state import check_model, load_model
-from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
+from accel_backends.checkpoint_formats.full import FullFormat, FullState, assigned
+from accel_backends.checkpoint_formats.named import NamedModel
 from accel_backends.checkpoint_formats.per_rank import PerRankFormat
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    PreparedOptimizer,
+    SaveChoices,
+    SavedModel,
+)
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.module_lookup import is_peft_model
 from accel_backends.sharding.full_state import deferred_state
 from accel_backends.strategies.protocol import Strategy
-from accel_backends.unwrap import inner_optimizer
 from accel_checkpoint.file_names import (
     METADATA_NAME,
     OPTIMIZER_NAME,
@@ -37,9 +39,9 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saving.pending_files import CollectiveFile, TorchFile, write_file
+from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
@@ -86,10 +88,10 @@ def save_fsdp_model(
         )
     strategy: Strategy = accelerator.strategy
     choices, form = _choices(), _format(fsdp_plugin)
-    state = strategy.own_model_state(model) if form.is_per_rank else strategy.local_model_state(model)
+    state = form.model_state(strategy, model)
     if isinstance(form, FullFormat):
-        whole = deferred_state(state, is_writer=choices.is_writer)
-        files = _whole(TorchFile(_full_name(model_index), whole), choices)
+        full = deferred_state(state, is_writer=choices.is_writer)
+        files = assigned([TorchFile(_full_name(model_index), full)], choices)
     else:
         files = form.model_files(state, index=model_index, choices=choices)
     _write(files, Path(output_dir))
@@ -113,17 +115,18 @@ def load_fsdp_model(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
-    folder = _home(Path(input_dir), name)
-    with ExitStack() as opened, Strictness().loading(name, f"model {model_index}"):
-        if isinstance(form, FullFormat):
-            content = read_torch_file(checked_file(folder, _full_name(model_index)), mmap=True)
-            saved: SavedState = WholeState(content)
-        else:
-            saved = opened.enter_context(form.open_model(folder, index=model_index))
-        misfits = check_model(strategy, model, saved)
+    files = SavedFiles.of(_home(Path(input_dir), name))
+    with Strictness().loading(name, f"model {model_index}"):
+        with files:
+            if isinstance(form, FullFormat):
+                content = read_torch_file(files.path(_full_name(model_index)), mmap=True)
+                saved: SavedModel = NamedModel(FullState(content), strategy, model)
+            else:
+                saved = form.open_model(files, strategy, model, index=model_index)
+            misfits = saved.misfits()
+        misfits = misfits or saved.load()
         if misfits:
             raise ValueError("; ".join(misfits))
-        load_model(strategy, model, saved)
 
 
 def save_fsdp_optimizer(
@@ -137,17 +140,8 @@ def save_fsdp_optimizer(
 ) -> None:
     """Save the optimizer of a prepared model in the format of `save_fsdp_model`. Every rank must call it."""
     _check(use_dcp)
-    strategy: Strategy = accelerator.strategy
-    form = _format(fsdp_plugin)
-    inner = inner_optimizer(optimizer)
-    files = form.optimizer_files(
-        strategy.own_optimizer_state(inner)
-        if form.is_per_rank
-        else strategy.local_optimizer_state(optimizer, model),
-        lambda: strategy.optimizer_parameters(inner, [model]),
-        index=optimizer_index,
-        choices=_choices(),
-    )
+    prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
+    files = _format(fsdp_plugin).optimizer_files(prepared, index=optimizer_index, choices=_choices())
     _write(files, Path(output_dir))
 
 
@@ -167,23 +161,19 @@ def load_fsdp_optimizer(
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
     """
     _check(use_dcp)
-    strategy: Strategy = accelerator.strategy
+    prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
-    folder = _home(Path(input_dir), name)
-    inner = inner_optimizer(optimizer)
-    if form.is_per_rank:
-        own = partial(strategy.own_optimizer_state, inner)
-        state = form.read_optimizer(folder, own, index=optimizer_index)
-        optimizer.load_state_dict(without_file(inner, state))
-        return
-    state = form.read_optimizer(
-        folder, lambda: strategy.optimizer_parameters(inner, [model]), index=optimizer_index
-    )
-    misfit = misfit_of(inner, state, strategy.optimizer_shapes(optimizer))
-    if misfit is not None:
-        raise CheckpointError(f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}.")
-    strategy.load_optimizer_state(optimizer, state, model)
+    files = SavedFiles.of(_home(Path(input_dir), name))
+    try:
+        with files:
+            state = form.read_optimizer(files, prepared, index=optimizer_index)
+    except ValueError as misfit:
+        inner = prepared.strategy.bare_optimizer(optimizer)
+        raise CheckpointError(
+            f"`{name}` in `{files.folder}` does not fit the {type(inner).__name__}: {misfit}."
+        ) from misfit
+    form.load_optimizer(prepared, state)
 
 
 def _check(use_dcp: bool) -> None:
@@ -220,12 +210,6 @@ def _full_name(index: int) -> str:
 def _home(folder: Path, name: str) -> Path:
     """Return the parent of the sharded folder, whether it or its parent was given."""
     return folder.parent if folder.name == name else folder
-
-
-def _whole(file: TorchFile, choices: SaveChoices) -> Files:
-    if order := file.deferred():
-        return Files(collective=[CollectiveFile(order, file if choices.is_writer else None)])
-    return Files([file] if choices.is_writer else [])
 
 
 def _write(files: Files, folder: Path) -> None:

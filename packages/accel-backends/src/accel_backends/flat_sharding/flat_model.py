@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.sharding.replicated import ReplicatedParameters
 from accel_ops.named_tensors import NamedTensor
 
 _WRAPPED = "_fsdp_wrapped_module."
@@ -32,7 +32,7 @@ class FlatModel:
     """
 
     root: FullyShardedDataParallel
-    whole: WholeParameters
+    whole: ReplicatedParameters
     shapes: dict[str, torch.Size]
     aliases: dict[str, str]
     originals: MutableMapping[torch.Tensor, str]

@@ -15,10 +15,10 @@ from accel_backends.flat_sharding.flat_model import FlatModel, state_shapes
 from accel_backends.flat_sharding.settings import FlatSettings
 from accel_backends.flat_sharding.units import check_uniform
 from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.sharding.replicated import ReplicatedParameters
 from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
 from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
-from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_ops.named_tensors import NamedTensor, named_tensors
 
 
@@ -81,7 +81,7 @@ def flatten_model(
         pass
     return FlatModel(
         root=wrapped,
-        whole=WholeParameters(wrapped, ignored, settings.mesh),
+        whole=ReplicatedParameters(wrapped, ignored, settings.mesh),
         shapes=shapes,
         aliases=aliases,
         originals=known.originals,

@@ -34,23 +34,18 @@ class Handlers(dict[type[KwargsHandler], KwargsHandler]):
         return handler if isinstance(handler, kind) else None
 
 
-def collect(
-    kwargs_handlers: Iterable[KwargsHandler] | None,
-    *,
-    known: tuple[type[KwargsHandler], ...] = KNOWN_HANDLERS,
-) -> Handlers:
+def collect(kwargs_handlers: Iterable[KwargsHandler] | None) -> Handlers:
     """Return the handlers by their class; a subclass counts as the class it customizes.
 
     Args:
         kwargs_handlers: The user's handlers; None means none.
-        known: The classes that have an effect.
 
     Raises:
-        ConfigError: If one is no handler, its class is not known, or two are of the same class.
+        ConfigError: If one is no handler, its class is unknown, or two are of the same class.
     """
     handlers = Handlers()
     for handler in kwargs_handlers or ():
-        kind = _kind(handler, known)
+        kind = _kind(handler)
         if kind in handlers:
             raise ConfigError(
                 f"`kwargs_handlers` has two of `{kind.__name__}`. Pass one that holds all you want."
@@ -59,12 +54,12 @@ def collect(
     return handlers
 
 
-def _kind(handler: object, known: tuple[type[KwargsHandler], ...]) -> type[KwargsHandler]:
+def _kind(handler: object) -> type[KwargsHandler]:
     name = handler.__name__ if isinstance(handler, type) else type(handler).__name__
     if isinstance(handler, type):
         raise ConfigError(f"`kwargs_handlers` got the class `{name}`. Pass an object: `{name}(...)`.")
-    for kind in known:
+    for kind in KNOWN_HANDLERS:
         if isinstance(handler, kind):
             return kind
-    listed = ", ".join(sorted(kind.__name__ for kind in known))
+    listed = ", ".join(sorted(kind.__name__ for kind in KNOWN_HANDLERS))
     raise ConfigError(f"`kwargs_handlers` got a `{name}`, which is not supported. Known: {listed}.")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.handlers import comm_hooks
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.kwargs_handler import KwargsHandler
-
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
 
 _HOOK_FIELDS = ("comm_hook", "comm_wrapper", "comm_state_option")
 

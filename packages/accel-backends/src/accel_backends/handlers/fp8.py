@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from torch import nn
+
 from accel_state.enums import FP8BackendType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, UnknownNameError
@@ -13,8 +15,9 @@ from accel_state.kwargs_handler import KwargsHandler
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from torch import nn
     from torchao.float8 import Float8LinearConfig
+else:  # torchao is optional; annotations can be evaluated without it
+    Float8LinearConfig = Any
 
 Scaling = Literal["delayed", "current", "block", "mxfp8"]
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from accel_backends.sharding.receiving import HeldTensor
+from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.formats.deferred import DeferredTensor, fetched
+from accel_checkpoint.saving.snapshot import copy_of, map_tensors
 from accel_ops.named_tensors import NamedTensor
 
 
@@ -86,7 +87,8 @@ class EarlyOptimizerState:
             place, parameter = parameters[number]
             known = {name: fetched(value) for name, value in values.items()}
             if parameter.is_meta:
-                self._kept[place] = known
+                # Copies, since the file that they are mapped from may be removed.
+                self._kept[place] = map_tensors(known, copy_of)
             else:
                 own[number] = known
         self.rest = {**state, "state": own}

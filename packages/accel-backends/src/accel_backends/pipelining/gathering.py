@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.sharding.receiving import HeldTensor
+from accel_backends.sharding.full_state import HeldTensor
 from accel_ops import gather_object
 
 

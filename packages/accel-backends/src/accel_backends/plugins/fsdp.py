@@ -6,13 +6,20 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
+from torch import nn
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
     FullOptimStateDictConfig,
     FullStateDictConfig,
     LocalOptimStateDictConfig,
     LocalStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
     ShardingStrategy,
@@ -28,20 +35,8 @@ from accel_state.enums import DistributedType
 from accel_state.environment import SETTINGS, environ
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import (
-        BackwardPrefetch,
-        CPUOffload,
-        CPUOffloadPolicy,
-        MixedPrecision,
-        MixedPrecisionPolicy,
-    )
-
-    from accel_state.topology import Topology
 
 WrapPolicy = Literal["transformer_based_wrap", "size_based_wrap", "no_wrap"]
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
 
 from accel_state.enums import DistributedType
 from accel_state.environment import environ, find_setting
 from accel_state.environment.settings import SETTINGS
 from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.mesh_layout import MeshLayout
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from accel_state.topology import Topology
+from accel_state.topology import Topology
 
 _PREFIX = "megatron_lm_"
 _WITH_VARIABLE = frozenset(name.removeprefix(_PREFIX) for name in SETTINGS if name.startswith(_PREFIX))

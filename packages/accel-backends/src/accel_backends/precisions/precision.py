@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -14,14 +14,12 @@ from accel_backends.handlers.fp8 import RECIPE_KINDS
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.loss_scaler import unscale_once
 from accel_backends.unwrap import inner_optimizer
+from accel_ops.named_tensors import NamedTensor
+from accel_state.devices import DeviceBackend
 from accel_state.enums import FP8BackendType
 from accel_state.kwargs_handler import KwargsHandler
 from accel_state.registry import Registry
 from accel_state.user_warnings import warn_user
-
-if TYPE_CHECKING:
-    from accel_ops.named_tensors import NamedTensor
-    from accel_state.devices import DeviceBackend
 
 
 class GatheredWeights(Protocol):

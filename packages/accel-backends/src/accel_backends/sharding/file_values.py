@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from accel_backends.sharding.parts import own_pieces
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.ranks.agreement import Agreement
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import Agreement, DeferredError
 from accel_checkpoint.reading.weight_rows import WeightRows
 from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import CheckpointError, did_you_mean
@@ -47,7 +46,7 @@ class FileValues:
         opening.agree()
 
     def fill(self, found: NamedTensor, *, device: torch.device) -> None:
-        """Give a tensor that stays whole its values. It may be replaced by another on ``device``."""
+        """Read the values of a replicated tensor, which may be replaced by another on ``device``."""
         if found.tensor.is_meta:
             replace_tensor(found, torch.empty_like(found.tensor, device=device))
         elif found.tensor.device != device:
@@ -57,7 +56,7 @@ class FileValues:
         self._read(found.tensor.data, found.names, 0)
 
     def fill_shard(self, found: NamedTensor, *, device: torch.device) -> None:
-        """Give this rank's rows of a sharded parameter their values; on the meta device they get memory first."""
+        """Read this rank's rows of a sharded parameter; on the meta device they get memory first."""
         module, key = found.places[0]
         shard: object = module._parameters[key]
         assert isinstance(shard, DTensor)
@@ -110,7 +109,7 @@ def _check_fit(
     tensors: Sequence[NamedTensor],
     missing: Sequence[NamedTensor],
 ) -> None:
-    """Refuse files that lack tensors, have others, or have them in other shapes, naming all of them."""
+    """Check that files have the tensors of the model in their shapes, and no others; errors name all differences."""
     absent = [found for found in missing if not any(name in rows for name in found.names)]
     known = {name for found in tensors for name in found.names}
     used = {rows.second_names[name] for name in known & rows.second_names.keys()}

@@ -1,79 +1,155 @@
-"""The whole state of a sharded model or optimizer, tensor by tensor: gathered for one rank, or cut from a whole one."""
+"""The full state of a sharded model or optimizer, tensor by tensor: gathered for writers, or loaded into shards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.receiving import HeldTensor, Receivers
+from accel_backends.sharding.parts import own_pieces, placed_like
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import CheckpointError
 
 
-def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
-    """Return a state dict with whole tensors on the CPU; empty where ``is_receiver`` is not set.
+@dataclass(slots=True, eq=False, kw_only=True)
+class HeldTensor(DeferredTensor):
+    """A tensor that only some ranks hold, such as those of one stage of a pipeline. All ranks receive it together.
 
-    Every rank must call it. A single receiver gets each tensor from the others; names of one tensor get one tensor.
+    Attributes:
+        value: The tensor, which may be a `DTensor` over ranks that hold it; None on other ranks.
+        holders: Those ranks; the first of them sends it.
+        device: Where it is received.
     """
-    receivers = Receivers(is_receiver=is_receiver)
-    first_names = ties_in(state) | second_deferred_names(state)
-    whole: dict[str, Any] = {}
+
+    value: torch.Tensor | None
+    holders: tuple[int, ...]
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        value: torch.Tensor | None,
+        holders: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        shape: torch.Size,
+        device: torch.device,
+    ) -> HeldTensor:
+        """Return the tensor of the ``holders``."""
+        held = cls(
+            dtype, shape, torch.Tensor, value=value, holders=tuple(holders), device=torch.device(device)
+        )
+        held.get = held._broadcast
+        return held
+
+    def _broadcast(self) -> torch.Tensor:
+        source, value = self.holders[0], self.value
+        if isinstance(value, DTensor):
+            value = full_tensor(value)
+        if dist.get_rank() == source:
+            assert value is not None
+            full = value.detach().to(self.device).contiguous()
+        else:
+            full = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        if full.numel():
+            dist.broadcast(_bytes(full), src=source)
+        return full
+
+
+@torch.no_grad()
+def full_tensor(tensor: DTensor) -> torch.Tensor:
+    """Return all of a sharded tensor on the device of its mesh. All ranks of the mesh must call it."""
+    tensor = _on_device_of_mesh(tensor)
+    if not any(hasattr(placement, "split_factor") for placement in tensor.placements):
+        return tensor.full_tensor()
+    # `full_tensor` of torch 2.13 warns about a dimension that two axes shard, and orders some of them wrongly.
+    full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    for piece in own_pieces(tensor):
+        ends = zip(piece.offset, piece.local.shape, strict=True)
+        full[tuple(slice(begin, begin + size) for begin, size in ends)] = piece.local
+    for axis, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            # As bytes, of which all ranks but one have zeros, the sum is exact.
+            dist.all_reduce(_bytes(full), group=tensor.device_mesh.get_group(axis))
+    return full
+
+
+def _on_device_of_mesh(tensor: DTensor) -> DTensor:
+    """Return the tensor where its mesh communicates: NCCL sends no shards that are offloaded to the CPU."""
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    if local.device.type != "cpu" or mesh.device_type == "cpu":
+        return tensor
+    return cast(DTensor, placed_like(tensor, local.to(mesh.device_type)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor as bytes, which every backend can send."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
+    """Return a state dict with full tensors on the CPU; empty on ranks that are no receivers.
+
+    Every rank must call it. Names of one tensor share one tensor. A rank holds one full tensor at a time on its device;
+    `torch.distributed.checkpoint.state_dict` gathers the same, but not tensors of one stage of a pipeline, and writers
+    of files would have to wait for all of it.
+    """
+    first_names = ties_in(state)
+    full: dict[str, Any] = {}
     for name, value in state.items():
-        if name in first_names:
-            if is_receiver:
-                whole[name] = whole[first_names[name]]
-            continue
-        found = gathered(value, receivers)
-        if is_receiver:
-            whole[name] = found
-    return whole
+        if name not in first_names:
+            full[name] = gathered(value, is_receiver=is_receiver)
+        elif is_receiver:
+            full[name] = full[first_names[name]]
+    return full if is_receiver else {}
 
 
-def gathered(value: Any, receivers: Receivers) -> Any:
-    """Return what other ranks hold, too, whole on the CPU of the receivers, other values as they are."""
-    if isinstance(value, DeferredTensor) and not isinstance(value, HeldTensor):
+def gathered(value: Any, *, is_receiver: bool) -> Any:
+    """Gather a sharded or deferred tensor to the CPU of the receivers; pass other values through."""
+    if isinstance(value, DeferredTensor):
         value = value.fetch()
-    if isinstance(value, (DTensor, HeldTensor)):
-        value = receivers.receive(value)
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, DTensor):
+        value = full_tensor(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().cpu() if is_receiver else value.new_empty(0)
 
 
 def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
-    """Return a state dict in which what other ranks hold, too, is sent to those that write it, when they do.
+    """Return a state dict with deferred tensors for sharded ones, gathered when the writer fetches them.
 
-    Names of one tensor have one.
+    Names of one tensor share one entry.
     """
-    receivers = Receivers(is_receiver=is_writer)
-    first_names = ties_in(state) | second_deferred_names(state)
+    first_names = ties_in(state)
     deferred: dict[str, Any] = {}
     for name, value in state.items():
-        deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value, receivers)
+        first = first_names.get(name)
+        deferred[name] = _deferred(value, is_writer=is_writer) if first is None else deferred[first]
     return deferred
 
 
 def deferred_optimizer_state(content: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
-    """Return the state dict of an optimizer in which what other ranks hold, too, is sent to those that write it."""
-    receivers = Receivers(is_receiver=is_writer)
+    """Return the state dict of an optimizer with deferred tensors for sharded ones."""
     state = {
-        number: {name: _deferred(value, receivers) for name, value in values.items()}
+        number: {name: _deferred(value, is_writer=is_writer) for name, value in values.items()}
         for number, values in content["state"].items()
     }
     return {**content, "state": state}
 
 
-def _deferred(value: Any, receivers: Receivers) -> Any:
+def _deferred(value: Any, *, is_writer: bool) -> Any:
     if isinstance(value, (DTensor, HeldTensor)):
-        return DeferredTensor(value.dtype, value.shape, partial(gathered, value, receivers))
+        return DeferredTensor(value.dtype, value.shape, partial(gathered, value, is_receiver=is_writer))
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def set_prefetching(model: nn.Module, groups: Sequence[ShardGroup], *, forward: int, backward: int) -> None:
-    """Let each unit gather those that run after it while it computes itself; no communication.
+    """Make each unit all-gather the units that run after it while it computes; no communication.
 
     Units are taken to run in the order in which the model lists its modules, the tail last, and backwards in the
     backward pass. Memory for as many more units is needed at the same time.

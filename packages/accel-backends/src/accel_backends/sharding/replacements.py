@@ -1,4 +1,4 @@
-"""Which parameter took the place of which, so that optimizers made before a model was sharded can follow."""
+"""Which parameter replaced which, so that optimizers created before a model was sharded can follow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from accel_state.errors import ConfigError
 
 
 class ReplacedParameters:
-    """Remembers each parameter that was replaced, for as long as somebody else keeps it."""
+    """The replaced parameters, as long as other objects keep them alive."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] = {}
 
     def record(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Note that ``new`` took the place of ``old``, unless they are the same."""
+        """Record that ``new`` replaced ``old``, unless they are the same."""
         if old is new:
             return
         key = id(old)
@@ -28,7 +28,7 @@ class ReplacedParameters:
         self._pairs[key] = weakref.ref(old, lambda _: self._pairs.pop(key, None)), weakref.ref(new)
 
     def newest(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the place of ``parameter`` now: itself if it was not replaced."""
+        """Return the current replacement of ``parameter``: itself if it was not replaced."""
         while (pair := self._pairs.get(id(parameter))) is not None:
             successor = pair[1]()
             if successor is None:
@@ -51,7 +51,7 @@ class ReplacedParameters:
                 yield parameter
 
     def repoint(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step the parameters that took the place of its own; groups and state stay theirs.
+        """Rebind an optimizer to the parameters that replaced its own, keeping groups and state.
 
         State that has the shape of its parameter is sharded like it. No communication.
         """
@@ -78,7 +78,7 @@ def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
         parameter: The parameter, which may be a `DTensor`.
 
     Raises:
-        ConfigError: If the state is on the meta device, since nobody knows its values.
+        ConfigError: If the state is on the meta device, where it has no values.
     """
     if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or value.shape != parameter.shape:
         return value

@@ -14,10 +14,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.file_values import FileValues
-from accel_backends.sharding.receive_buffer import ReceiveBuffer
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
+from accel_backends.sharding.values import (
+    ReceiveBuffer,
+    check_same_model,
+    refuse_missing,
+    take_values_of_rank_0,
+)
 from accel_ops.named_tensors import named_tensors
 from accel_state.logging import get_logger
 
@@ -199,7 +203,7 @@ def gather_once(model: nn.Module, groups: Sequence[ShardGroup]) -> None:
 
 
 def reduce_unused(model: nn.Module, *, reduces_all: bool) -> None:
-    """Let parameters that a rank did not use count as zero in the reduction.
+    """Count parameters that a rank did not use as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
     a word. Unless ``reduces_all``, a unit that did not run keeps no gradient. Ranks that gather units together run the

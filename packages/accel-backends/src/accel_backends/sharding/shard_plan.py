@@ -14,7 +14,7 @@ from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
 from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ShardGroup, shard_groups, whole_parameters
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.compile import compile_units
 from accel_backends.transforms.expert_parallel import without_experts
 from accel_backends.transforms.tensor_parallel import TensorParallel
 

@@ -1,9 +1,9 @@
-"""The values of a model before it is sharded: every rank gets rank 0's, one group at a time."""
+"""The values of a model before it is sharded: every rank receives those of rank 0, one group at a time."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,8 @@ from torch import nn
 
 from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
+
+_ALIGNMENT = 64
 
 
 def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) -> list[NamedTensor]:
@@ -44,10 +46,10 @@ def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) ->
 
 
 def refuse_missing(missing: Sequence[NamedTensor]) -> None:
-    """Refuse a model whose values are nowhere.
+    """Check that no tensor is without values on every rank.
 
     Raises:
-        ConfigError: If there are any, naming the first.
+        ConfigError: If there is one; names the first.
     """
     if missing:
         raise ConfigError(
@@ -60,7 +62,7 @@ def refuse_missing(missing: Sequence[NamedTensor]) -> None:
 
 @torch.no_grad()
 def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.device) -> None:
-    """Give every rank the values of rank 0, which the other ranks may hold on the meta device.
+    """Broadcast the values of rank 0, which the other ranks may hold on the meta device.
 
     Every rank must call it with the same tensors in the same order. They end up on ``device``, as the same
     objects where they were real, so that optimizers keep theirs.
@@ -93,3 +95,39 @@ def replace_tensor(found: NamedTensor, values: torch.Tensor) -> None:
         else:
             module._buffers[key] = values
     found.tensor = values
+
+
+class ReceiveBuffer:
+    """One piece of memory for all groups of parameters that this rank holds on the meta device.
+
+    Allocated anew for each group, what a group gives back would be broken up by the shards that stay, and on the CPU
+    nearly a whole model would pile up.
+
+    Args:
+        groups: The parameters to receive, by group.
+        device: Where to.
+    """
+
+    def __init__(self, groups: Iterable[Sequence[NamedTensor]], *, device: torch.device) -> None:
+        sizes = [sum(_padded(found.tensor) for found in _on_meta(group)) for group in groups]
+        self._memory = torch.empty(max(sizes, default=0), dtype=torch.uint8, device=device)
+
+    def lend(self, group: Sequence[NamedTensor]) -> None:
+        """Replace parameters on the meta device by ones in the buffer, whose content is undefined.
+
+        Those of the group before must not be used any more.
+        """
+        begin = 0
+        for found in _on_meta(group):
+            tensor = found.tensor
+            values = self._memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            replace_tensor(found, values)
+            begin += _padded(tensor)
+
+
+def _on_meta(group: Sequence[NamedTensor]) -> list[NamedTensor]:
+    return [found for found in group if found.tensor.is_meta]
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -120,7 +120,7 @@ class Stepper:
         return _Block(self, models)
 
     def enter(self, models: tuple[nn.Module, ...]) -> ExitStack | None:
-        """Count a micro-batch that trains ``models``; return what lets them synchronise again, if they do not now."""
+        """Count a micro-batch of ``models``; return an ExitStack that re-enables sync, or None if it syncs."""
         self._block_models = models
         gradient = self._gradient
         if gradient.sync_with_dataloader and self._ends_window_early():
@@ -138,10 +138,10 @@ class Stepper:
 
     @contextmanager
     def over_uneven_inputs(self) -> Iterator[None]:
-        """Let ranks have different numbers of batches in the block; windows then end with the last of any rank.
+        """Allow different numbers of batches per rank in the block; windows then end with the last batch of any rank.
 
         Raises:
-            ConfigError: In a block that accumulates over a stream, of which nobody knows where the other ranks end.
+            ConfigError: In a block that accumulates over a stream, whose end on other ranks is unknown.
         """
         before, self._gradient.joins_uneven_inputs = self._gradient.joins_uneven_inputs, True
         try:

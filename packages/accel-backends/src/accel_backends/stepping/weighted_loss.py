@@ -80,7 +80,7 @@ class WeightedLoss:
             self._begin()
 
     def pass_by(self, *, is_last: bool) -> None:
-        """Take note of a backward without a count.
+        """Record a backward without a count.
 
         Raises:
             StateError: If the window has losses with one.
@@ -104,12 +104,12 @@ class WeightedLoss:
         )
 
     def reset(self) -> None:
-        """Forget where the window stood; the unit stays, since any number will do that all ranks share."""
+        """Start a new window; the unit stays, since any number works that all ranks share."""
         self._begin()
         self._block = None
 
     def state_dict(self) -> dict[str, float | int | bool | None]:
-        """Return where the window stands, in plain numbers. The gradients so far belong to it."""
+        """Return the position in the window, in plain numbers. The gradients so far belong to it."""
         return {
             "items": self._items,
             "num_weighted": self._num_weighted,
@@ -118,7 +118,7 @@ class WeightedLoss:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the window stood; without entries in ``state`` it begins anew."""
+        """Resume the window; without entries in ``state`` a new one begins."""
         self.reset()
         self._items = float(state.get("items", 0.0))
         self._num_weighted = int(state.get("num_weighted", 0))

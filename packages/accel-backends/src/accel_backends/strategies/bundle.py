@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -88,22 +88,22 @@ class BundleBuilder:
     Args:
         objects: The caller's objects.
         places: Whether to move each object to the device.
-        find_prepared: Returns the earlier prepared object for an object, None without one.
+        earlier: For each object the one that was prepared from it before; None if there is none.
     """
 
     def __init__(
-        self, objects: Sequence[Any], places: Sequence[bool], *, find_prepared: Callable[[Any], Any | None]
+        self, objects: Sequence[Any], places: Sequence[bool], *, earlier: Sequence[Any | None]
     ) -> None:
         self._objects = objects
         self._done: dict[int, Any] = {}
         self.bundle = Bundle()
         flags: dict[str, list[bool]] = {kind.name: [] for kind in fields(Bundle)}
-        for thing, place in zip(objects, places, strict=True):
+        for thing, place, ready in zip(objects, places, earlier, strict=True):
             name = kind_of(thing)
             if name is None or id(thing) in self._done:
                 continue
-            self._done[id(thing)] = find_prepared(thing)
-            if self._done[id(thing)] is None:
+            self._done[id(thing)] = ready
+            if ready is None:
                 getattr(self.bundle, name).append(thing)
                 flags[name].append(place)
         self.placement = Placement(

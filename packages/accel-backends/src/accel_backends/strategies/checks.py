@@ -117,7 +117,7 @@ def check_library_mesh(
     Raises:
         ConfigError: If it is not; names the axis and both sizes.
     """
-    sizes = {} if layout.world_size == 1 else _library_axes(model)
+    sizes = _library_axes(model)
     if not sizes:
         return
     spread = f"The {type(model).__name__} to prepare was spread over {_listed(sizes)} before"

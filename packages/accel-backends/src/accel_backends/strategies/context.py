@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from accel_backends.handlers.collection import Handlers
-from accel_state.gradient_state import current_gradient
+from accel_backends.plugins.dynamo import TorchDynamoPlugin
+from accel_backends.precisions.precision import Precision
+from accel_backends.scheduler import SchedulerUnit
+from accel_state.gradient_state import GradientState, current_gradient
+from accel_state.mesh_layout import MeshLayout
+from accel_state.parallelism_config import ParallelismConfig
+from accel_state.runtime import Runtime
 from accel_state.topology import Topology
-
-if TYPE_CHECKING:
-    from accel_backends.plugins.dynamo import TorchDynamoPlugin
-    from accel_backends.precisions.precision import Precision
-    from accel_backends.scheduler import SchedulerUnit
-    from accel_state.gradient_state import GradientState
-    from accel_state.mesh_layout import MeshLayout
-    from accel_state.parallelism_config import ParallelismConfig
-    from accel_state.runtime import Runtime
 
 
 @dataclass(slots=True)
@@ -44,7 +41,7 @@ class StrategyContext:
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
-        dynamo: How models are compiled; None does not compile them.
+        dynamo: How models are compiled, by a plugin that names a backend; None does not compile them.
         parallelism: The options of each axis of the layout, None by default.
     """
 

@@ -35,7 +35,7 @@ class DDPStrategy(TorchStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER, takes_exchanged_layers=True)
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run.
+        """Bind the strategy to the run.
 
         Raises:
             ConfigError: If there is no process group to average gradients over.
@@ -66,13 +66,13 @@ class DDPStrategy(TorchStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Wrap ``optimizer``, and let it warn if it steps gradients that nobody averaged."""
+        """Wrap ``optimizer``; it warns if it steps gradients that were not averaged."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         prepared.check_before_step(AveragingCheck(self._tracked))
         return prepared
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of ``model`` are reduced, or only added up on this rank."""
+        """Return a context in which gradients of ``model`` are reduced, or accumulate locally."""
         if sync is not Sync.LATER:
             return _NOTHING
         ddp = ddp_of(model)

@@ -1,4 +1,4 @@
-"""Lets DDP go before the interpreter ends, so that the process group can end."""
+"""Release DDP's reducers before interpreter shutdown, so that the process group can end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Wrapped:
 
 
 def release_at_exit(model: DistributedDataParallel) -> None:
-    """Make ``model`` give up its process group when the interpreter ends, if it still lives then.
+    """Make ``model`` release its process group when the interpreter ends, if it is still alive then.
 
     Otherwise the group outlives ``destroy_process_group``, and its threads the interpreter: a gloo thread
     that lets go of a gradient at that moment ends the process with ``terminate called without an active
@@ -33,7 +33,7 @@ def release_at_exit(model: DistributedDataParallel) -> None:
 
 
 def release_all() -> None:
-    """Take reducer, logger and group away from all wrapped models; they cannot be trained afterwards."""
+    """Remove reducer, logger and group from all wrapped models; they cannot be trained afterwards."""
     if _Wrapped.pid != os.getpid():
         return
     for model in list(_Wrapped.models):

@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
-from accel_backends.checkpoint_formats.own_state import OwnState
 from accel_backends.flat_sharding.clipping import clip_gradients
 from accel_backends.flat_sharding.flat_model import FlatModel
 from accel_backends.flat_sharding.model_state import load_model_state, local_model_state
@@ -22,7 +21,7 @@ from accel_backends.flat_sharding.optimizer_state import (
     places,
     put_whole_state,
 )
-from accel_backends.flat_sharding.own_values import own_model_values, own_optimizer_values
+from accel_backends.flat_sharding.own_values import RankParts, own_model_values, own_optimizer_values
 from accel_backends.flat_sharding.repointing import repoint, take_whole_state
 from accel_backends.flat_sharding.settings import flat_settings
 from accel_backends.flat_sharding.units import flat_units
@@ -38,9 +37,8 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.compile import compile_units
 from accel_backends.unwrap import inner_optimizer, register_container
-from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
@@ -85,7 +83,7 @@ class FlatShardedStrategy(ShardedStrategy):
         return self.context.topology.world_size == 1
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own.
+        """Bind the strategy to the run; a single process gets a process group.
 
         Raises:
             ConfigError: If the layout of the ranks contradicts the sharding strategy, or the model is to be compiled
@@ -93,11 +91,7 @@ class FlatShardedStrategy(ShardedStrategy):
         """
         super().setup(context)
         plugin = self._plugin
-        if (
-            context.dynamo is not None
-            and context.dynamo.backend != DynamoBackend.NO
-            and not plugin.use_orig_params
-        ):
+        if context.dynamo is not None and not plugin.use_orig_params:
             raise ConfigError(
                 "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
@@ -157,7 +151,7 @@ class FlatShardedStrategy(ShardedStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Let ``optimizer`` step what took the place of its parameters, with the state that it has, and wrap it.
+        """Rebind ``optimizer`` to the flat parameters, with its state, and wrap it.
 
         Raises:
             ConfigError: If ``use_orig_params=False`` and it steps a part of a flat parameter.
@@ -213,10 +207,10 @@ class FlatShardedStrategy(ShardedStrategy):
             return super().local_model_state(model)
         return local_model_state(flat)
 
-    def own_model_state(self, model: nn.Module) -> OwnState:
-        """Return this rank's parts of the flat parameters, and what it holds whole. No communication."""
+    def parts_of_model(self, model: nn.Module) -> RankParts:
+        """Return this rank's shards of the flat parameters, and its unsharded tensors. No communication."""
         flat = self._flat(model)
-        return super().own_model_state(model) if flat is None else self._own(*own_model_values(flat))
+        return RankParts({}, slices=None) if flat is None else own_model_values(flat)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a full state, or one from `local_model_state`. All ranks must call it."""
@@ -225,17 +219,15 @@ class FlatShardedStrategy(ShardedStrategy):
             return super().load_model_state(model, state, strict=strict)
         return load_model_state(flat, state, strict=strict)
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return `DTensor`s, as `local_model_state` does. Communicates: all ranks."""
         inner = inner_optimizer(optimizer)
         return local_optimizer_state(inner, self._models_of(inner))
 
-    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
-        """Return the state of what this rank steps: parts of flat parameters. No communication."""
+    def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> RankParts:
+        """Return the state of the parameters that this rank steps: shards of flat parameters. No communication."""
         inner = inner_optimizer(optimizer)
-        return self._own(*own_optimizer_values(inner, self._models_of(inner)))
+        return own_optimizer_values(inner, self._models_of(inner))
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
@@ -262,12 +254,12 @@ class FlatShardedStrategy(ShardedStrategy):
             [one.shape if model is None else model.shapes[one] for model, one in group] for group in groups
         ]
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
-        """Load a whole state, of which every rank takes its parts. All ranks must call it."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Load a full state, of which every rank takes its parts. All ranks must call it."""
         inner = inner_optimizer(optimizer)
-        optimizer.load_state_dict(parts_of_optimizer_state(inner, self._models_of(inner), state))
+        super().load_optimizer_state(
+            optimizer, parts_of_optimizer_state(inner, self._models_of(inner), state)
+        )
 
     def _flat(self, model: nn.Module) -> FlatModel | None:
         """Return what is known of a model, given as it was wrapped or unwrapped; None if it was not sharded here."""
@@ -342,10 +334,10 @@ def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -
 
 @contextmanager
 def _unsynchronised(model: FlatModel) -> Iterator[None]:
-    """Let backward reduce no gradients until the block is left; each rank adds up whole ones."""
-    model.is_accumulating, model.whole.is_syncing = True, False
+    """Defer gradient reduction until the block is left; unsharded gradients accumulate locally."""
+    model.is_accumulating = True
     try:
-        with model.root.no_sync():
+        with model.root.no_sync(), model.whole.unsynchronized():
             yield
     finally:
-        model.is_accumulating, model.whole.is_syncing = False, True
+        model.is_accumulating = False

@@ -27,12 +27,16 @@ from accel_backends.sharding.full_state import (
     sharded_optimizer_state,
 )
 from accel_backends.sharding.prefetching import set_prefetching
+from accel_backends.sharding.replicated import (
+    ReplicatedParameters,
+    separate_groups,
+    synchronized_in_shards,
+    unsynchronized,
+)
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import gather_once, is_sharded, shard_model
 from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
-from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.unit_order import check_unit_order
-from accel_backends.sharding.whole_parameters import WholeParameters, separate_groups
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
@@ -76,7 +80,7 @@ class FullyShardedStrategy(ShardedStrategy):
         return self._mesh.ndim == 1
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own.
+        """Bind the strategy to the run; a single process gets a process group.
 
         Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
 
@@ -101,7 +105,7 @@ class FullyShardedStrategy(ShardedStrategy):
         )
         self._gathering = context.precision.gathering
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
+        self._whole: weakref.WeakKeyDictionary[nn.Module, ReplicatedParameters] = weakref.WeakKeyDictionary()
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -145,7 +149,7 @@ class FullyShardedStrategy(ShardedStrategy):
         gather_once(model, plan.groups)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
-        self._whole[model] = WholeParameters(model, map(model.get_parameter, plan.whole), self._mesh)
+        self._whole[model] = ReplicatedParameters(model, map(model.get_parameter, plan.whole), self._mesh)
         lost = []
         for found in before:
             parameter = model.get_parameter(found.names[0])
@@ -163,7 +167,7 @@ class FullyShardedStrategy(ShardedStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Let ``optimizer`` step the shards of its parameters, and wrap it."""
+        """Rebind ``optimizer`` to the shards of its parameters, and wrap it."""
         inner = inner_optimizer(optimizer)
         self._replaced.repoint(inner)
         if self._gathering is not None:
@@ -210,8 +214,8 @@ class FullyShardedStrategy(ShardedStrategy):
         if not isinstance(model, FSDPModule) or sync is Sync.NOW:
             return _NOTHING
         if sync is Sync.LATER:
-            return unsynchronised(model, self._whole.get(model))
-        return synchronised_in_shards(model) if self._mesh.ndim > 1 else _NOTHING
+            return unsynchronized(model, self._whole.get(model))
+        return synchronized_in_shards(model) if self._mesh.ndim > 1 else _NOTHING
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
@@ -232,15 +236,13 @@ class FullyShardedStrategy(ShardedStrategy):
         """Load a whole state, of which every rank takes its parts."""
         return load_model_state(self._bare(model), state, strict=strict)
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
-        """Load a whole state, of which every rank takes its parts."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Load a full state, of which every rank takes its parts."""
         inner = inner_optimizer(optimizer)
-        optimizer.load_state_dict(sharded_optimizer_state(inner, state))
+        super().load_optimizer_state(optimizer, sharded_optimizer_state(inner, state))
 
     def _cast_forward(self, model: nn.Module) -> None:
-        """Let the forward pass cast what parameters meet, unless a policy of the user does."""
+        """Make the forward pass cast the inputs of operations, unless a policy of the user does."""
         policy = self._settings.policy
         if policy.param_dtype is not None and self._plugin.mixed_precision_policy is None:
             wrap_forward(
@@ -260,7 +262,7 @@ class FullyShardedStrategy(ShardedStrategy):
         return [self._replaced.newest(parameter) for parameter in chosen]
 
     def _reshard(self) -> None:
-        """Let all parameters be shards, and note which gathered ones they take the place of.
+        """Reshard every unit, and record the sharded parameter behind each unsharded one.
 
         A forward pass that no backward pass follows, as in an evaluation, leaves those of the tail and the root
         gathered. Whoever asks the model for its parameters then gets tensors that never have a gradient.

@@ -32,16 +32,15 @@ from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.sharding.clipping import scale_down, total_norm
 from accel_backends.sharding.full_state import difference
-from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.sharding.replicated import ReplicatedParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.compile import compile_units
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
-from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
 
@@ -73,7 +72,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return True
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run.
+        """Bind the strategy to the run.
 
         Raises:
             ConfigError: If models are to be compiled, and the schedule cannot run what is compiled.
@@ -81,12 +80,11 @@ class PipelineStrategy(FullyShardedStrategy):
         super().setup(context)
         config = context.parallelism
         self._handler = (config.pp_handler if config is not None else None) or PipelineParallelConfig()
-        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
-            if self._handler.schedule not in ("gpipe", "1f1b"):
-                raise ConfigError(
-                    f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
-                    "leave `dynamo_backend` out."
-                )
+        if context.dynamo is not None and self._handler.schedule not in ("gpipe", "1f1b"):
+            raise ConfigError(
+                f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
+                "leave `dynamo_backend` out."
+            )
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
@@ -158,7 +156,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
 
     def _hold(self, known: weakref.ref[nn.Module], sharding: StageSharding | None) -> None:
-        """Let a model have the values of this stage, and optimizers step what then stands for its parameters."""
+        """Load the values of this stage into the model, and rebind optimizers to its parameters."""
         model = known()
         assert model is not None
         staged = self._pipelines[model].staged
@@ -197,7 +195,7 @@ class PipelineStrategy(FullyShardedStrategy):
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
-        self._whole[model] = WholeParameters(None, whole, self._mesh)
+        self._whole[model] = ReplicatedParameters(None, whole, self._mesh)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         policy = self._settings.policy
@@ -247,7 +245,7 @@ class PipelineStrategy(FullyShardedStrategy):
         try:
             with drawing:
                 loss = pipeline.run(model, batch, loss_fn, num_items)
-        except BaseException as error:
+        except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
             put_back_shared(staged, earlier)
             error.add_note(
                 "Gradients of earlier batches are kept, and may have parts of this one added. Call "
@@ -262,7 +260,7 @@ class PipelineStrategy(FullyShardedStrategy):
         return _NOTHING
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
-        """Refuse: a loss on one rank has no way back through the stages of the others.
+        """Raise an error: the gradients of a loss on one rank do not reach the stages of other ranks.
 
         Raises:
             StateError: With what to call in its place.
@@ -336,15 +334,13 @@ class PipelineStrategy(FullyShardedStrategy):
         return self.context.topology.rank == 0
 
     def _follow_replaced(self, before: Sequence[torch.Tensor], staged: StagedModel) -> None:
-        """Let optimizers step what took the place of the tensors that were there ``before``."""
+        """Rebind optimizers to the tensors that replaced those ``before``."""
         for old, found in zip(before, staged.tensors, strict=True):
             self._replaced.record(old, found.tensor)
         for prepared in self._optimizers:
             self._replaced.repoint(self.bare_optimizer(prepared))
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
         inner = self.bare_optimizer(optimizer)
         places = {}
@@ -371,9 +367,7 @@ class PipelineStrategy(FullyShardedStrategy):
             named = held_model_state(named, staged, self._ranks_at)
         return named
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a whole state, of which every rank keeps that of its stage."""
         inner = self.bare_optimizer(optimizer)
         self._early[inner] = early = EarlyOptimizerState(inner, state)
@@ -385,7 +379,7 @@ class PipelineStrategy(FullyShardedStrategy):
             if any(staged.is_elsewhere(one) for staged in self._staged())
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
-        super().load_optimizer_state(optimizer, {**state, "state": own}, model)
+        super().load_optimizer_state(optimizer, {**state, "state": own})
 
     def _staged(self) -> Iterator[StagedModel]:
         return (one.staged for one in self._pipelines.values() if one.staged.users)

@@ -1,4 +1,4 @@
-"""What every strategy does, whatever engine stands behind it."""
+"""The protocol of strategies, independent of the engine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
-    from accel_backends.checkpoint_formats.own_state import OwnState
     from accel_backends.strategies.context import StrategyContext
 
 
 class Sync(enum.Enum):
-    """When backward reduces gradients over the ranks."""
+    """When the backward pass reduces gradients over the ranks."""
 
     NOW = "now"
     """In every backward."""
     IN_SHARDS = "in_shards"
-    """Over the shards in every backward, over the copies of the model only later: no rank holds whole gradients."""
+    """Reduce-scatter in every backward; all-reduce over replicas at the end (HSDP). No rank holds full gradients."""
     LATER = "later"
-    """Not at all; each rank adds up its own until a later backward reduces them."""
+    """Not at all; each rank accumulates local gradients until a later backward reduces them."""
 
 
 class Feature(enum.StrEnum):
-    """What users may ask for that not every strategy does."""
+    """Features that not every strategy supports."""
 
     CLIP_BY_VALUE = "clip_grad_value_"
     COMMUNICATION_HOOK = "comm_hook"
@@ -48,29 +47,27 @@ NOT_APART = "each rank would train a whole model of its own for a while. Use `dd
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What callers may have to know about a strategy, so that nobody asks which one it is.
+    """What callers need to know about a strategy, so that no code branches on its name.
 
     Attributes:
-        shards_parameters: A rank holds parts of the parameters; a full state must be gathered by all ranks
-            together, and ranks cannot train apart for a while.
+        shards_parameters: A rank holds shards of the parameters; a full state must be gathered by all ranks
+            together, and ranks cannot train independently for a while.
         needs_optimizer: A model that is prepared without an optimizer can only compute outputs; to be trained, it is
             prepared again together with one.
-        accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
-            nothing can be left out.
-        copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
+        accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` if
+            no reduction can be left out.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
-        takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
-        sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
+        takes_exchanged_layers: Layers of a model may be swapped for those of a library for 8-bit arithmetic.
+        sp_backend: The `sp_backend` of `ParallelismConfig` that shards sequences along the axis ``sp``.
         devices: Types of devices that the strategy trains on; None: all but those that have a strategy of their own.
-        needs_collectives: Processes talk to each other, also where there is one alone.
-        lacks: What cannot be asked of the strategy, some of it by several processes only, each with the reason and what
+        needs_collectives: Needs a process group, even with a single process.
+        lacks: Features that are not supported, some of them only with several processes, each with the reason and what
             to do instead.
     """
 
     shards_parameters: bool = False
     needs_optimizer: bool = False
     accumulation: Sync = Sync.NOW
-    copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
     takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
@@ -79,16 +76,16 @@ class Capabilities:
     lacks: Mapping[Feature, str] = field(default_factory=dict, hash=False)
 
     def check(self, feature: Feature, *, strategy: str) -> None:
-        """Refuse what the strategy lacks.
+        """Check that the strategy supports a feature.
 
         Raises:
-            ConfigError: With the reason, and what to do instead.
+            ConfigError: If not; with the reason, and what to do instead.
         """
         if feature in self.lacks:
             self.refuse(feature, strategy=strategy)
 
     def refuse(self, feature: Feature, *, strategy: str) -> NoReturn:
-        """Refuse a feature that is known to be lacked.
+        """Raise the error for a feature that is not supported.
 
         Raises:
             ConfigError: Always, with the reason, and what to do instead.
@@ -99,7 +96,7 @@ class Capabilities:
 
 
 class Strategy(Protocol):
-    """How models are placed, wrapped, synchronised and stepped.
+    """How models are placed, wrapped, synchronized and stepped.
 
     A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
     that communicate say so; every rank must call those, in the same order.
@@ -117,10 +114,10 @@ class Strategy(Protocol):
         """Whether the gradients of an unfinished accumulation are those of the parameters, placed like them."""
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; refuse here what can never work.
+        """Bind the strategy to the run.
 
         Raises:
-            ConfigError: If the run asks for something that this strategy or this machine cannot do.
+            ConfigError: If the run has settings that this strategy or this machine does not support.
         """
 
     def prepare(
@@ -131,7 +128,7 @@ class Strategy(Protocol):
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Place, convert, transform and wrap one model; evaluation needs no wrapper for gradients."""
+        """Place, convert, transform and wrap one model; without a wrapper for gradients in ``evaluation_mode``."""
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
@@ -142,17 +139,17 @@ class Strategy(Protocol):
         """Return the scheduler that the user will hold; ``optimizers`` are those prepared with it."""
 
     def share_sequences(self, loader: Any) -> Any:
-        """Return a prepared loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
+        """Return a prepared loader of this rank's shard of each sequence if sequences are sharded; else ``loader``."""
 
     def share_buffers(
         self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
     ) -> AbstractContextManager[Any]:
-        """Return a context in which ``buffers`` are this rank's part of them, where ranks share sequences.
+        """Return a context in which ``buffers`` are this rank's shards of them if sequences are sharded.
 
         Args:
-            buffers: Tensors of whole sequences, which change in place.
+            buffers: Tensors of full sequences, changed in place.
             dims: Dimension of the tokens in each.
-            no_restore: Those that need not be whole again after the block.
+            no_restore: Those that need not be restored after the block.
         """
 
     def unwrap(
@@ -163,24 +160,24 @@ class Strategy(Protocol):
         keep_torch_compile: bool = True,
         recursive: bool = False,
     ) -> nn.Module:
-        """Return the user's model inside what `prepare_model` put around it."""
+        """Return the user's model without the wrappers of `prepare_model`."""
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
-        """Compute gradients of ``loss / num_steps``, scaled as the precision wants; reduced unless that is deferred."""
+        """Compute gradients of ``loss / num_steps``, scaled by the precision; reduce them unless that is deferred."""
 
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
         """Multiply the complete gradients of ``models``."""
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
-        """Return a context for forward and backward in which gradients are reduced as ``sync`` says."""
+        """Return a context for forward and backward in which gradients are reduced as ``sync`` specifies."""
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return parameters that preparing a model took out of it, and that optimizers may still hold."""
+        """Return parameters that `prepare_model` replaced in a model, and that optimizers may still have."""
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:
-        """Clip the norm of all (unscaled) gradients together and return what it was."""
+        """Clip the total norm of all (unscaled) gradients and return the norm before."""
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each (unscaled) gradient value."""
@@ -189,22 +186,19 @@ class Strategy(Protocol):
         """Return the full state of the user's model, with the keys it had before it was prepared."""
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of the user's model as it lies on this rank: a `DTensor` where it has a part only.
+        """Return the state of the user's model on this rank: a `DTensor` for each sharded tensor.
 
-        The tensors share the model's memory where that is possible.
+        The tensors share the model's memory if possible.
         """
 
     def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state as `local_model_state` does, for a checkpoint to be read into.
+        """Return the state as `local_model_state` does, as the destination of a checkpoint.
 
-        A tensor that this rank is not to read, or that gets its memory from `load_model_state`, is deferred.
+        A tensor that this rank must not read, or that gets its memory from `load_model_state`, is deferred.
         """
 
-    def own_model_state(self, model: nn.Module) -> OwnState:
-        """Return what this rank alone holds of the user's model, in the form in which it holds it. No communication."""
-
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state for files that others read, like `local_model_state`: as the model computes with it."""
+        """Return the state like `local_model_state`, for other readers: in the dtypes that the model computes in."""
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a full state, or one from `local_model_state`.
@@ -213,40 +207,33 @@ class Strategy(Protocol):
         """
 
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer of torch's or the user's inside what `prepare_optimizer` put around it."""
+        """Return the optimizer inside the wrappers of `prepare_optimizer`."""
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the optimizer that the user made, which an engine may have exchanged."""
+        """Return the class of the user's optimizer, which an engine may have replaced."""
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the state of ``optimizer`` as it lies on this rank: a `DTensor` where it has a part only.
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of ``optimizer`` on this rank: a `DTensor` for each sharded tensor.
 
         Parameters have numbers, in the order of `optimizer_parameters`.
         """
 
-    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
-        """Return what this rank alone holds of the state of ``optimizer``, which can load it. No communication."""
-
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters that ``optimizer`` steps, by their names in the users' ``models``.
+        """Return the parameters of ``optimizer`` by their names in the users' ``models``.
 
-        Their states are placed over the ranks as they are.
+        Their states are sharded like them.
         """
 
     def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
-        """Return the shapes of the whole parameters that ``optimizer`` steps, by group, as its full state has them."""
+        """Return the unsharded shapes of the parameters of ``optimizer``, by group, in the order of its full state."""
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
-        """Load a full state, or one with parts placed like the parameters."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
 
     def release(self) -> None:
-        """Let go of all that was prepared."""
+        """Drop the references to everything prepared."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different times."""
@@ -276,3 +263,14 @@ class ForwardBackward(Protocol):
             num_items: Counts the items that the loss of a part of the batch is a mean over; None: its rows.
             weight: Multiplies the loss that gradients are computed of.
         """
+
+
+@runtime_checkable
+class HoldsParts(Protocol):
+    """The ability of strategies whose ranks hold parts of states in a form of their own."""
+
+    def parts_of_model(self, model: nn.Module) -> Mapping[str, Any]:
+        """Return what this rank holds of a prepared model."""
+
+    def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        """Return what this rank holds of the state of a prepared optimizer, which can load it. It may communicate."""

@@ -1,4 +1,4 @@
-"""Select a strategy by its name, its plugin or the number of processes."""
+"""Select a strategy by its name, its plugin or the number of processes, and check that it serves the layout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from accel_backends.strategies.protocol import Capabilities, Strategy
 from accel_state.devices import Vendor, find_vendor
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from accel_state.parallelism_config import ParallelismConfig
 from accel_state.registry import Registry
 from accel_state.topology import Topology
 
@@ -83,3 +84,26 @@ def why_not_on(vendor: Vendor, capabilities: Capabilities) -> str | None:
             "that asks for it, so that one process trains the whole model, or pass `cpu=True` (`--cpu`)."
         )
     return None
+
+
+def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
+    """Check that the strategy supports the axes of `parallelism_config`, and its `sp_backend`.
+
+    Raises:
+        ConfigError: If not; names the axes.
+    """
+    supported = strategy.capabilities.mesh_axes
+    active = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
+    idle = [axis for axis in active if axis not in supported]
+    if idle:
+        raise ConfigError(
+            f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
+            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(supported))}. Use an engine that "
+            "does, or set them to 1."
+        )
+    backend = strategy.capabilities.sp_backend
+    if config is not None and config.sp_enabled and config.sp_backend != backend:
+        raise ConfigError(
+            f"`sp_backend` of `parallelism_config` is `{config.sp_backend}`, but the strategy `{strategy.name}` shares "
+            f'sequences by `{backend}`. Pass `sp_backend="{backend}"`, or the plugin of the engine that is meant.'
+        )

@@ -27,7 +27,7 @@ class ShardedStrategy(TorchStrategy):
     version: ClassVar[int]
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own."""
+        """Bind the strategy to the run; a single process gets a process group."""
         super().setup(context)
         given = context.plugin
         self._plugin = (

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from accel_backends.checkpoint_formats.own_state import OwnState
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
-from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.sharding.parameter_names import parameters_of
 from accel_backends.strategies.bundle import Bundle, Placement
@@ -97,7 +96,7 @@ class TorchStrategy:
     ) -> nn.Module:
         """Place, convert, compile and wrap one model, in this order."""
         if self._choice(device_placement):
-            model = place_model(model, self.context.device)
+            model = place_model(model, self.context.runtime.device)
         model = self.context.precision.convert(model)
         if self.context.dynamo is not None:
             model = compile_model(model, self.context.dynamo)
@@ -218,10 +217,6 @@ class TorchStrategy:
         """Return the state dict on this rank."""
         return self.local_model_state(model)
 
-    def own_model_state(self, model: nn.Module) -> OwnState:
-        """Return no values: `local_model_state` has all tensors by their names."""
-        return self._own({}, None)
-
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the state dict of the user's model on this rank."""
         return self.local_model_state(model)
@@ -238,15 +233,9 @@ class TorchStrategy:
         """Return the class of the user's optimizer."""
         return type(self.bare_optimizer(optimizer))
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state dict of ``optimizer`` on this rank."""
-        return optimizer.state_dict()
-
-    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
-        """Return no values, as `own_model_state` does."""
-        return self._own({}, None)
+        return self.bare_optimizer(optimizer).state_dict()
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
@@ -258,11 +247,10 @@ class TorchStrategy:
         """Return the shapes of the parameters of ``optimizer``, by group."""
         return [[parameter.shape for parameter in group["params"]] for group in optimizer.param_groups]
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state dict into ``optimizer`` on every rank."""
-        optimizer.load_state_dict(dict(state))
+        inner = self.bare_optimizer(optimizer)
+        inner.load_state_dict(in_memory(inner, state))
 
     def release(self) -> None:
         """Do nothing: models belong to the user."""
@@ -276,10 +264,6 @@ class TorchStrategy:
         if self.context.topology.world_size > 1:
             self.capabilities.check(Feature.JOIN, strategy=self.name)
         return _NOTHING
-
-    def _own(self, values: Mapping[str, Any], cut: Mapping[str, Any] | None) -> OwnState:
-        topology = self.context.topology
-        return OwnState(values, cut=cut, rank=topology.rank, num_ranks=topology.world_size)
 
     def _choice(self, device_placement: bool | None) -> bool:
         return self.context.device_placement if device_placement is None else device_placement

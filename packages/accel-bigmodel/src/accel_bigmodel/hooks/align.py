@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -12,16 +12,22 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.base import ModelHook
 from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
-from accel_bigmodel.offload.residency import Prefetcher, Residency, Slot
+from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.store import StoredWeight, in_memory
 from accel_bigmodel.offload.weight import OffloadedWeight, forwards
-from accel_bigmodel.tensors import TiedParams, set_module_tensor_to_device
+from accel_bigmodel.tensors import (
+    TiedParams,
+    assign,
+    forget_int8_values,
+    is_int8,
+    set_module_tensor_to_device,
+)
 from accel_ops.nested.describe import find_device
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import StateError
 
-Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""The weight and its placeholder, by the identity of the weight."""
+Replacements: TypeAlias = dict[tuple[int, torch.device | None], tuple[torch.Tensor, torch.Tensor]]
+"""A tensor of the model and what has replaced it, by its identity and the device, ``None`` for a placeholder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +42,7 @@ class HookSettings:
         tied_params_map: As for `AlignDevicesHook`.
         owns_weights: The stored weights belong to the model, so that they may be used and written to without a copy.
         prefetcher: Prefetches the weights of the next module.
-        placeholders: The placeholders made while hooks are being attached; emptied afterwards.
+        replaced: What has replaced each tensor while hooks are added, so that ties remain; emptied afterwards.
     """
 
     weights: Mapping[str, Any] | None = None
@@ -46,11 +52,81 @@ class HookSettings:
     tied_params_map: TiedParams | None = None
     owns_weights: bool = False
     prefetcher: Prefetcher | None = None
-    placeholders: Placeholders = field(default_factory=dict)
+    replaced: Replacements = field(default_factory=dict)
+
+
+class Slot:
+    """A parameter or buffer of a module that is a placeholder between forward passes.
+
+    Args:
+        owner: The module.
+        name: Its name in the module.
+        placeholder: The placeholder.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, placeholder: torch.Tensor) -> None:
+        self.owner, self.name, self.placeholder = owner, name, placeholder
+        self.weight: OffloadedWeight = vars(placeholder)["_weight"]
+        self._num_uses = 0
+        self._is_buffer = not isinstance(placeholder, nn.Parameter)
+        self._is_int8 = is_int8(placeholder)
+        self._clear()
+
+    def fill(self) -> None:
+        """Insert the live value, unless other code has replaced the placeholder: that remains."""
+        self._follow_conversion()
+        weight = self.weight
+        with weight.lock:
+            now = self._table().get(self.name)
+            if now is self.placeholder or weight.is_value(now):
+                assign(self.owner, self.name, weight.acquire(self.placeholder))
+                self._num_uses += 1
+
+    def empty(self) -> None:
+        """End one use of the value; the last one puts the placeholder back."""
+        weight = self.weight
+        with weight.lock:
+            if self._num_uses == 0:
+                return  # it was not filled
+            self._num_uses -= 1
+            now = self._table().get(self.name)
+            is_value = weight.is_value(now)
+            if is_value and self._is_buffer and self.owner.training:
+                weight.store_live_if_changed()  # kernels update running statistics without bumping the version
+            weight.release()
+            if is_value and self._num_uses == 0:
+                assign(self.owner, self.name, self.placeholder)
+                self._clear()
+            elif self._is_buffer and now is not None and not is_value:
+                set_values(self.placeholder, weight, now)  # the forward replaced a buffer
+                assign(self.owner, self.name, self.placeholder)
+
+    def restore(self, device: torch.device) -> None:
+        """Put the weight into the module permanently."""
+        self._follow_conversion()
+        if self._table().get(self.name) is self.placeholder:
+            setattr(self.owner, self.name, self.weight.resident(self.placeholder, device))
+
+    def _clear(self) -> None:
+        if self._is_int8:
+            forget_int8_values(self.owner)
+
+    def _follow_conversion(self) -> None:
+        """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""
+        now: Any = self._table().get(self.name)
+        if now is not self.placeholder and (weight := weight_of(now)) is not None:
+            self.placeholder, self.weight = now, weight
+
+    def _table(self) -> dict[str, Any]:
+        owner: Any = self.owner
+        table: dict[str, Any] = owner._buffers if self._is_buffer else owner._parameters
+        return table
 
 
 class AlignDevicesHook(ModelHook):
     """Moves inputs to the device of a module, and loads the module's offloaded weights for its forward pass.
+
+    Reentrant, also in several threads.
 
     Args:
         execution_device: The device on which the module runs; by default that of its inputs.
@@ -93,11 +169,11 @@ class AlignDevicesHook(ModelHook):
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         """The device of each weight before it was offloaded, by name; libraries read it."""
-        self.residency = Residency([])
-        self.keeps_placeholders = False  # when detached, of weights that were on the meta device
-        self._slots: dict[str, Slot] = {}
+        self.slots: dict[str, Slot] = {}
+        """The offloaded weights, by name in the module."""
         self._module_name = module_name
         self._settings = HookSettings() if settings is None else settings
+        self._is_alone = settings is None
         self._surrounds_offloaded = surrounds_offloaded
         self._handles: list[RemovableHandle] = []
 
@@ -109,29 +185,32 @@ class AlignDevicesHook(ModelHook):
         )
 
     @property
+    def weights(self) -> list[OffloadedWeight]:
+        """The offloaded weights."""
+        return [slot.weight for slot in self.slots.values()]
+
+    @property
     def weights_map(self) -> Mapping[str, Any] | None:
         """The stored weights, by name in the module; the current values as soon as one of them has changed.
 
         An assigned mapping, which must have all of them, replaces the values.
         """
-        if not any(slot.weight.is_changed for slot in self._slots.values()):
+        if not any(weight.is_changed for weight in self.weights):
             return self._weights_map
-        return {name: slot.weight.shared_values() for name, slot in self._slots.items()}
+        return {name: slot.weight.shared_values() for name, slot in self.slots.items()}
 
     @weights_map.setter
     def weights_map(self, weights: Mapping[str, Any] | None) -> None:
         given = {} if weights is None else weights
-        if missing := [f"`{name}`" for name in self._slots if name not in given]:
+        if missing := [f"`{name}`" for name in self.slots if name not in given]:
             raise StateError(
                 f"`weights_map` lacks {', '.join(missing)}. Give the values of all offloaded weights of the module."
             )
-        for name, slot in self._slots.items():
+        for name, slot in self.slots.items():
             set_values(slot.placeholder, slot.weight, given[name])
         self._weights_map = weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        if self.execution_device is not None and torch.device(self.execution_device).type == "meta":
-            self.tied_params_map = None
         if self.offload:
             self._offload(module)
         elif self.execution_device is not None:
@@ -142,6 +221,8 @@ class AlignDevicesHook(ModelHook):
     def attached(self, module: nn.Module) -> None:
         if self.offload and not self._handles:
             self._offload(module)
+        if self._is_alone:
+            self._settings.replaced.clear()
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -166,18 +247,19 @@ class AlignDevicesHook(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Load weights and move inputs before the forward pass, and return its arguments."""
         if self.io_same_device:
-            self.input_device = find_device([args, kwargs])
+            self.input_device = _device_of((*args, *kwargs.values()))
         if self._surrounds_offloaded:
             forwards.enter()
         if self.offload:
-            self.residency.onload()
-            if self._settings.prefetcher is not None and self.residency.slots:
-                self._settings.prefetcher.block_started(self.residency)
+            self.onload_weights()
+            if self.slots and self._settings.prefetcher is not None:
+                self._settings.prefetcher.block_started(self)
         if self.execution_device is None:
             return args, kwargs
         try:
-            args = send_to_device(args, self.execution_device)
-            kwargs = send_to_device(kwargs, self.execution_device, skip_keys=self.skip_keys)
+            args = tuple([_moved(value, self.execution_device) for value in args])
+            if kwargs:
+                kwargs = send_to_device(kwargs, self.execution_device, skip_keys=self.skip_keys)
         except BaseException:
             self.after_error(module)
             raise
@@ -189,40 +271,77 @@ class AlignDevicesHook(ModelHook):
         if self.io_same_device and self.input_device is not None:
             if self._surrounds_offloaded and self.input_device.type != "meta":
                 _refuse_empty(module, output)
-            output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
+            output = _moved(output, self.input_device, self.skip_keys)
         return output
 
     def after_error(self, module: nn.Module) -> None:
         if self.offload:
-            self.residency.offload()
+            self.offload_weights()
         if self._surrounds_offloaded:
             forwards.leave()
 
-    def detach_hook(self, module: nn.Module) -> nn.Module:
-        for name, slot in self._slots.items():
+    def onload_weights(self, *_: Any) -> None:
+        """Insert the values into the module; each call, also one by a hook of torch, needs an `offload_weights`."""
+        forwards.enter()
+        filled: list[Slot] = []
+        try:
+            for slot in self.slots.values():
+                slot.fill()
+                filled.append(slot)
+        except BaseException:
+            self._empty(filled)
+            raise
+
+    def offload_weights(self, *_: Any) -> None:
+        """Undo one `onload_weights`."""
+        self._empty(self.slots.values())
+
+    def _empty(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            slot.empty()
+        forwards.leave()
+
+    def detach_hook(self, module: nn.Module, *, keeps_placeholders: bool = False) -> nn.Module:
+        """Restore the weights.
+
+        Args:
+            module: The module of the hook.
+            keeps_placeholders: Whether weights that were on the meta device before stay placeholders, for another hook.
+        """
+        for name, slot in self.slots.items():
             device = self.original_devices[name]
             if self.offload and device.type != "meta":
                 slot.restore(device)
-            elif not self.keeps_placeholders:
+            elif not keeps_placeholders:
                 make_plain(slot.placeholder)
-        self._slots, self.residency = {}, Residency([])
+        self.slots = {}
         for handle in self._handles:
             handle.remove()
         self._handles = []
         return module
 
     def _place(self, owner: nn.Module, name: str) -> None:
-        """Move a weight that is not offloaded to the execution device."""
-        if self.execution_device is not None and weight_of(getattr(owner, name)) is None:
-            set_module_tensor_to_device(
-                owner, name, self.execution_device, tied_params_map=self.tied_params_map, clear_cache=False
-            )
+        """Move a weight that is not offloaded to the execution device, a tied one once."""
+        tensor = getattr(owner, name)
+        if self.execution_device is None or weight_of(tensor) is not None:
+            return
+        device = torch.device(self.execution_device)
+        if tensor.device == device:
+            return
+        key, replaced = (id(tensor), device), self._settings.replaced
+        if key in replaced:
+            assign(owner, name, replaced[key][1])
+            return
+        set_module_tensor_to_device(
+            owner, name, device, tied_params_map=self.tied_params_map, clear_cache=False
+        )
+        replaced[key] = (tensor, getattr(owner, name))
 
     def _offload(self, module: nn.Module) -> None:
         """Replace the weights by placeholders."""
         kept: dict[str, torch.Tensor] = {}
-        slots: dict[str, Slot] = {}
-        known = self._settings.placeholders
+        self.slots = {}
+        replaced = self._settings.replaced
         tensors = [
             (full_name, owner, name, getattr(owner, name))
             for full_name, owner, name in _tensors_of(module, recurse=self.place_submodules)
@@ -235,16 +354,21 @@ class AlignDevicesHook(ModelHook):
                 if not tensor.is_meta:
                     self._place(owner, name)
                 continue
-            if id(tensor) not in known:
-                known[id(tensor)] = (tensor, self._placeholder(full_name, owner, tensor, kept))
-            placeholder = known[id(tensor)][1]
-            slots[full_name] = Slot(owner, name, placeholder)
+            key = (id(tensor), None)
+            if key not in replaced:
+                replaced[key] = (tensor, self._placeholder(full_name, owner, tensor, kept))
+            placeholder = replaced[key][1]
+            self.slots[full_name] = Slot(owner, name, placeholder)
             self.original_devices[full_name] = tensor.device
             setattr(owner, name, placeholder)
         if self._weights_map is None:
             self._weights_map = kept
-        self._slots, self.residency = slots, Residency(list(slots.values()))
-        self._handles = self.residency.follow_state_dicts(module)
+        # Torch takes a placeholder for a weight that cannot be loaded into: it gets the values.
+        untyped: Any = module
+        self._handles = [
+            untyped.register_load_state_dict_pre_hook(self.onload_weights),
+            untyped.register_load_state_dict_post_hook(self.offload_weights),
+        ]
 
     def _placeholder(
         self, full_name: str, owner: nn.Module, tensor: torch.Tensor, kept: dict[str, torch.Tensor]
@@ -283,8 +407,23 @@ def _tensors_of(module: nn.Module, *, recurse: bool) -> list[tuple[str, nn.Modul
     ]
 
 
+def _moved(value: Any, device: int | str | torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:
+    """Return ``value``, nearly always a tensor, on a device."""
+    return (
+        value.to(device)
+        if isinstance(value, torch.Tensor)
+        else send_to_device(value, device, skip_keys=skip_keys)
+    )
+
+
+def _device_of(values: Any) -> torch.device | None:
+    """Return the device of the first tensor, nearly always the first value itself."""
+    first = values[0] if isinstance(values, tuple) and values else values
+    return first.device if isinstance(first, torch.Tensor) else find_device(values)
+
+
 def _refuse_empty(module: nn.Module, output: Any) -> None:
-    device = find_device(output)
+    device = _device_of(output)
     if device is not None and device.type == "meta":
         raise StateError(
             f"`{type(module).__name__}` returned a tensor without values, because it used a weight that was never "

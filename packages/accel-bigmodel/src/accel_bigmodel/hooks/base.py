@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any
 
 import torch
@@ -184,5 +183,5 @@ def hooks_of(module: nn.Module) -> list[ModelHook]:
 
 def _flat(hook: ModelHook) -> list[ModelHook]:
     if isinstance(hook, SequentialHook):
-        return functools.reduce(lambda found, inner: found + _flat(inner), hook.hooks, list[ModelHook]())
+        return [inner for each in hook.hooks for inner in _flat(each)]
     return [hook]

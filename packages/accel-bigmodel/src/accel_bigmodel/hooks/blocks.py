@@ -160,9 +160,11 @@ def attach(
         if not hook.offload:
             _restore(part, hook.execution_device)
         add_hook_to_module(part, hook, append=bool(hooks_of(part)))
-    placeholders = settings.placeholders
-    check_aliases(module, {key for key, (old, new) in placeholders.items() if old.is_meta and new is not old})
-    placeholders.clear()
+    replaced = settings.replaced
+    check_aliases(
+        module, {key for (key, _), (old, new) in replaced.items() if old.is_meta and new is not old}
+    )
+    replaced.clear()
 
 
 def _hooks_for(

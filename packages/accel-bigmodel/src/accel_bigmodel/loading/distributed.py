@@ -12,6 +12,7 @@ from torch import nn
 from accel_bigmodel.loading.loader import LoadOptions
 from accel_bigmodel.loading.matching import match
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
+from accel_checkpoint.saved_files import SavedFiles
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 
@@ -54,8 +55,10 @@ def load_distributed(
 
 def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
-    for file in checkpoint_files(checkpoint):
-        state.update(read_weights(file.path))
+    files = checkpoint_files(checkpoint)
+    with SavedFiles.of(files[0].path.parent) as saved:
+        for file in files:
+            state.update(read_weights(saved.path(file.path.name)))
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
     match(shapes, found, ties=tied_names(model)).raise_or_warn(checkpoint, strict=strict)

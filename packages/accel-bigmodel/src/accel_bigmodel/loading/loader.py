@@ -17,11 +17,12 @@ from torch import nn
 from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
-from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap, check_device_map
+from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
+from accel_checkpoint.saved_files import SavedFiles
 from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -111,11 +112,12 @@ class CheckpointLoader:
         self._tensors = {name: named for named in self._persistent for name in named.names}
         self._extras = _extra_states(model)
         self._files = checkpoint_files(checkpoint)
+        self._saved = SavedFiles.of(self._files[0].path.parent)
+        self._compared = set[Path]()
         self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
-        devices = {
+        self._devices = {
             n: "disk" if d == "disk" else torch.device(d) for n, d in (options.device_map or {}).items()
         }
-        self._devices = None if options.device_map is None else DeviceLookup(devices)
         self._reads = ParallelReads()
         self._fresh: list[tuple[NamedTensor, torch.Tensor]] = []
         self._duplicates: list[tuple[str, NamedTensor, torch.Tensor]] = []
@@ -134,26 +136,30 @@ class CheckpointLoader:
             for name, shape in _shapes_in(file, self._layouts.get(file.path)).items()
             if not name.endswith(ignored)
         }
-        match(
-            {**{n: named.tensor.shape for n, named in self._tensors.items()}, **dict.fromkeys(self._extras)},
-            shapes,
-            ties=[named.names for named in self._persistent if len(named.names) > 1],
-        ).raise_or_warn(self._checkpoint, strict=strict)
+        wanted = {
+            **{n: named.tensor.shape for n, named in self._tensors.items()},
+            **dict.fromkeys(self._extras),
+        }
+        if shapes != wanted:
+            ties = [named.names for named in self._persistent if len(named.names) > 1]
+            match(wanted, shapes, ties=ties).raise_or_warn(self._checkpoint, strict=strict)
 
     @torch.no_grad()
     def load(self) -> None:
         """Load all tensors.
 
         Raises:
-            CheckpointError: If a file ends too early, or the names of a tied weight have different values.
+            CheckpointError: If a file ends too early, the names of a tied weight have different values, or the files
+                belong to a checkpoint with a manifest, and one that is read has another digest.
             ConfigError: If weights go to disk and there is no folder for them.
         """
-        for file in self._files:
-            if file.path in self._layouts:
-                self._from_safetensors(file, self._layouts[file.path])
-            else:
-                self._from_pickled(file)
-        self._reads.run()
+        with self._saved:
+            for file in self._files:
+                if file.path in self._layouts:
+                    self._from_safetensors(file, self._layouts[file.path])
+                else:
+                    self._from_pickled(file)
+            self._reads.run()
         for named, fresh in self._fresh:
             self._set(named, fresh)
         self._check_duplicates()
@@ -188,6 +194,7 @@ class CheckpointLoader:
         self._flush_to_folder()
 
     def _from_pickled(self, file: CheckpointFile) -> None:
+        self._compare(file.path)
         content = read_weights(file.path)
         for name in _names_in(file, list(content), set()):
             if name in self._extras:
@@ -204,6 +211,7 @@ class CheckpointLoader:
         self, named: NamedTensor, path: Path, place: ByteRange, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Read a tensor with all others, into its memory if it keeps that."""
+        self._compare(path)
         tensor = named.tensor
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_contiguous()
         if is_plain and _is_on(tensor, device, dtype):
@@ -216,6 +224,7 @@ class CheckpointLoader:
 
     def _from_value(self, name: str, named: NamedTensor, value: torch.Tensor, path: Path) -> None:
         """Load a tensor that is in memory, or mapped."""
+        self._compare(path)
         device, dtype = self._device(named), self._options.dtype_of(name, named.tensor)
         if device is None:
             self._write_to_folder(name, named, value, dtype, path)
@@ -226,6 +235,12 @@ class CheckpointLoader:
         else:
             # Always copy: `value` may be a mapping of the file.
             self._replace(named, value.to(device=device, dtype=dtype, copy=True))
+
+    def _compare(self, path: Path) -> None:
+        """Compare a file with its digest, if it has one; those of which all weights stay on disk are not compared."""
+        if path not in self._compared:
+            self._compared.add(path)
+            self._saved.path(path.name)
 
     def _stays_mapped(self, stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
         return self._options.may_map and device.type == "cpu" and stored == dtype
@@ -249,11 +264,11 @@ class CheckpointLoader:
 
     def _device(self, named: NamedTensor) -> torch.device | None:
         """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
-        if self._devices is None:
+        if self._options.device_map is None:
             return _CPU if named.tensor.is_meta else named.tensor.device
         found = None
         for name in named.names:
-            found = self._devices[name]
+            found = device_of(name, self._devices)
             if isinstance(found, torch.device):
                 return found
         return _CPU if found is None or not (named.is_parameter or self._options.offload_buffers) else None

@@ -71,8 +71,6 @@ def match(
         checkpoint_shapes: The same for the checkpoint.
         ties: Groups of tied names in the model, for which one value is enough.
     """
-    if model_shapes == checkpoint_shapes:
-        return Match([], [], [], num_common=len(model_shapes))
     common = [name for name in checkpoint_shapes if name in model_shapes]
     filled = {*common, *(name for group in map(set, ties) if group & set(common) for name in group)}
     return Match(

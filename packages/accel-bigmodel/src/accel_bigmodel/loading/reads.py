@@ -52,6 +52,7 @@ class _Staged:
         return self.memory
 
 
+@functools.cache
 def can_read_to(device: torch.device) -> bool:
     """Whether `ParallelReads` fills tensors on ``device``."""
     return device.type == "cpu" or copy_stream(device) is not None

@@ -103,14 +103,19 @@ def align_module_device(
 
 @contextlib.contextmanager
 def _values_on(hook: AlignDevicesHook, device: torch.device | str | int | None) -> Iterator[None]:
-    weights = hook.residency.weights
+    weights = hook.weights
     devices = [weight.device for weight in weights]
     try:
         if device is not None:
             for weight in weights:
                 weight.use_on(torch.device(device))
-        with hook.residency.values_in_place():
+        hook.onload_weights()
+        try:
             yield
+        finally:
+            for weight in weights:
+                weight.store_live_if_changed()
+            hook.offload_weights()
     finally:
         for weight, usual in zip(weights, devices, strict=True):
             weight.use_on(usual)

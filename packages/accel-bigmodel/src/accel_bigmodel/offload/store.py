@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
+from accel_bigmodel.planning.device_maps import DeviceMap, device_of
 from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
@@ -241,45 +241,44 @@ def offloaded_weights(
     Raises:
         ConfigError: If weights go to disk and there is no folder for them.
     """
-    given, lookup = state_dict, DeviceLookup(device_map)
+    state: dict[str, torch.Tensor] = {}
+    for_disk: dict[str, torch.Tensor] = {}
     groups = [sorted(named.names) for named in tensors]
-    state, for_disk = dict(given or {}), dict[str, list[str]]()
     for named, names in zip(tensors, groups, strict=True):
-        devices = {name: str(lookup[name]) for name in names}
-        if given is not None:
-            stored = [name for name in names if name in given]
+        devices = {name: str(device_of(name, device_map)) for name in names}
+        if state_dict is not None:
+            stored = [name for name in names if name in state_dict]
         elif named.tensor.is_meta or not named.is_persistent:
-            continue
+            stored = []
         else:
             wanted = {*offloaded_devices, "cpu"} if len(names) > 1 else offloaded_devices
             stored = [name for name in names if devices[name] in wanted]
-            if stored:
-                state.update(dict.fromkeys(stored, in_memory(named.tensor)))
-        on_disk = [name for name in stored if devices[name] == "disk"]
-        if on_disk and not any(devices[name] == "cpu" for name in stored):
-            for_disk[on_disk[0]] = on_disk
+        if stored:
+            value = in_memory(named.tensor) if state_dict is None else state_dict[stored[0]]
+            on_disk = [name for name in stored if devices[name] == "disk"]
+            if on_disk and not any(devices[name] == "cpu" for name in stored):
+                for_disk[on_disk[0]] = value
+            else:
+                state.update(dict.fromkeys(names, value))
     entries = [name for name, device in device_map.items() if str(device) == "disk"]
     if entries and index is None:
         if folder is not None:
-            offload_state_dict(folder, {name: state[name] for name in for_disk})
+            offload_state_dict(folder, for_disk)
             index = read_offload_index(folder) if Path(folder, INDEX_NAME).is_file() else None
-        elif for_disk and given is None:
+        elif for_disk and state_dict is None:
             raise ConfigError(
                 f"`device_map` puts {', '.join(f'`{name}`' for name in entries[:5])} on disk, but there is no folder "
                 "for it. Give `offload_dir`, or the `offload_index` of weights that are stored already."
             )
-    on_disk_index = dict(index or {})
-    for first, names in for_disk.items():
-        if first in on_disk_index:
-            for name in names:
-                del state[name]
+    index = dict(index or {})
     for names in groups:
-        if known := [n for n in names if n in state]:
-            state.update(dict.fromkeys(names, state[known[0]]))
-        elif known := [n for n in names if n in on_disk_index]:
-            entry = {"weight_name": known[0], **on_disk_index[known[0]]} if len(names) > 1 else None
-            on_disk_index.update({name: entry for name in names if name != known[0]})
-    return OffloadedWeightsLoader(state, folder if entries else None, on_disk_index)
+        first = next((name for known in (state, for_disk, index) for name in names if name in known), None)
+        if first in for_disk and first not in index:
+            state.update(dict.fromkeys(names, for_disk[first]))
+        elif first in index and first not in state and len(names) > 1:
+            entry = {"weight_name": first, **index[first]}
+            index.update(dict.fromkeys(names, entry))
+    return OffloadedWeightsLoader(state, folder if entries else None, index)
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class _Live:
         return self.tensor._version != self._version or not is_same
 
 
+@dataclass(eq=False)
 class OffloadedWeight:
     """The values of one weight, stored or on their device.
 
@@ -52,22 +54,16 @@ class OffloadedWeight:
         is_changed: Whether other values were stored than the first.
     """
 
-    def __init__(
-        self,
-        source: StoredWeight,
-        *,
-        name: str,
-        device: torch.device,
-        dtype: torch.dtype,
-        is_changed: bool = False,
-    ) -> None:
-        self.name, self.device, self.dtype, self.is_changed = name, device, dtype, is_changed
-        self.lock = threading.RLock()
-        self._source = source
-        self._live: _Live | None = None
-        self._prefetched: Transfer | None = None
-        self._shared: weakref.ref[torch.Tensor] | None = None
-        self._resident: torch.Tensor | None = None
+    source: StoredWeight
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    is_changed: bool = False
+    lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+    _live: _Live | None = field(default=None, init=False, repr=False)
+    _prefetched: Transfer | None = field(default=None, init=False, repr=False)
+    _shared: weakref.ref[torch.Tensor] | None = field(default=None, init=False, repr=False)
+    _resident: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def is_live(self) -> bool:
@@ -90,7 +86,7 @@ class OffloadedWeight:
 
     def stored(self) -> torch.Tensor:
         """Return the stored values in the dtype of the model; read only."""
-        tensor = self._source.read()
+        tensor = self.source.read()
         return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
     def shared_values(self) -> torch.Tensor:
@@ -134,22 +130,22 @@ class OffloadedWeight:
         with self.lock, torch.inference_mode(False), torch.no_grad():
             own = values.detach()
             own = own if own.is_meta else own.to(_CPU)
-            self._change(StoredWeight({self._source.key: own}, self._source.key), own.dtype)
+            self._change(StoredWeight({self.source.key: own}, self.source.key), own.dtype)
             if self._live is not None:
                 self._live.mark_stored()
 
     def share_store_of(self, other: OffloadedWeight) -> None:
         """Use stored values and dtype of another weight, from the next use on."""
         with self.lock:
-            self._change(other._source, other.dtype)
+            self._change(other.source, other.dtype)
 
     def _change(self, source: StoredWeight, dtype: torch.dtype) -> None:
-        self._source, self.dtype, self.is_changed = source, dtype, True
+        self.source, self.dtype, self.is_changed = source, dtype, True
         self._prefetched = self._shared = None
 
     def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
         """Return a weight with the same stored values and another dtype in the model."""
-        return OffloadedWeight(self._source, name=self.name, device=self.device, dtype=dtype, is_changed=True)
+        return replace(self, dtype=dtype, is_changed=True)
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
@@ -165,7 +161,7 @@ class OffloadedWeight:
             if self.is_copied:
                 self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
             else:
-                self._source.read_ahead()
+                self.source.read_ahead()
 
     def discard_prefetched(self) -> None:
         """Discard prefetched values that were not used."""
@@ -177,13 +173,13 @@ class OffloadedWeight:
 
         Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
         """
-        made, source = self._resident, self._source
+        made, source = self._resident, self.source
         if made is None or made.device != device:
             made = self.stored().to(device, copy=source.is_callers or source.is_from_file)
             if isinstance(placeholder, nn.Parameter):
                 made = as_parameter_like(placeholder, made)
             self._resident = made
-            self._source = StoredWeight({source.key: made.detach()}, source.key)
+            self.source = StoredWeight({source.key: made.detach()}, source.key)
         return made
 
     def _make_live(self, placeholder: torch.Tensor) -> _Live:
@@ -197,7 +193,10 @@ class OffloadedWeight:
             elif self.is_copied:
                 values = start_transfer(self.stored(), self.device).wait()
             else:
-                values = self._stored_for_writing()
+                values = self.stored()
+                if self.source.is_callers:
+                    values = values.clone() if values is self.source.read() else values
+                    self.store(values)  # in memory that may be written to
             if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
@@ -209,14 +208,6 @@ class OffloadedWeight:
                     values.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
         return _Live(values)
 
-    def _stored_for_writing(self) -> torch.Tensor:
-        """Return the stored values, in memory that is not the caller's."""
-        values, source = self.stored(), self._source
-        if source.is_callers:
-            values = values.clone() if values is source.read() else values
-            self.store(values)
-        return values
-
     def _refuse_gradient(self, gradient: torch.Tensor) -> None:
         raise StateError(
             f"The gradient of `{self.name}` would be lost, because the weight is offloaded after the forward pass. "
@@ -224,10 +215,7 @@ class OffloadedWeight:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeight:
-        source, changed = copy.deepcopy(self._source, memo), self.is_changed
-        return OffloadedWeight(
-            source, name=self.name, device=self.device, dtype=self.dtype, is_changed=changed
-        )
+        return replace(self, source=copy.deepcopy(self.source, memo))
 
     def __reduce__(self) -> Any:
         raise StateError(

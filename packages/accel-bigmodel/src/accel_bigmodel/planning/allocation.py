@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import nn
 
 from accel_bigmodel.planning.device_maps import clean_device_map, device_of
-from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
+from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_balanced_memory, get_max_memory
 from accel_bigmodel.planning.model_pieces import Piece, PieceReader
 from accel_bigmodel.planning.sizes import calculate_maximum_sizes
 from accel_ops.byte_sizes import convert_bytes
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
+_MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def infer_auto_device_map(
@@ -65,6 +66,37 @@ def infer_auto_device_map(
     if not offload_buffers:
         planner.warn_of_buffers()
     return clean_device_map(planner.device_map) if clean_result else planner.device_map
+
+
+def device_map_of_mode(
+    mode: str,
+    model: nn.Module,
+    max_memory: MaxMemory | None,
+    no_split_module_classes: Sequence[str] | None,
+    *,
+    dtype: Dtype | None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    offload_buffers: bool = False,
+) -> dict[str, int | str]:
+    """Return the device map for a mode of `load_checkpoint_and_dispatch`.
+
+    Raises:
+        UnknownNameError: If there is no such mode.
+    """
+    if mode not in _MODES:
+        raise UnknownNameError.of("`device_map`", mode, _MODES)
+    if mode != "sequential":
+        max_memory = get_balanced_memory(
+            model,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            special_dtypes,
+            low_zero=mode == "balanced_low_0",
+        )
+    return infer_auto_device_map(
+        model, max_memory, no_split_module_classes, dtype, special_dtypes, offload_buffers=offload_buffers
+    )
 
 
 def generate_device_map(
@@ -165,8 +197,9 @@ class _Planner:
         return ("disk",) if self._main == "cpu" else ("cpu", "disk")
 
     def _offloaded_layers(self) -> Iterator[Piece]:
-        places = self._offload_devices
-        return (layer for layer in self._layers if device_of(layer.name, self.device_map) in places)
+        places = [device for device in self._offload_devices if self._used.get(device)]
+        layers = self._layers if places else []
+        return (layer for layer in layers if device_of(layer.name, self.device_map) in places)
 
     def _fill(self, device: int | str, *, keeps_room: bool) -> None:
         limit = self._limits[device]

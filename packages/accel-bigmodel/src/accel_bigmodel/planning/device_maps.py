@@ -26,28 +26,6 @@ def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | No
     return device_map.get("")
 
 
-class DeviceLookup:
-    """`device_of` for many names, which looks up each module once.
-
-    Args:
-        device_map: Must not change meanwhile.
-    """
-
-    def __init__(self, device_map: DeviceMap) -> None:
-        self._map = device_map
-        self._modules: dict[str, int | str | torch.device | None] = {}
-
-    def __getitem__(self, name: str) -> int | str | torch.device | None:
-        """Return the device of the tensor or module ``name``, ``None`` if no entry covers it."""
-        if name in self._map:
-            return self._map[name]
-        module = name.rpartition(".")[0]
-        found = self._modules.get(module)
-        if found is None:
-            found = self._modules[module] = device_of(module, self._map)
-        return found
-
-
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     """Check that a map covers all tensors of the model; keys that are no part of it are a warning.
 
@@ -74,8 +52,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
 
 def check_covered(names: Iterable[str], device_map: DeviceMap) -> None:
     """Check that a map covers all of ``names``."""
-    devices = DeviceLookup(device_map)
-    left_out = [name for name in names if devices[name] is None]
+    left_out = [name for name in names if device_of(name, device_map) is None]
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         raise ConfigError(

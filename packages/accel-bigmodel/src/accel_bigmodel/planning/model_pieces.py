@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from accel_bigmodel.dtypes import as_dtype, memory_byte_size
+from accel_ops.named_tensors import walk_modules
 from accel_state.enums import CustomDtype
 
 
@@ -20,23 +21,28 @@ class Piece:
 
     Args:
         name: Dotted name, ``""`` for the model.
-        part: The module or the tensor.
+        rank: Index of its first layer in the model.
         num_bytes: Size of all its tensors; tied ones count where they occur first.
         buffer_bytes: Size of the buffers among them.
         children: The pieces it splits into; none for a layer.
         tied: Its tensors (by identity) that are tied to others outside.
         parent: The enclosing piece, ``None`` for the model.
-        rank: Index of its first layer in the model.
     """
 
     name: str
-    part: nn.Module | torch.Tensor
+    rank: int
     num_bytes: int = 0
     buffer_bytes: int = 0
-    children: list[Piece] = field(default_factory=list)
-    tied: set[int] = field(default_factory=set)
+    children: Sequence[Piece] = ()
+    tied: frozenset[int] = frozenset()
     parent: Piece | None = None
-    rank: int = 0
+
+    def add(self, num_bytes: int, buffer_bytes: int, tied: frozenset[int]) -> None:
+        """Count a part."""
+        self.num_bytes += num_bytes
+        self.buffer_bytes += buffer_bytes
+        if tied:
+            self.tied |= tied
 
     def layers(self) -> Iterator[Piece]:
         """Yield the layers, in the order of the model."""
@@ -66,53 +72,39 @@ class PieceReader:
 
     def read(self, model: nn.Module) -> Piece:
         """Return the tree of ``model``."""
-        counted = Counter(
-            id(tensor)
-            for module in model.modules()
-            for tensor in module._parameters.values()
-            if tensor is not None
-        )
+        modules = {id(module): module for _, module in walk_modules(model)}.values()
+        counted = Counter([id(tensor) for module in modules for tensor in module._parameters.values()])
+        del counted[id(None)]
         self._tied = frozenset(key for key, count in counted.items() if count > 1)
         return self._module("", model, may_split=True)
 
     def _module(self, name: str, module: nn.Module, *, may_split: bool) -> Piece:
-        piece = Piece(name, module, rank=self._num_layers)
-        may_split = may_split and type(module).__name__ not in self._not_split
+        piece, children = Piece(name, self._num_layers), list[Piece]()
         prefix = f"{name}." if name else ""
         modules = [(key, child) for key, child in module._modules.items() if child is not None]
-        may_split = may_split and bool(modules)
+        may_split = may_split and bool(modules) and type(module).__name__ not in self._not_split
         for members, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for key, tensor in members.items():
-                if tensor is not None:
-                    inner = self._tensor(prefix + key, tensor, is_buffer=is_buffer, is_layer=may_split)
-                    self._add(piece, inner, may_split=may_split)
+                if tensor is None:
+                    continue
+                identity = id(tensor)
+                num_bytes = 0 if identity in self._seen else self._bytes_of(prefix + key, tensor)
+                self._seen.add(identity)
+                tied = frozenset((identity,)) if identity in self._tied else frozenset()
+                piece.add(num_bytes, num_bytes if is_buffer else 0, tied)
+                if may_split:
+                    children.append(Piece(prefix + key, self._num_layers))
+                    children[-1].add(num_bytes, num_bytes if is_buffer else 0, tied)
+                    self._num_layers += 1
         for key, child in modules:
-            inner = self._module(prefix + key, child, may_split=may_split)
-            self._add(piece, inner, may_split=may_split)
-        if not may_split:
-            self._num_layers = piece.rank + 1
-        return piece
-
-    @staticmethod
-    def _add(piece: Piece, inner: Piece, *, may_split: bool) -> None:
-        piece.num_bytes += inner.num_bytes
-        piece.buffer_bytes += inner.buffer_bytes
-        if inner.tied:
-            piece.tied |= inner.tied
+            children.append(self._module(prefix + key, child, may_split=may_split))
+            piece.add(children[-1].num_bytes, children[-1].buffer_bytes, children[-1].tied)
         if may_split:
-            inner.parent = piece
-            piece.children.append(inner)
-
-    def _tensor(self, name: str, tensor: torch.Tensor, *, is_buffer: bool, is_layer: bool) -> Piece:
-        piece = Piece(name, tensor, rank=self._num_layers)
-        self._num_layers += is_layer
-        key = id(tensor)
-        if key in self._tied:
-            piece.tied.add(key)
-        if key not in self._seen:
-            self._seen.add(key)
-            piece.num_bytes = self._bytes_of(name, tensor)
-            piece.buffer_bytes = piece.num_bytes if is_buffer else 0
+            piece.children = children
+            for inner in children:
+                inner.parent = piece
+        else:
+            self._num_layers = piece.rank + 1
         return piece
 
     def _bytes_of(self, name: str, tensor: torch.Tensor) -> int:

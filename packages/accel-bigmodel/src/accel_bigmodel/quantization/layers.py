@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
-from accel_bigmodel.tensors import find_tied_parameters
+from accel_bigmodel.ties import find_tied_parameters
 from accel_state.availability import is_bnb_available
 from accel_state.errors import ConfigError, NotAvailableError
 

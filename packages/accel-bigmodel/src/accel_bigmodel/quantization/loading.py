@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.dispatch import MODES, dispatch_model
+from accel_bigmodel.dispatch import dispatch_model
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
 from accel_bigmodel.loading.loader import LoadOptions, load_weights
 from accel_bigmodel.offload.store import offload_weight
-from accel_bigmodel.planning.allocation import infer_auto_device_map
+from accel_bigmodel.planning.allocation import device_map_of_mode
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
-from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.planning.max_memory import MaxMemory
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
 from accel_bigmodel.quantization.layers import (
     empty_8bit_layer,
@@ -29,7 +29,7 @@ from accel_bigmodel.tensors import set_module_tensor_to_device
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
 
@@ -104,21 +104,19 @@ def get_quantized_model_device_map(
     if not isinstance(device_map, str):
         check_device_map(model, device_map)
         return device_map
-    if device_map not in MODES:
-        raise UnknownNameError.of("`device_map`", device_map, MODES)
     config = bnb_quantization_config
     skipped = get_keys_to_not_convert(model) if config.skip_modules is None else config.skip_modules
     special: dict[str, str | torch.dtype | CustomDtype] = {
         f"{name}.weight": config.target_dtype
         for name in linear_names(model, [*skipped, *(config.keep_in_fp32_modules or [])])
     }
-    if device_map != "sequential":
-        max_memory = get_balanced_memory(
-            model, max_memory, no_split_module_classes, dtype=config.torch_dtype, special_dtypes=special,
-            low_zero=device_map == "balanced_low_0",
-        )  # fmt: skip
-    return infer_auto_device_map(
-        model, max_memory, no_split_module_classes, dtype=config.torch_dtype, special_dtypes=special
+    return device_map_of_mode(
+        device_map,
+        model,
+        max_memory,
+        no_split_module_classes,
+        dtype=config.torch_dtype,
+        special_dtypes=special,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from accel_ops.shared_tensors import aliases
+from accel_ops.shared_tensors import Name, aliases
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +18,7 @@ class DeferredTensor:
     """Type and shape of a tensor, and how to get it.
 
     Attributes:
-        dtype: Its number format.
+        dtype: Its dtype.
         shape: Its shape.
         get: Returns it, on any device; it may be a collective.
         num_fetched: How often it was fetched.
@@ -44,44 +45,29 @@ def fetched(value: torch.Tensor | DeferredTensor) -> torch.Tensor:
     return value.fetch() if isinstance(value, DeferredTensor) else value
 
 
-def second_names_in(state: Mapping[str, Any]) -> dict[str, str]:
+@contextmanager
+def fetching_all(order: Sequence[DeferredTensor]) -> Iterator[None]:
+    """Fetch, at the end of the block, the tensors that it did not, since other ranks wait in their collectives."""
+    before = [tensor.num_fetched for tensor in order]
+    try:
+        yield
+    finally:  # also after an error, such as a full disk
+        for tensor, count in zip(order, before, strict=True):
+            if tensor.num_fetched == count:
+                tensor.fetch()
+
+
+def second_names_in(state: Mapping[Name, Any]) -> dict[Name, Name]:
     """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
-    known = aliases({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
-    return known | second_deferred_names(state)
-
-
-def second_deferred_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names whose deferred tensor an earlier name has too, with that one."""
-    first: dict[int, str] = {}
-    deferred = {
-        name: first.setdefault(id(value), name)
-        for name, value in state.items()
-        if isinstance(value, DeferredTensor)
-    }
-    return {name: kept for name, kept in deferred.items() if name != kept}
-
-
-def deferred_in(content: Any) -> list[DeferredTensor]:
-    """Return the deferred tensors in nested containers, each once, in the order of the containers."""
-    deferred: dict[int, DeferredTensor] = {}
-    _collect(content, deferred)
-    return list(deferred.values())
-
-
-def _collect(content: Any, deferred: dict[int, DeferredTensor]) -> None:
-    if isinstance(content, DeferredTensor):
-        deferred.setdefault(id(content), content)
-    elif isinstance(content, Mapping):
-        for value in content.values():
-            _collect(value, deferred)
-    elif isinstance(content, (list, tuple)):
-        for value in content:
-            _collect(value, deferred)
-
-
-def is_deferred(state: Mapping[str, Any]) -> bool:
-    """Whether a state has a deferred tensor."""
-    return any(isinstance(value, DeferredTensor) for value in state.values())
+    first: dict[int, Name] = {}
+    second: dict[Name, Name] = {}
+    tensors: dict[Name, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, DeferredTensor) and first.setdefault(id(value), name) != name:
+            second[name] = first[id(value)]
+    return second | (aliases(tensors) if len(tensors) > 1 else {})
 
 
 class FetchedOnAccess(Mapping[str, Any]):
@@ -95,8 +81,7 @@ class FetchedOnAccess(Mapping[str, Any]):
         self._state = state
 
     def __getitem__(self, name: str) -> Any:
-        value = self._state[name]
-        return value.fetch() if isinstance(value, DeferredTensor) else value
+        return fetched(self._state[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._state)

@@ -6,7 +6,7 @@ import mmap
 import re
 from _compat_pickle import IMPORT_MAPPING
 
-_PLAIN = rb"[()\]}NRQbuesat\x81\x85-\x89\x8f\x90\x91\x93\x94]|[K\x80].|M..|J....|[G\x95].{8}"
+_PLAIN = rb"[()\]}NRQbuesat\x81\x85-\x89\x8f\x90\x91\x93\x94]|[K\x80].|M..|J....|\x8a\x05.{5}|[G\x95].{8}"
 _ONE = re.compile(_PLAIN, re.DOTALL)
 _RUN = re.compile(rb"(?:%s)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
 _RUN_WITH_GETS = re.compile(rb"(?:%s|h.|j....)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)

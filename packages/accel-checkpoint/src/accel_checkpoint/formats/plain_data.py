@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ _NUMPY_CODES = {
 _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
+@cache
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
     # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
@@ -161,9 +162,5 @@ def _is_loadable(content: Any) -> bool:
     return True
 
 
-def _members(content: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(content, Mapping):
-        yield from content.items()
-    else:
-        values: Sequence[Any] = list(content)
-        yield from enumerate(values)
+def _members(content: Any) -> Iterable[tuple[Any, Any]]:
+    return content.items() if isinstance(content, Mapping) else enumerate(content)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor, fetched, second_names_in
+from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_checkpoint.formats.safetensor_ranges import DTYPES
 from accel_state.errors import CheckpointError
 
@@ -64,7 +64,7 @@ def write_safetensors(
     tensors: Mapping[str, torch.Tensor | DeferredTensor],
     *,
     metadata: Mapping[str, str],
-    examine: Callable[[str, torch.Tensor], None] | None = None,
+    examine: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
 ) -> None:
     """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
 
@@ -75,7 +75,7 @@ def write_safetensors(
         sink: Receives the bytes, from the start of the file.
         tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
         metadata: Strings for the header.
-        examine: Called with each name and tensor before it is written.
+        examine: Called with each tensor, by its name, before it is written.
 
     Raises:
         CheckpointError: If the format has no name for a dtype.
@@ -101,9 +101,10 @@ def write_safetensors(
     sink.write(len(text).to_bytes(8, "little") + text)
     for name in names:
         if tensors[name].nbytes:
-            tensor = fetched(tensors[name])
+            value = tensors[name]
+            tensor = value.fetch() if isinstance(value, DeferredTensor) else value
             if examine is not None:
-                examine(name, tensor)
+                examine({name: tensor})
             sink.write(bytes_of(tensor))
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.torch_version import TorchVersion
 
-from accel_checkpoint.files import check_regular, naming_read_errors, raise_read_error
+from accel_checkpoint.files import open_regular, raise_read_error
 from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
@@ -74,17 +74,13 @@ def read_torch_file(
         CheckpointError: If the file is damaged, or holds anything but plain data; with a torch before 2.10, also if it
             is not in a block of `trusted_files`.
     """
-    if isinstance(source, Path):
-        check_regular(source)
     path = path or Path(str(source))
     if torch_release() < _FIRST_SAFE_RELEASE and not _are_trusted.get():
         raise CheckpointError(
             f"`{path}` is not read, since a pickle can make torch {torch_release()} run code (CVE-2026-24747). Upgrade "
             "to torch 2.10, or if you trust its writer, pass `trusted=True` or use `accel_checkpoint.trusted_files`."
         )
-    with naming_read_errors(path):
-        opened = source.open("rb") if isinstance(source, Path) else nullcontext(source)
-    with opened as file:
+    with open_regular(source) if isinstance(source, Path) else nullcontext(source) as file:
         start = file.tell()
         is_archive = file.read(4) == b"PK\x03\x04"
         num_bytes = file.seek(0, os.SEEK_END)
@@ -125,9 +121,12 @@ def naming_damage(path: Path) -> Iterator[None]:
         CheckpointError: In place of such an error.
     """
     try:
-        with naming_read_errors(path):
-            yield
-    except (*DAMAGE, CheckpointError) as error:
+        yield
+    except (OSError, *DAMAGE, CheckpointError) as error:
+        if isinstance(error, OSError):
+            raise_read_error(path, error)
+        if not isinstance(error, (*DAMAGE, CheckpointError)):
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
             reason = _unsafe_global_in(str(error))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from accel_checkpoint.file_names import PICKLED, SAFETENSORS, weight_format
 from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 _PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index)
@@ -123,28 +122,30 @@ def _inside(index: Path, file_name: Any) -> str:
     return str(file_name)
 
 
-def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
-    """Return the weight files of a model: safetensors before `.bin`, one file before shards.
+def read_model(files: SavedFiles, index: int) -> dict[str, Any]:
+    """Return the state dict of a model in a checkpoint, mapped: from safetensors or else `.bin`, one file or shards.
+
+    Copy tensors before the files are removed.
 
     Raises:
-        CheckpointError: If there are none, or an index names anything but a regular file beside it.
+        CheckpointError: If there are no files, one is damaged, or an index names anything but a regular file beside it.
     """
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
-            if (folder / name).is_symlink() or (folder / name).exists():
-                files = checkpoint_files(checked_file(folder, name))
-                for file in files if name == names.index else ():
-                    checked_file(folder, file.path.name)
-                return files
+            if name in files.names:
+                members = checkpoint_files(files.path(name))
+                if name == names.index:
+                    for file in members:
+                        files.path(file.path.name)
+                return read_state(members)
     raise CheckpointError(
-        f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{folder}`. "
+        f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{files.folder}`. "
         "Load another checkpoint, or copy this one again with all its files."
     )
 
 
-@contextmanager
-def open_weights(files: list[CheckpointFile]) -> Iterator[dict[str, Any]]:
-    """Yield the state dict in ``files``; its tensors are mapped, so copy them before the files are removed."""
+def read_state(files: list[CheckpointFile]) -> dict[str, Any]:
+    """Return the state dict in ``files``; its tensors are mapped, so copy them before the files are removed."""
     state: dict[str, Any] = {}
     for file in files:
         content = read_weights(file.path)
@@ -154,4 +155,4 @@ def open_weights(files: list[CheckpointFile]) -> Iterator[dict[str, Any]]:
                 f"`{file.path}` lacks `{missing[0]}`, which the index lists for it. Copy the checkpoint again."
             )
         state.update({name: content[name] for name in file.names or content})
-    yield state
+    return state

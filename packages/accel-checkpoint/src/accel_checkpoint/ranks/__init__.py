@@ -1,4 +1,4 @@
 """Communication between the ranks of a save: reports, verdicts and heartbeats.
 
-For the packages above: `agreement` and `deferred_error`. The others are internal.
+For the packages above: `agreement`. The others are internal.
 """

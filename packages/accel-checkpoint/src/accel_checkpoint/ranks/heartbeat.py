@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel_checkpoint.digests import Digest
-from accel_checkpoint.process_identity import has_ended, is_of_this_machine, this_process
+from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 
 
 class Connection:
@@ -91,7 +91,7 @@ class Heartbeat:
         self._silence_s = silence_s
         self._processes: dict[int, str] = {}
         self._last_beats: dict[int, tuple[str, float]] = {}
-        self._own = this_process()
+        self._own = stamp()
         self.num_bytes = 0
         """How much the ranks of the last call of `ended` had written and read by then."""
         self._store.set(f"process/{rank}", self._own)
@@ -116,13 +116,8 @@ class Heartbeat:
             self._look_up(unknown)
         started = [rank for rank in ranks if rank in self._processes]
         beats = self._store.values([f"heartbeat/{rank}" for rank in started])
-        self.num_bytes, own = sum(int(beat.split()[1]) for beat in beats), self._own
-        return [
-            rank
-            for rank, beat in zip(started, beats, strict=True)
-            if has_ended(self._processes[rank], own=own)
-            or (not is_of_this_machine(self._processes[rank], own=own) and self._is_silent(rank, beat))
-        ]
+        self.num_bytes = sum(int(beat.split()[1]) for beat in beats)
+        return [rank for rank, beat in zip(started, beats, strict=True) if self._has_ended(rank, beat)]
 
     def _look_up(self, ranks: list[int]) -> None:
         """Remember the processes of those of ``ranks`` that have started."""
@@ -132,7 +127,10 @@ class Heartbeat:
             zip(ranks, self._store.values([f"process/{rank}" for rank in ranks]), strict=True)
         )
 
-    def _is_silent(self, rank: int, beat: str) -> bool:
+    def _has_ended(self, rank: int, beat: str) -> bool:
+        has_ended = has_ended_by_stamp(self._processes[rank], own=self._own)
+        if has_ended is not None:
+            return has_ended
         now_s = time.monotonic()
         last, since_s = self._last_beats.get(rank, ("", now_s))
         if beat != last:
@@ -156,7 +154,8 @@ def _send_heartbeats(
         try:
             host = host or (store.values(["process/0"])[0] if store.check(["process/0"]) else "")
             # Rank 0 looks up a process of its machine; torch prints a stack trace once its store has ended.
-            if rank == 0 or num_bytes != sent or not is_of_this_machine(host, own=own):
+            is_far = not host or has_ended_by_stamp(host, own=own) is None
+            if rank == 0 or num_bytes != sent or is_far:
                 store.set(f"heartbeat/{rank}", f"{number} {num_bytes}")
                 sent = num_bytes
         except dist.DistError as error:

@@ -1,5 +1,4 @@
 """Find a checkpoint and read it safely.
 
-For the packages above: all of it. `checked_file` of `manifest` returns the path of a file that is as it was
-saved.
+For the packages above: all of it. `SavedFiles` compares each file that is read with the manifest.
 """

@@ -6,16 +6,15 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.files import naming_read_errors, regular_file
+from accel_checkpoint.files import naming_read_errors
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 
@@ -23,17 +22,17 @@ class DistributedState:
     """One state in a folder of parts and a table; nothing is read before it is asked for.
 
     Args:
-        folder: The folder of the checkpoint.
-        name: The folder of the state in it; empty if they are the same.
+        files: The files of the checkpoint.
+        name: The folder of the state among them; empty if they are the same.
 
     Raises:
         CheckpointError: If there is no readable table.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._prefix = folder, f"{name}/" if name else ""
-        self.entries = read_metadata(checked_file(folder, self._prefix + METADATA_NAME))
-        self._checked = set[str]()
+    def __init__(self, files: SavedFiles, name: str) -> None:
+        self._files, self._prefix = files, f"{name}/" if name else ""
+        self.entries = read_metadata(files.path(self._prefix + METADATA_NAME))
+        self._opened = set[str]()
 
     def below(self, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], Entry]]:
         """Yield the entries whose path begins so, with the rest of it."""
@@ -49,11 +48,14 @@ class DistributedState:
         self.read_into(tensor, entry, (0,) * len(entry.shape))
         return tensor
 
-    def first_part(self, entry: Entry) -> torch.Tensor:
-        """Return the part of a tensor that its table names first; it must have values."""
-        part = torch.empty(entry.chunks[0].sizes, dtype=entry.dtype)
-        self.read_into(part, entry, entry.chunks[0].offset)
-        return part
+    def open(self, entry: Entry, sizes: tuple[int, ...], offset: tuple[int, ...]) -> None:
+        """Request the files that hold a part of a tensor, which compares them with the manifest; see `SavedFiles`."""
+        for chunk in entry.chunks:
+            if chunk.file not in self._opened and (
+                entry.dtype is None or _common(offset, sizes, chunk) is not None
+            ):
+                self._opened.add(chunk.file)
+                self._files.path(self._prefix + chunk.file)
 
     @torch.no_grad()
     def read_into(self, part: torch.Tensor, entry: Entry, offset: tuple[int, ...]) -> None:
@@ -74,28 +76,22 @@ class DistributedState:
                 or tuple(saved.shape) != chunk.sizes
                 or saved.dtype != entry.dtype
             ):
+                path = self._files.folder / (self._prefix + chunk.file)
                 raise CheckpointError(
-                    f"`{self._folder / (self._prefix + chunk.file)}` does not hold the part of `{entry.key}` that the "
-                    "table promises. Copy or save the checkpoint again."
+                    f"`{path}` does not hold the part of `{entry.key}` that the table promises. "
+                    "Copy or save the checkpoint again."
                 )
             target = part[here] if here else part
             target.copy_(saved[there] if there else saved)
             filled += target.numel()
         if filled != part.numel():
             raise CheckpointError(
-                f"The parts of `{entry.key}` in `{self._folder / self._prefix}` do not make up the whole: "
+                f"The parts of `{entry.key}` in `{self._files.folder / self._prefix}` do not make up the whole: "
                 f"{filled} of {part.numel()} values are there. Copy or save the checkpoint again."
             )
 
-    def _path(self, file: str) -> Path:
-        """Return the path of a file of parts, which is compared with the manifest the first time."""
-        if file in self._checked:
-            return regular_file(self._folder, self._prefix + file)
-        self._checked.add(file)
-        return checked_file(self._folder, self._prefix + file)
-
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
-        path = self._path(chunk.file)
+        path = self._files.path(self._prefix + chunk.file)
         with naming_read_errors(path), path.open("rb") as file:
             if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
                 raise CheckpointError(

@@ -24,7 +24,8 @@ from accel_checkpoint.file_names import (
     ranks_of_random_states,
 )
 from accel_checkpoint.files import regular_file
-from accel_checkpoint.manifest import Manifest, has_manifest, problems_of, read_manifest
+from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
+from accel_checkpoint.saved_files import problems_of
 from accel_checkpoint.saving.staging import name_of_displaced
 from accel_state.errors import CheckpointError
 
@@ -64,6 +65,11 @@ class Found:
     def number(self) -> int | None:
         """Its number, or None if its name has none."""
         return checkpoint_number(name_of_displaced(self.path))
+
+    @property
+    def token(self) -> str:
+        """The token of the save that wrote it; empty without a readable manifest."""
+        return "" if self.manifest is None else self.manifest.token
 
     @property
     def is_finite(self) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX, checkpoint_name, checkpoint_number
-from accel_checkpoint.manifest import problems_of, read_manifest
+from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.agreement import DeferredError
 from accel_checkpoint.reading.listing import (
     Found,
     State,
@@ -20,6 +20,7 @@ from accel_checkpoint.reading.listing import (
     inspect,
     inspect_all,
 )
+from accel_checkpoint.saved_files import problems_of
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, name_of_displaced
 from accel_state.errors import CheckpointError
@@ -91,12 +92,12 @@ def _report_skipped(folder: Path, newest: Path | None, skipped: Sequence[Found])
     warn_user(f"{chosen} {listed} Run `accel checkpoint verify {folder}` to see what is wrong.")
 
 
-def check_loadable(folder: Path, *, verify: bool) -> Found:
+def check_loadable(folder: Path, *, verify: bool = False) -> Found:
     """Return the checkpoint in ``folder`` if it can be loaded.
 
     Args:
         folder: The folder of the checkpoint.
-        verify: Read all files and compare their digests with the manifest; see `checked_file` for single files.
+        verify: Read all files and compare their digests with the manifest; `load_state` compares those that it reads.
 
     Raises:
         CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
@@ -136,9 +137,9 @@ def part_of_save(folder: Path, token: str) -> Path:
 
     Args:
         folder: Where the part normally is.
-        token: Token of rank 0's part.
+        token: Token of rank 0's part; empty if it has none.
     """
-    if token_of(folder) == token or not folder.parent.is_dir():
+    if not token or token_of(folder) == token or not folder.parent.is_dir():
         return folder
     hidden = [path for path in folder.parent.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]
     return next((path for path in hidden if token_of(path) == token), folder)

@@ -19,14 +19,10 @@ class SaveHandle:
     Args:
         finish: Completes the save and returns the folder.
         target: Final path of the checkpoint.
-        on_wait: Called when something starts to wait for the save.
     """
 
-    def __init__(
-        self, finish: Callable[[], Path], *, target: Path, on_wait: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
         self.target = target
-        self._on_wait = on_wait
         self._error: BaseException | None = None
         # Not a daemon: the interpreter waits for it at exit.
         self._thread = threading.Thread(
@@ -59,7 +55,6 @@ class SaveHandle:
         Raises:
             TimeoutError: If the save is still running after ``timeout_s``.
         """
-        self._on_wait()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -71,7 +66,6 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait for the save to end, and raise its error unless a caller has already received it."""
-        self._on_wait()
         self._thread.join()
         if self in _unreported:
             self.wait()

@@ -15,10 +15,11 @@ import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_checkpoint.files import force_to_disk
-from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
+from accel_checkpoint.formats.deferred import fetching_all
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
-from accel_checkpoint.saving.progress import Progress
+from accel_checkpoint.saving.sink import Advance
+from accel_checkpoint.saving.snapshot import deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -64,45 +65,44 @@ def save_weights(
     max_shard_size: int | str | None,
     safe_serialization: bool,
     *,
-    progress: Progress | None = None,
+    is_writer: bool = True,
+    advance: Advance | None = None,
 ) -> list[Path]:
-    """Save a state dict as `save_model` does, and advance ``progress`` by the bytes written."""
-    _refuse_tensors_without_values(state)
-    files = _files_of(state, max_shard_size, safe_serialization)
-    written = SAFETENSORS if safe_serialization else PICKLED
-    names = [file.name for file in files]
-    folder = _make_folder(save_directory)
-    with _staging_folder(folder) as staged:
-        for file in files:
-            _write(file, staged, folder=folder, progress=progress)
-        _publish(staged, names, index=written.index)
+    """Save a state dict as `save_model` does.
+
+    If getting its deferred tensors takes all ranks, all ranks must call it.
+
+    Args:
+        state: The state dict.
+        save_directory: As for `save_model`.
+        max_shard_size: As for `save_model`; None writes one file.
+        safe_serialization: As for `save_model`.
+        is_writer: Whether this rank writes the files. The others only fetch the tensors, and return no files.
+        advance: Called with the number of bytes written, again and again.
+    """
+    if not is_writer and not deferred_in(state):
+        return []
+    files = pending_weights(
+        state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
+    )
+    with fetching_all([tensor for file in files for tensor in file.deferred()]):
+        if not is_writer:
+            return []
+        written = SAFETENSORS if safe_serialization else PICKLED
+        names = [file.name for file in files]
+        folder = _make_folder(save_directory)
+        with _staging_folder(folder) as staged:
+            for file in files:
+                _write(file, staged, folder=folder, advance=advance)
+            _publish(staged, names, index=written.index)
     _remove_earlier(folder, written, keep=names)
     _warn_if_shadowed(folder, written)
     return [folder / name for name in names]
 
 
-def order_of_fetching(
-    state: Mapping[str, Any], max_shard_size: int | str = "10GB", safe_serialization: bool = True
-) -> list[DeferredTensor]:
-    """Return the deferred tensors of a state in the order in which `save_model` fetches them with these arguments."""
-    if not is_deferred(state):
-        return []
-    return [
-        tensor for file in _files_of(state, max_shard_size, safe_serialization) for tensor in file.deferred()
-    ]
-
-
-def _files_of(
-    state: Mapping[str, Any], max_shard_size: int | str | None, safe_serialization: bool
-) -> list[PendingFile]:
-    return pending_weights(
-        state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
-    )
-
-
-def _write(file: PendingFile, staged: Path, *, folder: Path, progress: Progress | None) -> None:
+def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | None) -> None:
     try:
-        write_file(file, staged, progress=progress)
+        write_file(file, staged, advance=advance)
     except OSError as error:
         raise CheckpointError(
             f"`{folder / file.name}` could not be written: {error}. "
@@ -145,17 +145,6 @@ def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
     if index in names:
         (staged / index).replace(folder / index)
         force_to_disk(folder)
-
-
-def _refuse_tensors_without_values(state: Mapping[str, Any]) -> None:
-    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
-    if empty:
-        listed = ", ".join(f"`{name}`" for name in empty[:5])
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-        raise CheckpointError(
-            f"{listed}{more} cannot be saved: on the meta device a tensor has no values. "
-            "Load the weights first, for example with `load_checkpoint_in_model`."
-        )
 
 
 def _make_folder(save_directory: str | os.PathLike[str]) -> Path:

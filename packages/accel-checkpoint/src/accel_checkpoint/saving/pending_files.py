@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import torch
 
 from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file, weight_format
 from accel_checkpoint.files import is_plain_name
-from accel_checkpoint.formats.deferred import DeferredTensor, deferred_in
+from accel_checkpoint.formats.deferred import DeferredTensor, fetching_all, second_names_in
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.formats.safetensor_writing import (
     metadata_of,
@@ -22,12 +23,15 @@ from accel_checkpoint.formats.safetensor_writing import (
     second_names_of,
     write_safetensors,
 )
-from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, is_plain, map_tensors
+from accel_checkpoint.saving.sink import Advance, FileSink
+from accel_checkpoint.saving.snapshot import (
+    HostBuffers,
+    compact_on_cpu,
+    deferred_in,
+    map_tensors,
+    sharable_in,
+)
 from accel_ops.byte_sizes import convert_file_size_to_int
-from accel_ops.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError, ConfigError
 
 NOTE_SUFFIX = ".note"
@@ -36,25 +40,23 @@ MAX_WRITERS = 4
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
-class PendingFile(Protocol):
+class PendingFile:
     """A file that has not been written to the checkpoint yet."""
 
-    @property
-    def name(self) -> str:
-        """File name, relative to the checkpoint's folder."""
-        ...
+    name: str
+    """File name, relative to the checkpoint's folder."""
 
     def snapshot(self, buffers: HostBuffers) -> PendingFile:
         """Return a snapshot of the file, which further training does not change."""
-        ...
+        return self
 
     def deferred(self) -> list[DeferredTensor]:
         """Return the tensors that are fetched when the file is written, in that order."""
-        ...
+        return []
 
+    @abstractmethod
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        ...
 
 
 class MergedFile(Protocol):
@@ -71,7 +73,49 @@ class MergedFile(Protocol):
 
 
 @dataclass(frozen=True)
-class TorchFile:
+class CollectiveFile:
+    """A file whose tensors all ranks fetch together, while one of them writes it.
+
+    Attributes:
+        order: The tensors, in the order in which they are written.
+        file: The file, on the rank that writes it; None on the others.
+    """
+
+    order: Sequence[DeferredTensor]
+    file: PendingFile | None
+
+    def snapshot(self, buffers: HostBuffers) -> PendingFile | None:
+        """Fetch everything, and return the file in the memory of the rank that writes it. All ranks together."""
+        with fetching_all(self.order):
+            return None if self.file is None else self.file.snapshot(buffers)
+
+    def write(
+        self, folder: Path, *, replace: bool = False, advance: Advance | None = None
+    ) -> FileSink | None:
+        """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
+        with fetching_all(self.order):
+            if self.file is None:
+                return None
+            return write_file(self.file, folder, replace=replace, advance=advance)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one state.
+
+    Attributes:
+        own: Those that this rank writes.
+        collective: Those that all ranks write together, in the same order on each.
+        merged: Those that rank 0 writes when all ranks have written theirs.
+    """
+
+    own: Sequence[PendingFile] = ()
+    collective: Sequence[CollectiveFile] = ()
+    merged: Sequence[MergedFile] = ()
+
+
+@dataclass(frozen=True)
+class TorchFile(PendingFile):
     """A `torch.save` file.
 
     Attributes:
@@ -90,8 +134,7 @@ class TorchFile:
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
-        copied = map_tensors(self.content, lambda path, tensor: buffers.copy((self.name, *path), tensor))
-        return replace(self, content=copied)
+        return replace(self, content=buffers.snapshot(self.content))
 
     def deferred(self) -> list[DeferredTensor]:
         """Return the tensors that are fetched when the file is written, in that order."""
@@ -101,13 +144,13 @@ class TorchFile:
         """Write the content; deferred tensors are fetched before, and are in memory together."""
         content = map_tensors(self.content, compact_on_cpu)
         if is_trained_file(self.name):
-            examine_tensors(content, sink)
+            sink.examine(content)
         torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class SafetensorsFile:
-    """A safetensors file."""
+class SafetensorsFile(PendingFile):
+    """A safetensors file; its tensors are written one at a time."""
 
     name: str
     tensors: Mapping[str, torch.Tensor]
@@ -122,11 +165,8 @@ class SafetensorsFile:
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
-        copied = map_tensors(
-            {name: self.tensors[name] for name in order_of_writing(self.tensors)},
-            lambda path, tensor: buffers.copy((self.name, *path), tensor),
-        )
-        return replace(self, tensors=copied)
+        ordered = {name: self.tensors[name] for name in order_of_writing(self.tensors)}
+        return replace(self, tensors=buffers.snapshot(ordered))
 
     def deferred(self) -> list[DeferredTensor]:
         """Return the tensors that are fetched when the file is written, in that order."""
@@ -139,19 +179,11 @@ class SafetensorsFile:
 
 
 @dataclass(frozen=True)
-class JsonFile:
+class JsonFile(PendingFile):
     """A JSON file."""
 
     name: str
     content: Any
-
-    def snapshot(self, buffers: HostBuffers) -> Self:
-        """Return the file itself, since training does not change it."""
-        return self
-
-    def deferred(self) -> list[DeferredTensor]:
-        """Return the tensors that are fetched when the file is written, in that order."""
-        return []
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
@@ -199,21 +231,30 @@ def pending_weights(
     Raises:
         CheckpointError: If a tensor is on the meta device, or the format cannot store it.
     """
-    _reject_meta_tensors(state, index=index)
+    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
+    if empty:
+        listed = ", ".join(f"`{name}`" for name in empty[:5])
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        raise CheckpointError(
+            f"{listed}{more} of model {index} cannot be saved: on the meta device a tensor has no values. "
+            "Load the weights first, for example with `load_checkpoint_in_model`."
+        )
     names = weight_format(index, safe=safe)
-    second_names = second_names_of(state) if safe else {}
-    stored = {name: value for name, value in state.items() if name not in second_names}
-    groups = list(groups_by_storage(stored))
-    if safe:  # which stores each tensor separately
-        groups = [((name,), tensor.nbytes) for name, tensor in stored.items()]
-    shards = plan_shards(groups, max_shard_size=max_shard_size)
+    second_names = second_names_of(state) if safe else second_names_in(sharable_in(state))
+    members_of = {name: [name] for name in state if name not in second_names}
+    for name, kept in second_names.items() if not safe else ():
+        members_of[kept].append(name)  # `torch.save` stores the tensor once, in the same file
 
-    def file(name: str, members: list[str]) -> PendingFile:
-        content = {member: stored[member] for member in members}
+    def file(name: str, members: Sequence[str]) -> PendingFile:
+        content = {member: state[member] for member in members}
         if safe:
             return SafetensorsFile(name, content, metadata_of(content, second_names))
         return TorchFile(name, content, must_be_plain)
 
+    if max_shard_size is None:
+        return [file(names.whole, list(state) if not safe else list(members_of))]
+    groups = [(members, _num_bytes(state[first])) for first, members in members_of.items()]
+    shards = plan_shards(groups, max_shard_size=max_shard_size)
     if len(shards) == 1:
         return [file(names.whole, shards[0])]
     files = {names.shard(number, num_shards=len(shards)): members for number, members in enumerate(shards, 1)}
@@ -225,30 +266,22 @@ def pending_weights(
 
 
 def write_files(
-    files: Sequence[PendingFile],
-    folder: Path,
-    *,
-    rank: int,
-    place: int,
-    num_threads: int,
-    progress: Progress | None = None,
-) -> list[FileEntry]:
-    """Write the files to ``folder``, force them to disk, and return their manifest entries.
+    files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, advance: Advance | None = None
+) -> list[FileSink]:
+    """Write the files and their notes to ``folder``, force the files to disk, and return their sinks.
 
     Args:
         files: The files to write.
         folder: An existing folder.
-        rank: This process.
-        place: The file system that ``folder`` is on; see `FileEntry`.
-        num_threads: How many files to write at a time.
-        progress: Is advanced by the bytes written.
+        num_threads: How many files to write at a time, at most a few.
+        advance: Called with the number of bytes written, again and again.
     """
 
-    def write(file: PendingFile) -> FileEntry:
-        sink = write_file(file, folder, progress=progress)
+    def write(file: PendingFile) -> FileSink:
+        sink = write_file(file, folder, advance=advance)
         if sink.note:
             (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
-        return sink.entry(file.name, rank=rank, place=place)
+        return sink
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
@@ -257,71 +290,16 @@ def write_files(
 
 
 def write_file(
-    file: PendingFile, folder: Path, *, replace: bool = False, progress: Progress | None = None
+    file: PendingFile, folder: Path, *, replace: bool = False, advance: Advance | None = None
 ) -> FileSink:
     """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
-    with FileSink(path, progress=progress) as sink:
+    with FileSink(path, advance=advance) as sink:
         file.write(sink)
     return sink
-
-
-def examine_tensors(content: Any, sink: FileSink) -> None:
-    """Look for values that are not finite in all tensors of nested containers."""
-
-    def examined(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
-        sink.examine(".".join(map(str, path)), tensor)
-        return tensor
-
-    map_tensors(content, examined)
-
-
-def _reject_meta_tensors(state: Mapping[str, Any], *, index: int) -> None:
-    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
-    if empty:
-        raise CheckpointError(
-            f"`{empty[0]}` of model {index} cannot be saved: on the meta device a tensor has no values. "
-            "Load the weights first, for example with `load_checkpoint_in_model`."
-        )
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class CollectiveFile:
-    """One rank's share in such a file.
-
-    Attributes:
-        order: The tensors that all ranks fetch together, in the order in which the file is written.
-        file: The file, on the rank that writes it; None on the others.
-    """
-
-    order: Sequence[DeferredTensor]
-    file: PendingFile | None
-
-    def snapshot(self, buffers: HostBuffers) -> PendingFile | None:
-        """Fetch everything, and return the file in the memory of the rank that writes it. All ranks together."""
-        return self._taking_part(lambda file: file.snapshot(buffers))
-
-    def write(
-        self, folder: Path, *, replace: bool = False, progress: Progress | None = None
-    ) -> FileSink | None:
-        """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
-        return self._taking_part(lambda file: write_file(file, folder, replace=replace, progress=progress))
-
-    def _taking_part(self, use: Callable[[PendingFile], T]) -> T | None:
-        before = [tensor.num_fetched for tensor in self.order]
-        try:
-            return None if self.file is None else use(self.file)
-        finally:
-            # Also after an error, such as a full disk: the other ranks wait in these collectives.
-            for tensor, count in zip(self.order, before, strict=True):
-                if tensor.num_fetched == count:
-                    tensor.fetch()
 
 
 def plan_shards(
@@ -350,32 +328,8 @@ def plan_shards(
     return shards
 
 
-def groups_by_storage(state: Mapping[str, Any]) -> Iterator[tuple[Sequence[str], int]]:
-    """Yield the names that share a storage together, in the order of their first name, with their size in bytes.
-
-    Equal views count once, as `torch.save` stores them.
-    """
-    names: dict[object, list[str]] = {}
-    sizes: dict[object, dict[object, int]] = {}
-    for name, value in state.items():
-        storage, view = _memory_of(name, value)
-        names.setdefault(storage, []).append(name)
-        sizes.setdefault(storage, {})[view] = _num_bytes(value)
-    for storage, sharing in names.items():
-        yield sharing, sum(sizes[storage].values())
-
-
-def _memory_of(name: str, value: Any) -> tuple[object, object]:
-    """Return what identifies the storage of a value, and its view of it."""
-    if isinstance(value, DeferredTensor):
-        return id(value), id(value)
-    if isinstance(value, torch.Tensor) and is_plain(value):
-        return id_tensor_storage(value), id_tensor_view(value)
-    return name, name
-
-
 def _num_bytes(value: Any) -> int:
-    if isinstance(value, DeferredTensor):
-        return value.nbytes
-    # For a sparse tensor, the dense size: splitting into files needs only an upper bound.
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+    """Return the size of a value; that of a sparse tensor if it were dense, which is an upper bound."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, DeferredTensor) else 0

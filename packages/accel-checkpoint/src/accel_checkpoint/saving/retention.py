@@ -1,18 +1,20 @@
-"""Rules for which checkpoints to keep."""
+"""Which checkpoints to keep, and the removal of the others."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_checkpoint.file_names import PINNED_NAME
+from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
+from accel_checkpoint.files import remove_folder
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # `ProjectConfiguration` needs the class, but none of what reads checkpoints
+if TYPE_CHECKING:  # `ProjectConfiguration` needs only the class, and not what reads checkpoints
     from accel_checkpoint.reading.listing import Found
 
 
@@ -96,3 +98,60 @@ def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> 
             main_process_only=True,
         )
     return finite
+
+
+def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
+    """Remove the numbered checkpoints in ``folder`` that are not to be kept.
+
+    The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
+    moved aside counts under its original name.
+    Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
+
+    Args:
+        folder: The folder of checkpoints.
+        retention: Which to keep.
+        newest: The checkpoint that has just been saved; never removed.
+    """
+    from accel_checkpoint.reading.listing import checkpoints_in, inspect, inspect_all
+    from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
+
+    names = map(name_of_displaced, folder.iterdir())
+    limit = retention.newest
+    if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
+        return  # without reading any manifest
+    numbered = sorted(
+        (
+            found
+            for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
+            if found.number is not None and found.can_be_loaded and found.path != newest
+        ),
+        key=lambda found: (found.number or 0, found.path),
+    )
+    added = inspect(newest)
+    everything = [*numbered, *([] if added is None else [added])]
+    kept = {*retention.kept(everything), newest}
+    last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
+    for found in numbered:
+        if found.path in kept:
+            continue
+        if found.path != last_finite:
+            remove_checkpoint(found.path)
+            continue
+        warn_user(
+            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
+            "Load it to resume from before they came.",
+            main_process_only=False,
+        )
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed."""
+    hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
+    try:
+        folder.rename(hidden)
+        remove_folder(hidden)
+    except OSError as error:
+        warn_user(
+            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",
+            main_process_only=False,
+        )

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
-from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.progress import Progress
 from accel_checkpoint.saving.snapshot import HostBuffers
-from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import (
-    Content,
-    Part,
-    Request,
-    Rounds,
-    commit,
-    snapshot,
-    undone_after_error,
-    write,
-)
+from accel_checkpoint.saving.transaction import Request, Stage
 from accel_state import current_runtime
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
@@ -51,7 +37,7 @@ class Saver:
         self.agreement = agreement
         self._num_saves = 0
         self._lonely: dict[tuple[str, int], str] = {}
-        self._running: SaveHandle | None = None
+        self._in_background: Stage | None = None
         self._buffers = HostBuffers()
 
     def call(
@@ -121,8 +107,11 @@ class Saver:
         self.log_failure()
         if not request.token:
             request = replace(request, token=self.agree("token", self._new_token(), first))
-        rounds = Rounds(request, self.topology, Agreement() if is_alone else self.agreement)
-        return Stage(rounds, finish=self._finish if blocking else self._finish_in_background)
+        agreement = Agreement() if is_alone else self.agreement
+        buffers = None if blocking else self._buffers
+        stage = Stage(request, topology=self.topology, agreement=agreement, buffers=buffers)
+        self._in_background = None if blocking else stage
+        return stage
 
     def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
@@ -134,54 +123,29 @@ class Saver:
         Raises:
             CheckpointError: If it failed and the error has not been raised yet.
         """
+        stage = self._in_background
+        if stage is None or stage.handle is None:
+            return
         try:
-            if self._running is not None:
-                self._running.settle()
+            stage.handle.settle()
         finally:
-            if self._running is not None and self._running.done():
-                self._running = None
+            if stage.handle.done():
+                self._in_background = None
 
     def log_failure(self) -> None:
         """Wait for the running save, if any; log its error if it failed and the error has not been raised yet."""
-        target = None if self._running is None else self._running.target
+        stage = self._in_background
         try:
             self.settle()
         except AccelError as error:
-            logger.error("Saving `%s` in the background failed: %s", target, error)
+            logger.error("Saving `%s` in the background failed: %s", stage and stage.target, error)
 
     def release_memory(self) -> None:
         """Release the memory of the last snapshot, unless it is still being written."""
-        if self._running is None or self._running.done():
-            self._buffers = HostBuffers()
+        stage = self._in_background
+        if stage is None or stage.handle is None or stage.handle.done():
+            self._buffers.release()
 
     def _new_token(self) -> str:
         self._num_saves += 1
         return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
-
-    def _finish(self, content: Content, part: Part, rounds: Rounds) -> None:
-        with self._progress(rounds.request) as progress:
-            progress.begin_waiting()
-            num_threads = min(4, os.cpu_count() or 1)
-            written = write(content, part, rounds, num_threads=num_threads, progress=progress)
-            commit(written, content, part, rounds)
-
-    def _finish_in_background(self, content: Content, part: Part, rounds: Rounds) -> SaveHandle:
-        self._buffers.begin()
-        copied = snapshot(content, part, rounds, self._buffers)
-        progress = self._progress(rounds.request)
-
-        def finish() -> Path:
-            with undone_after_error(part, rounds), progress:
-                with rounds.recording_failure():
-                    self._buffers.wait()
-                written = write(copied, part, rounds, num_threads=1, progress=progress)
-                commit(written, copied, part, rounds)
-                return rounds.request.target
-
-        if rounds.is_interrupted:
-            finish()  # which raises the interruption here
-        self._running = SaveHandle(finish, target=rounds.request.target, on_wait=progress.begin_waiting)
-        return self._running
-
-    def _progress(self, request: Request) -> Progress:
-        return Progress(f"Saving {request.target.name}", is_shown=self.topology.rank == 0)

@@ -1,21 +1,20 @@
-"""A file writer that computes the digest on the way, in chunks that do not block other threads."""
+"""A file writer that computes the digest on the way, in chunks that do not block other threads, and a progress bar."""
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Self
-
-import torch
+from typing import Any, Self
 
 from accel_checkpoint.digests import Digest
 from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.progress import Progress
-from accel_checkpoint.saving.snapshot import is_plain
+from accel_checkpoint.saving.snapshot import nonfinite_in
+from accel_state.availability import is_tqdm_available
 
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
@@ -23,22 +22,52 @@ _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
 
 
+QUIET_S = 3.0
+"""Shorter work shows no progress bar."""
+
+
+Advance = Callable[[int], object]
+"""Receives numbers of bytes that were written since the last call."""
+
+
+@contextmanager
+def progress_bar(
+    label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
+) -> Iterator[Advance | None]:
+    """Show in the block how many bytes have been written, and yield what advances the bar.
+
+    Args:
+        label: Text before the number.
+        is_shown: Whether this process shows the bar.
+        total: Number of bytes in the end, if known; headers of files come on top.
+        quiet_s: How long the work takes before the bar appears.
+    """
+    if not (is_shown and is_tqdm_available()):
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
+
+
 class FileSink:
     """Writes a new file and forces it to disk; `torch.save` accepts it as a file object.
 
     Args:
         path: The file, which must not exist yet.
-        progress: Is advanced by the bytes written.
+        advance: Called with the number of bytes written, again and again.
     """
 
-    def __init__(self, path: Path, *, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, *, advance: Advance | None = None) -> None:
         self._path = path
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._buffer = bytearray()
         self._digest = Digest()
-        self._progress = progress
+        self._digest_of_all = ""
+        self._advance = advance
         self._error: OSError | None = None
         self.num_bytes = 0
         self.note = ""
@@ -55,6 +84,7 @@ class FileSink:
         try:
             if error is None:
                 self._flush()
+                self._digest_of_all = str(self._digest)
                 os.fsync(self._descriptor)
         except OSError as failed:
             self._keep(failed)
@@ -79,10 +109,9 @@ class FileSink:
             self._append(view[start : start + _CHUNK_BYTES])
         return len(view)
 
-    def examine(self, name: str, tensor: torch.Tensor) -> None:
-        """Look for values that are not finite in a tensor that is written."""
-        if not self.nonfinite and not is_finite(tensor):
-            self.nonfinite = name
+    def examine(self, content: Any) -> None:
+        """Look for values that are not finite in nested containers that are written."""
+        self.nonfinite = self.nonfinite or nonfinite_in(content)
 
     def flush(self) -> None:
         """Do nothing: what is collected is written when the file is closed."""
@@ -94,8 +123,8 @@ class FileSink:
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
-        if self._progress is not None:
-            self._progress.advance(len(chunk))
+        if self._advance is not None:
+            self._advance(len(chunk))
         try:
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
@@ -107,14 +136,11 @@ class FileSink:
         """Keep the first error: `torch.save` may call `write` again after one."""
         self._error = self._error or _with_the_file(error, self._path)
 
-    @property
-    def digest(self) -> str:
-        """The digest of the bytes written so far."""
-        return str(self._digest)
-
     def entry(self, name: str, *, rank: int = 0, place: int = 0) -> FileEntry:
-        """Return the manifest entry of the file."""
-        return FileEntry(name, self.num_bytes, self.digest, rank=rank, place=place, nonfinite=self.nonfinite)
+        """Return the manifest entry of the file, once it is closed."""
+        return FileEntry(
+            name, self.num_bytes, self._digest_of_all, rank=rank, place=place, nonfinite=self.nonfinite
+        )
 
 
 def _with_the_file(error: OSError, path: Path) -> OSError:
@@ -123,23 +149,3 @@ def _with_the_file(error: OSError, path: Path) -> OSError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason += f" ({shutil.disk_usage(path.parent).free} bytes are free on the disk; free some, or save elsewhere)"
     return OSError(error.errno, reason, str(path))
-
-
-@torch.no_grad()
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither NaN nor infinity; negative infinity is allowed, since masks consist of it.
-
-    Waits for the device. Tensors other than plain ones are not examined.
-    """
-    if not is_plain(tensor) or not tensor.numel():
-        return True
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return True
-    if tensor.dtype == torch.float4_e2m1fn_x2:
-        return True  # two numbers in a byte, neither of which can be NaN or infinity
-    if tensor.dtype.itemsize == 1:  # torch has no maximum of these
-        tensor = tensor.to(torch.bfloat16)
-    largest = tensor.max().item()  # `amax` without dimensions reduces nothing on XLA
-    return not math.isnan(largest) and largest < math.inf

@@ -1,56 +1,91 @@
-"""Snapshots of tensors in host memory, which the next save reuses."""
+"""Tensors in nested containers: copies of them in host memory, and whether their values are finite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_ops.shared_tensors import id_tensor_view
+from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
+from accel_ops.shared_tensors import Name
 
 Path = tuple[Any, ...]
-Copy = Callable[[Path, torch.Tensor], torch.Tensor]
+Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def map_tensors(
-    content: Any, copy: Copy, *, path: Path = (), seen: dict[object, torch.Tensor] | None = None
-) -> Any:
-    """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(path, tensor)``.
+def leaves(content: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
+    if isinstance(content, Mapping):
+        members: Iterable[tuple[Any, Any]] = content.items()
+    elif isinstance(content, (list, tuple)):
+        members = enumerate(content)
+    else:
+        return [(path, content)]
+    return [leaf for name, value in members for leaf in leaves(value, (*path, name))]
+
+
+def deferred_in(content: Any) -> list[DeferredTensor]:
+    """Return the deferred tensors in nested containers, each once, in the order of the containers."""
+    deferred = {id(value): value for _, value in leaves(content) if isinstance(value, DeferredTensor)}
+    return list(deferred.values())
+
+
+def map_tensors(content: Any, copy: Copy) -> Any:
+    """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(tensor)``.
 
     A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
-    seen = {} if seen is None else seen
-    if isinstance(content, DeferredTensor):
-        if id(content) not in seen:
-            seen[id(content)] = own_copy(content.fetch())
-        return seen[id(content)]
-    if isinstance(content, torch.Tensor):
-        if not is_plain(content):
-            return copy(path, content)
-        view = id_tensor_view(content)
-        if view not in seen:
-            seen[view] = copy(path, content)
-        return seen[view]
-    if isinstance(content, Mapping) and hasattr(content, "items"):
-        members = [
-            (name, map_tensors(value, copy, path=(*path, name), seen=seen)) for name, value in content.items()
-        ]
-        return dict(members) if type(content) is dict else _like(content, members)
+    tensors = {
+        path: value for path, value in leaves(content) if isinstance(value, (torch.Tensor, DeferredTensor))
+    }
+    first = second_names_in(
+        {p: one for p, one in tensors.items() if not isinstance(one, torch.Tensor) or is_plain(one)}
+    )
+    copies: dict[Path, torch.Tensor] = {}
+    for path, tensor in tensors.items():
+        if path in first:
+            copies[path] = copies[first[path]]
+        elif isinstance(tensor, DeferredTensor):
+            copies[path] = own_copy(tensor.fetch())
+        else:
+            copies[path] = copy(tensor)
+    return _rebuilt(content, copies, ())
+
+
+def _rebuilt(content: Any, copies: Mapping[Path, torch.Tensor], path: Path) -> Any:
+    if path in copies:
+        return copies[path]
+    if isinstance(content, Mapping):
+        members = [(name, _rebuilt(value, copies, (*path, name))) for name, value in content.items()]
+        if type(content) is dict:
+            return dict(members)
+        rebuilt: Any = type(content)()
+        for name, value in members:
+            rebuilt[name] = value
+        return rebuilt
     if isinstance(content, (list, tuple)) and not isinstance(content, torch.Size):
-        values = [map_tensors(value, copy, path=(*path, i), seen=seen) for i, value in enumerate(content)]
+        values = [_rebuilt(value, copies, (*path, number)) for number, value in enumerate(content)]
         return values if isinstance(content, list) else tuple(values)
     if isinstance(content, (set, bytearray)):
         return type(content)(content)
     return content.copy() if hasattr(content, "__array__") and hasattr(content, "copy") else content
 
 
+def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
+    """Return the tensors of which one may occur under several names: plain and deferred ones."""
+    return {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, DeferredTensor) or (isinstance(value, torch.Tensor) and is_plain(value))
+    }
+
+
 def own_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the CPU that nobody else has, with a storage of its own size."""
-    on_cpu = tensor.detach().cpu()
-    return on_cpu.clone(memory_format=torch.contiguous_format)
+    """Return a new contiguous tensor on the CPU, with a storage of its own size."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -61,6 +96,41 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_quantized
     )
+
+
+@torch.no_grad()
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity; negative infinity is allowed, since masks consist of it.
+
+    Waits for the device. Tensors other than plain ones are not examined.
+    """
+    if not is_plain(tensor) or not tensor.numel():
+        return True
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        return True
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        return True  # two numbers in a byte, neither of which can be NaN or infinity
+    if tensor.dtype.itemsize == 1:  # torch has no maximum of these
+        tensor = tensor.to(torch.bfloat16)
+    largest = tensor.max().item()  # `amax` without dimensions reduces nothing on XLA
+    return not math.isnan(largest) and largest < math.inf
+
+
+def nonfinite_in(content: Any) -> str:
+    """Return the keys, joined by dots, that lead to the first value in nested containers that is not finite.
+
+    Of numbers outside of tensors only NaN counts, since some optimizers have infinite limits.
+    """
+    for path, value in leaves(content):
+        if isinstance(value, torch.Tensor):
+            is_bad = not is_finite(value.detach())
+        else:
+            is_bad = isinstance(value, float) and math.isnan(value)
+        if is_bad:
+            return ".".join(map(str, path))
+    return ""
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,7 +152,7 @@ def _with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tenso
     return rebuilt
 
 
-def compact_on_cpu(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+def compact_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor with a storage of its own size, since `torch.save` writes whole storages."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
@@ -100,30 +170,39 @@ class HostBuffers:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[Path, torch.Tensor] = {}
-        self._used: set[Path] = set()
+        self._buffers: list[torch.Tensor] = []  # in the order in which tensors were copied
+        self._num_used = 0
         self._streams: dict[torch.device, Any] = {}
 
     def begin(self) -> None:
         """Start a new snapshot in the memory of the last one."""
-        self._buffers = {path: self._buffers[path] for path in self._used if path in self._buffers}
-        self._used = set()
-        self._streams = {}
+        del self._buffers[self._num_used :]
+        self._num_used, self._streams = 0, {}
 
-    def copy(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``tensor`` in host memory."""
+    def snapshot(self, content: Any) -> Any:
+        """Return ``content`` with copies of its tensors."""
+        return map_tensors(content, self._copy)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
         if not is_plain(tensor):
             return copy_of(tensor)
-        self._used.add(path)
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            can_be_pinned = tensor.device.type != "cpu" and torch.accelerator.is_available()
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=can_be_pinned)
-            self._buffers[path] = buffer
-        if tensor.device.type == "cpu":
+        number, self._num_used = self._num_used, self._num_used + 1
+        buffer = self._buffers[number] if number < len(self._buffers) else None
+        is_pinned = tensor.device.type != "cpu" and torch.accelerator.is_available()
+        wanted = tensor.shape, tensor.dtype, is_pinned
+        if buffer is None or (buffer.shape, buffer.dtype, buffer.is_pinned()) != wanted:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+            self._buffers[number : number + 1] = [buffer]
+        device = tensor.device
+        module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        if not hasattr(module, "Stream"):
             return buffer.copy_(tensor)
-        return self._copy_async(buffer, tensor)
+        if device not in self._streams:
+            self._streams[device] = module.Stream(device)
+            self._streams[device].wait_stream(module.current_stream(device))
+        with module.stream(self._streams[device]):
+            return buffer.copy_(tensor, non_blocking=True)
 
     def join_streams(self) -> None:
         """Make later work on the devices wait for the copies."""
@@ -135,25 +214,11 @@ class HostBuffers:
         for stream in self._streams.values():
             stream.synchronize()
 
+    def release(self) -> None:
+        """Release the memory; call it when nothing writes the copies any more."""
+        self._buffers = []
+
     @property
     def num_bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
-    def _copy_async(self, buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        device = tensor.device
-        module = torch.get_device_module(device)
-        if not hasattr(module, "Stream"):
-            return buffer.copy_(tensor)
-        if device not in self._streams:
-            self._streams[device] = module.Stream(device)
-            self._streams[device].wait_stream(module.current_stream(device))
-        with module.stream(self._streams[device]):
-            return buffer.copy_(tensor, non_blocking=True)
-
-
-def _like(content: Mapping[Any, Any], members: list[tuple[Any, Any]]) -> Any:
-    rebuilt = type(content)()
-    for name, value in members:
-        rebuilt[name] = value  # type: ignore[index]
-    return rebuilt
+        return sum(buffer.nbytes for buffer in self._buffers)

@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
 from accel_checkpoint.manifest import has_manifest, read_manifest
-from accel_checkpoint.process_identity import STAMP
+from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -27,6 +28,10 @@ FINITE_SUFFIX = "-last-finite"
 TOKEN = rf"[0-9a-f]{{8}}-({STAMP})-\d+"
 """Regular expression that matches the token of a save; its group is the stamp of rank 0's process."""
 
+STALE_AFTER_S = 24 * 3600.0
+"""Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
+
+_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})")
 _PREVIOUS = re.compile(rf"{re.escape(PREVIOUS_PREFIX)}(.+)-{TOKEN}")
 
 _active: set[Path] = set()
@@ -188,11 +193,6 @@ class Staging:
         self._old = self.path
 
 
-def is_active(path: Path) -> bool:
-    """Whether ``path`` is the temporary folder of one of this process's running saves."""
-    return path in _active
-
-
 def check_target(target: Path) -> None:
     """Reject a path that cannot become a checkpoint's folder.
 
@@ -244,6 +244,48 @@ def displaced_in(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder`` that were moved aside by a save that was then interrupted."""
     moved_aside = [path for path in folder.iterdir() if _PREVIOUS.fullmatch(path.name) and path.is_dir()]
     return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
+
+
+def remove_stale_folders(folder: Path) -> None:
+    """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
+
+    A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
+    have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
+    use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
+    """
+    wanted = set(displaced_in(folder))
+    with os.scandir(folder) as entries:
+        paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for path in paths:
+        if path in wanted or path in _active or not is_stale(path):
+            continue
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # another process has removed it
+        except OSError as error:
+            warn_user(
+                f"The stale temporary folder `{path}` could not be removed: {error}. Remove it by hand.",
+                main_process_only=False,
+            )
+
+
+def is_stale(path: Path, *, now_s: float | None = None) -> bool:
+    """Whether a folder is the temporary folder of an interrupted save or removal."""
+    match = _OURS.fullmatch(path.name)
+    if match is None:
+        return False
+    left = match[1]
+    if left is None:  # of a removal
+        return True
+    has_ended = has_ended_by_stamp(left)
+    if has_ended is not None:
+        return has_ended or left == stamp()
+    try:
+        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return age_s > STALE_AFTER_S
 
 
 def _is_around_working_directory(folder: Path) -> bool:

@@ -101,7 +101,7 @@ class Supervisor:
                     if not self._starts_again():
                         break
                 self._close_rendezvous(events)
-            except BaseException:
+            except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 if self._rendezvous is not None:
                     self._rendezvous.kill()

@@ -65,7 +65,7 @@ def execute_subprocess_async(
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
-    except BaseException:
+    except BaseException:  # the timeout, or Ctrl-C: no process may outlive the test
         _kill_tree(process.pid)
         process.communicate()
         raise

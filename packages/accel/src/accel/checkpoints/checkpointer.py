@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import accel_ops
-from accel.run.configuration import ProjectConfiguration, RunConfiguration
-from accel.run.prepared import PreparedObjects
+from accel.configuration import ProjectConfiguration, RunConfiguration
+from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
@@ -29,12 +29,11 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.items import RunObjects
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.saving import SaveHook
-    from accel_backends.checkpoint_formats.protocol import SaveChoices
+    from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.pending_files import Files
     from accel_checkpoint.saving.saver import Saver
-    from accel_checkpoint.saving.stage import Stage
-    from accel_checkpoint.saving.transaction import Request
+    from accel_checkpoint.saving.transaction import Request, Stage
 
 logger = get_logger(__name__)
 
@@ -60,13 +59,14 @@ class Checkpointer:
         processes: PartialState,
         strategy: Strategy,
         precision: Precision,
-        prepared: PreparedObjects,
+        prepared: Prepared,
         stepper: Stepper,
         gradient_state: GradientState,
         resumes_loaders: Callable[[], bool],
     ) -> None:
         self.custom_objects: list[Any] = []
-        self._configuration = configuration
+        self.project: ProjectConfiguration = configuration.project
+        """Folders of the project, and how its checkpoints are named and kept."""
         self._processes = processes
         self._strategy = strategy
         self._precision = precision
@@ -77,13 +77,9 @@ class Checkpointer:
         self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
+        self._formats: dict[str, Callable[[], CheckpointFormat]] = {}
         self._has_warned = False
         self._newest_number: int | None = None
-
-    @property
-    def project(self) -> ProjectConfiguration:
-        """Folders of the project, and how its checkpoints are named and kept."""
-        return self._configuration.project
 
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
@@ -128,11 +124,15 @@ class Checkpointer:
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
         from accel_checkpoint.saving.handle import SaveHandle
+        from accel_checkpoint.saving.retention import checked_metrics
 
-        content, choices = self._content_and_choices(options, safe=safe_serialization)
-        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
-        numbers = self._checked_metrics(metrics)
         saver = self._get_saver()
+        is_main = saver.topology.rank == 0
+        content, choices = self._content_and_choices(
+            options, rank=saver.topology.rank, safe=safe_serialization
+        )
+        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
+        numbers = checked_metrics(metrics, self.project.retention) if is_main else {}
         saver.log_failure()
         is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
         is_numbered = self.project.automatic_checkpoint_naming
@@ -145,8 +145,8 @@ class Checkpointer:
         )
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
-        is_late = bool(absence) and not self._processes.is_main_process
-        request = replace(self._request(output_dir, numbers, may_exist=is_late), token=token)
+        is_late = bool(absence) and not is_main
+        request = replace(self._request(content, output_dir, numbers, may_exist=is_late), token=token)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
@@ -200,7 +200,7 @@ class Checkpointer:
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
-        from accel_checkpoint.ranks.deferred_error import ReplacedError
+        from accel_checkpoint.ranks.agreement import ReplacedError
 
         how = LoadOptions.of(
             load_kwargs,
@@ -245,7 +245,7 @@ class Checkpointer:
         return True
 
     def _content_and_choices(
-        self, options: Mapping[str, Any], *, safe: bool
+        self, options: Mapping[str, Any], *, rank: int, safe: bool
     ) -> tuple[RunObjects, SaveChoices]:
         """Return what to save and how, by the further arguments of `save_state`.
 
@@ -263,8 +263,8 @@ class Checkpointer:
             known = ["blocking", "metrics", "checkpoint_format", "max_shard_size", *sorted(of_format)]
             raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
         return content, SaveChoices(
-            rank=self._processes.process_index,
-            is_writer=self._processes.is_main_process,
+            rank=rank,
+            is_writer=rank == 0,
             safe=safe,
             max_shard_size=max_shard_size,
             engine_options=given,
@@ -287,25 +287,15 @@ class Checkpointer:
         safe_serialization: bool,
     ) -> None:
         """Write the weights of `model`; see `Accelerator.save_model`."""
-        import accel_bigmodel
         from accel_backends.sharding.full_state import deferred_state
-        from accel_checkpoint.saving.model_weights import order_of_fetching
+        from accel_checkpoint.saving.model_weights import save_weights
 
         is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
         if is_sharded:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
-        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_model_writer)
-        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
-        order = order_of_fetching(state, **options)
-        before = [tensor.num_fetched for tensor in order]
-        try:
-            if self.is_model_writer:
-                accel_bigmodel.save_model(state, folder, **options)
-        finally:
-            # All ranks gather each tensor together, also those that write nothing, or could not.
-            for tensor, count in zip(order, before, strict=True):
-                if tensor.num_fetched == count:
-                    tensor.fetch()
+        is_writer = self.is_model_writer
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=is_writer)
+        save_weights(state, folder, max_shard_size, safe_serialization, is_writer=is_writer)
         if is_sharded:
             self._processes.wait_for_everyone()
 
@@ -338,18 +328,22 @@ class Checkpointer:
     def content(self, format_name: str = "") -> RunObjects:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
         from accel.checkpoints.items import RunObjects
-        from accel_backends.checkpoint_formats.choosing import format_called
 
+        name = format_name or self._strategy.checkpoint_format
+        if name not in self._formats:
+            from accel_backends.checkpoint_formats.choosing import FORMATS
+
+            self._formats[name] = FORMATS.get(name)
         return RunObjects(
             strategy=self._strategy,
             precision=self._precision,
             stepper=self._stepper,
-            form=format_called(format_name or self._strategy.checkpoint_format),
+            form=self._formats[name](),
             device_index=current_runtime().device.index or 0,
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             schedulers=self._prepared.schedulers,
-            loaders=self._prepared.loaders.by_number(),
+            loaders=self._prepared.loaders,
             custom=self.custom_objects,
             active_loaders=self._gradient_state.dataloader_references,
         )
@@ -362,9 +356,9 @@ class Checkpointer:
         target: Path,
         choices: SaveChoices,
         value_of_rank_0: Callable[[str], str],
-    ) -> list[PendingFile]:
+    ) -> Files:
         from accel.checkpoints.items import loader_items
-        from accel.checkpoints.saving import collect, describe
+        from accel.checkpoints.saving import collect
 
         left = [item.label for item in loader_items(content) if item.was_left_early]
         if left and self._resumes_loaders():
@@ -374,8 +368,7 @@ class Checkpointer:
                 "the loop.",
                 ", ".join(left),
             )
-        stage.describe(describe(content))
-        if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
+        if self.project.automatic_checkpoint_naming and choices.rank == 0:
             with suppress(OSError):  # it is not needed for the save
                 self._notice_other_run(target.parent)
         has_own_disk = stage.place != 0
@@ -393,16 +386,13 @@ class Checkpointer:
                 f"write one checkpoint in the format `{content.form.name}`. Save to a disk that all machines share, "
                 "or set `state_dict_type` to `FULL_STATE_DICT`."
             )
-        files = collect(
+        return collect(
             content,
             stage.path,
             replace(choices, is_writer=choices.is_writer or (is_spread and stage.is_owner)),
             hooks=tuple(self.save_hooks.values()),
             value_of_rank_0=value_of_rank_0,
         )
-        stage.add_collective(*files.collective)
-        stage.add_merged(*files.merged)
-        return list(files.own)
 
     def _get_saver(self) -> Saver:
         if self._saver is None:
@@ -447,37 +437,40 @@ class Checkpointer:
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _request(
-        self, output_dir: str | os.PathLike[str] | None, metrics: Mapping[str, float], *, may_exist: bool
+        self,
+        content: RunObjects,
+        output_dir: str | os.PathLike[str] | None,
+        metrics: Mapping[str, float],
+        *,
+        may_exist: bool,
     ) -> Request:
         """Return what to save where."""
+        from accel.checkpoints.saving import class_names
         from accel_checkpoint.saving.retention import Retention
         from accel_checkpoint.saving.transaction import Request
 
-        step, mesh, project = self._stepper.num_windows, current_runtime().layout.sizes, self.project
+        project, retention, number = self.project, None, None
         if project.automatic_checkpoint_naming:
-            retention = project.retention or Retention(newest=project.total_limit)
-            return Request(
-                self._next_target(output_dir, may_exist=may_exist),
-                retention=retention,
-                step=step,
-                iteration=project.iteration,
-                mesh=mesh,
-                metrics=metrics,
-            )
-        if output_dir is None:
+            target = self._next_target(output_dir, may_exist=may_exist)
+            retention, number = project.retention or Retention(newest=project.total_limit), project.iteration
+        elif output_dir is not None:
+            target = Path(output_dir).resolve()
+        else:
             raise ConfigError(
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(Path(output_dir).resolve(), step=step, mesh=mesh, metrics=metrics)
-
-    def _checked_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics that the manifest records: those of the main process, which writes it."""
-        from accel_checkpoint.saving.retention import checked_metrics
-
-        if not self._processes.is_main_process:
-            return {}
-        return checked_metrics(metrics, self.project.retention)
+        return Request(
+            target,
+            retention=retention,
+            step=self._stepper.num_windows,
+            iteration=number,
+            mesh=current_runtime().layout.sizes,
+            metrics=metrics,
+            strategy=content.strategy.name,
+            model_format=content.form.name,
+            objects=class_names(content),
+        )
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""

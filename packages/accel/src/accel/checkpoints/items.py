@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -19,10 +19,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from accel_backends import Precision, Strategy
-from accel_backends.checkpoint_formats.choosing import formats_of_models, formats_of_optimizers
-from accel_backends.checkpoint_formats.model_state import RenamedState, check_model, load_model
-from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
+from accel_backends.checkpoint_formats.choosing import SavedFormats
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    PreparedOptimizer,
+    SaveChoices,
+    SavedModel,
+)
 from accel_backends.stepping.stepper import Stepper
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
@@ -35,17 +39,18 @@ from accel_checkpoint.file_names import (
     numbered_file,
     numbers_of,
     numbers_of_custom,
+    ranks_of_random_states,
     weight_format,
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
@@ -82,15 +87,10 @@ class RunObjects:
     custom: Sequence[Any]
     active_loaders: Sequence[Any]
 
+    @cached_property
     def bare_models(self) -> list[nn.Module]:
-        """Return the users' models, without wrappers."""
+        """The users' models, without wrappers."""
         return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
-
-    def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
-        """Return the model whose parameters ``optimizer`` updates; of several, the one that shares most with it."""
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
-        return self.models[shares.index(max(shares))] if any(shares) else None
 
 
 @dataclass
@@ -99,7 +99,8 @@ class SavedRun:
 
     Attributes:
         found: The checkpoint.
-        names: Its file names.
+        files: Its files.
+        formats: The formats of its models and optimizers.
         rank: This process.
         layout: Layout of the processes that load it.
         strict: Whether a mismatch is an error or a warning.
@@ -107,35 +108,41 @@ class SavedRun:
         restore_loaders: Whether loaders resume in the middle of an epoch.
         key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
         names_in_file: Names of weights in the checkpoint, by those in the models, as far as `key_map` changes them.
-        opened: Closes the files that are still open.
         restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
     """
 
     found: Found
-    names: Collection[str]
+    files: SavedFiles
+    formats: SavedFormats
     rank: int
     layout: MeshLayout
     strict: Strictness
     strict_models: Strictness
     restore_loaders: bool
     key_map: Mapping[str, str]
-    opened: ExitStack
     names_in_file: dict[str, str] = field(default_factory=dict)
     restarted_loaders: list[str] = field(default_factory=list)
 
     @cached_property
-    def model_formats(self) -> dict[int, CheckpointFormat]:
-        """Format of each model, by index."""
-        return formats_of_models(self.names)
+    def saved_layout(self) -> MeshLayout:
+        """Layout of the processes that saved it."""
+        if self.found.manifest is not None:
+            return self.found.manifest.layout
+        return MeshLayout.of_replicas(max(len(ranks_of_random_states(self.files.names)), 1))
 
     @cached_property
-    def optimizer_formats(self) -> dict[int, CheckpointFormat]:
-        """Format of each optimizer, by index."""
-        return formats_of_optimizers(self.names)
+    def is_of_rank_0_alone(self) -> bool:
+        """Whether rank 0 saved it without the states of the other ranks."""
+        return self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
+
+    @cached_property
+    def has_same_ranks(self) -> bool:
+        """Whether the ranks have the layout of those that saved it, each of which saved its state."""
+        return self.saved_layout == self.layout and not self.is_of_rank_0_alone
 
     def content(self, name: str) -> Any:
         """Return the content of a file written by `torch.save`."""
-        return read_torch_file(checked_file(self.found.path, name))
+        return read_torch_file(self.files.path(name))
 
     def report_missing(self, what: str, *, note: str = "") -> None:
         """Report that something is missing in the checkpoint."""
@@ -192,9 +199,14 @@ class StateItem(ABC):
         """Return the indexes of this kind in a checkpoint, sorted."""
 
     @property
+    def number(self) -> int:
+        """Number of its file."""
+        return self.index
+
+    @property
     def file(self) -> str:
         """Name of its file."""
-        return self.file_of(self.index)
+        return self.file_of(self.number)
 
     @property
     def of_class(self) -> type:
@@ -208,7 +220,8 @@ class StateItem(ABC):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of its file in a checkpoint; None if it has none."""
-        return self.file if self.file in saved.names else None
+        name = self.file
+        return name if name in saved.files.names else None
 
     @abstractmethod
     def save(self, choices: SaveChoices) -> Files:
@@ -257,51 +270,51 @@ class ModelItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return sorted(saved.model_formats)
+        return sorted(saved.formats.models)
 
     @property
     def of_class(self) -> type:
-        return type(self.run.strategy.unwrap(self.value, keep_torch_compile=False))
+        return type(self._bare)
 
     @property
     def label(self) -> str:
         return f"model {self.index} ({class_name(self.of_class).rpartition('.')[2]})"
 
     def file_in(self, saved: SavedRun) -> str | None:
-        form = saved.model_formats.get(self.index)
+        form = saved.formats.models.get(self.index)
         return None if form is None else form.model_file(self.index)
 
     def save(self, choices: SaveChoices) -> Files:
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> tuple[SavedState, ExitStack]:
+    def read(self, saved: SavedRun, name: str) -> SavedModel:
         """Open and check its files."""
         self._reject_meta_parameters()
-        closing = saved.opened.enter_context(ExitStack())
-        opening = saved.model_formats[self.index].open_model(saved.found.path, index=self.index)
-        state = closing.enter_context(opening)
-        if saved.key_map:
-            if state.is_per_rank:
-                raise ConfigError(
-                    f"`key_map` does not apply to `{name}`: each rank reads what it wrote, whatever its names. "
-                    'Save with `state_dict_type="SHARDED_STATE_DICT"`.'
-                )
-            state = RenamedState(state, saved.key_map)
-            saved.names_in_file |= state.names_in_file
-        self._report(check_model(self.run.strategy, self.value, state), saved)
-        return state, closing
+        model = saved.formats.models[self.index].open_model(
+            saved.files, self.run.strategy, self.value, index=self.index, key_map=saved.key_map
+        )
+        saved.names_in_file |= model.names_in_file
+        self._report(model.misfits(), saved)
+        return model
 
-    def load(self, content: tuple[SavedState, ExitStack], saved: SavedRun) -> None:
-        """Copy the weights into the model, and close its files."""
-        state, closing = content
-        with closing, _without_placeholder_warnings():
-            self._report(load_model(self.run.strategy, self.value, state), saved)
+    def load(self, content: SavedModel, saved: SavedRun) -> None:
+        """Copy the weights into the model."""
+        with _without_placeholder_warnings():
+            self._report(content.load(), saved)
 
     def strictness(self, saved: SavedRun) -> Strictness:
         return saved.strict_models
 
     def is_open(self, content: Any, saved: SavedRun) -> bool:
-        return saved.model_formats[self.index].opens_all
+        return saved.formats.models[self.index].opens_all
+
+    @cached_property
+    def _bare(self) -> nn.Module:
+        return next(
+            bare
+            for model, bare in zip(self.run.models, self.run.bare_models, strict=True)
+            if model is self.value
+        )
 
     def _report(self, misfits: Sequence[str], saved: SavedRun) -> None:
         if misfits:
@@ -310,8 +323,8 @@ class ModelItem(StateItem):
 
     def _reject_meta_parameters(self) -> None:
         """Reject parameters on the meta device, except offloaded weights and deferred ones, which can be loaded."""
-        bare = self.run.strategy.unwrap(self.value, keep_torch_compile=False)
-        on_meta = [name for name, one in bare.named_parameters() if one.is_meta and weight_of(one) is None]
+        parameters = self._bare.named_parameters()
+        on_meta = [name for name, one in parameters if one.is_meta and weight_of(one) is None]
         own = self.run.strategy.state_to_fill(self.value) if on_meta else {}
         for name in on_meta:
             if not isinstance(own.get(name), DeferredTensor):
@@ -331,58 +344,35 @@ class OptimizerItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return sorted(saved.optimizer_formats)
+        return sorted(saved.formats.optimizers)
 
     @property
     def of_class(self) -> type:
         return self.run.strategy.optimizer_class(self.value)
 
     def file_in(self, saved: SavedRun) -> str | None:
-        form = saved.optimizer_formats.get(self.index)
+        form = saved.formats.optimizers.get(self.index)
         return None if form is None else form.optimizer_file(self.index)
 
     def save(self, choices: SaveChoices) -> Files:
-        run = self.run
-        if run.form.is_per_rank:
-            state: Mapping[str, Any] = run.strategy.own_optimizer_state(self.value)
-        else:
-            state = run.strategy.local_optimizer_state(self.value, run.model_of(self.value))
-        return run.form.optimizer_files(state, self._parameters, index=self.index, choices=choices)
+        return self.run.form.optimizer_files(self._prepared({}), index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> Mapping[str, Any]:
         """Read the state, which may be mapped from its file."""
         saved.check_class(self.key, self.index, self.of_class)
-        strategy, inner, form = self.run.strategy, self._inner, saved.optimizer_formats[self.index]
-        parameters: Callable[[], Mapping[str, Any]] = partial(self._parameters, saved.names_in_file)
-        if form.is_per_rank:
-            parameters = partial(strategy.own_optimizer_state, inner)
-        state = form.read_optimizer(saved.found.path, parameters, index=self.index)
-        # In a format that each rank reads alone, reading has compared them.
-        misfit = None if form.is_per_rank else misfit_of(inner, state, strategy.optimizer_shapes(inner))
-        if misfit is not None:
-            raise ValueError(misfit)
-        return state
+        form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
+        return form.read_optimizer(saved.files, prepared, index=self.index)
 
     def load(self, content: Mapping[str, Any], saved: SavedRun) -> None:
         """Copy the state into the optimizer."""
-        strategy = self.run.strategy
-        own = content if strategy.capabilities.copies_loaded_states else without_file(self._inner, content)
-        if saved.optimizer_formats[self.index].is_per_rank:
-            self.value.load_state_dict(dict(own))
-        else:
-            strategy.load_optimizer_state(self.value, own, self.run.model_of(self.value))
+        form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
+        form.load_optimizer(prepared, content)
 
     def is_open(self, content: Any, saved: SavedRun) -> bool:
-        return saved.optimizer_formats[self.index].opens_all
+        return saved.formats.optimizers[self.index].opens_all
 
-    @property
-    def _inner(self) -> torch.optim.Optimizer:
-        return self.run.strategy.bare_optimizer(self.value)
-
-    def _parameters(self, names_in_file: Mapping[str, str] | None = None) -> Mapping[str, torch.Tensor]:
-        parameters = self.run.strategy.optimizer_parameters(self._inner, self.run.models)
-        names = names_in_file or {}
-        return {names.get(name, name): parameter for name, parameter in parameters.items()}
+    def _prepared(self, names_in_file: Mapping[str, str]) -> PreparedOptimizer:
+        return PreparedOptimizer(self.run.strategy, self.value, self.run.models, names_in_file)
 
 
 class CustomItem(StateItem):
@@ -394,7 +384,7 @@ class CustomItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of_custom(saved.names)
+        return numbers_of_custom(saved.files.names)
 
     def save(self, choices: SaveChoices) -> Files:
         return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
@@ -415,7 +405,7 @@ class SchedulerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(SCHEDULER_NAME, saved.names)
+        return numbers_of(SCHEDULER_NAME, saved.files.names)
 
     @property
     def of_class(self) -> type:
@@ -444,7 +434,7 @@ class ScalerItem(CustomItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return [0] if SCALER_NAME in saved.names else []
+        return [0] if SCALER_NAME in saved.files.names else []
 
     def report_missing(self, saved: SavedRun) -> None:
         note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
@@ -463,11 +453,7 @@ class LoaderItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(LOADER_NAME, saved.names)
-
-    @property
-    def file(self) -> str:
-        return self.file_of(self.number)
+        return numbers_of(LOADER_NAME, saved.files.names)
 
     @property
     def label(self) -> str:
@@ -487,8 +473,11 @@ class LoaderItem(StateItem):
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
-        of_rank = loader_of_rank_file(self.number, saved.rank)
-        return of_rank if self._has_state_per_rank and of_rank in saved.names else super().file_in(saved)
+        if self._has_state_per_rank:
+            of_rank = loader_of_rank_file(self.number, saved.rank)
+            if of_rank in saved.files.names:
+                return of_rank
+        return super().file_in(saved)
 
     def save(self, choices: SaveChoices) -> Files:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
@@ -503,8 +492,8 @@ class LoaderItem(StateItem):
 
     def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
         """Resume the loader, or let its epoch start over."""
-        manifest, (name, state) = saved.found.manifest, content
-        is_of_another = manifest is not None and manifest.is_of_rank_0_alone and self._has_state_per_rank
+        name, state = content
+        is_of_another = saved.is_of_rank_0_alone and self._has_state_per_rank
         position = saved.restore_loaders and not is_of_another
         was_mid_epoch = load_into(self.value, state, position=position, file_name=name)
         if was_mid_epoch and not position:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,22 +21,24 @@ from accel.checkpoints.items import (
     other_items,
 )
 from accel.checkpoints.rank_state import RankItem
+from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
-from accel_checkpoint.files import files_below
-from accel_checkpoint.ranks.agreement import first
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.manifest import version_of
+from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
-from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.reading.strictness import MISMATCH_ERRORS, Strictness
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
-from accel_state.errors import ConfigError
+from accel_state.errors import AccelError, ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
 _ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
+_ERRORS = (AccelError, *MISMATCH_ERRORS)
 LoadHook = Callable[[list[nn.Module], str], None]
 logger = get_logger(__name__)
 _DEEPSPEED_NAMES = (
@@ -138,43 +139,53 @@ def load_checkpoint(
     folder = input_dir.resolve()
     saver.log_failure()
     topology = saver.topology
-    token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+    if topology.num_nodes > 1:
+        # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
+        token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+        folder = part_of_save(folder, token)
+    version = version_of(folder)
     found: Found | None = None
-    next_number = ""
+    value = ","
     with _not_loaded(saver, "checked", folder) as deferred:
-        if topology.num_nodes > 1 and token:
-            # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
-            folder = part_of_save(folder, token)
-        # One process per node reads all files; the others only check that they exist.
-        found = check_loadable(folder, verify=options.verify and topology.local_rank == 0)
-        if topology.local_rank == 0:
-            next_number = _next_number(found)
-    next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
+        found = check_loadable(folder)
+        value = f"{found.token},{_next_number(found) if topology.local_rank == 0 else ''}"
+    value = deferred.agree(value, _first_and_highest, is_replaced=_is_replaced(folder, version))
+    token, next_number = value.split(",")
     assert found is not None
-    with trusted_files(is_trusted or is_saved_here(token)), ExitStack() as opened:
-        with _not_loaded(saver, "opened", folder) as deferred:
-            bare = run.bare_models()
+    files = SavedFiles(found.path, found.manifest)
+    with trusted_files(is_trusted or is_saved_here(token)):
+        with _not_loaded(saver, "opened", folder) as deferred, files:
+            if options.verify and topology.local_rank == 0:
+                files.compare_all()
+            bare = run.bare_models
             left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
+            formats = saved_formats(
+                files.names,
+                form=run.form,
+                saved_as="" if found.manifest is None else found.manifest.model_format,
+                num_models=len(run.models),
+                num_optimizers=len(run.optimizers),
+            )
             saved = SavedRun(
                 found,
-                list(files_below(found.path)),
+                files,
+                formats,
                 topology.rank,
                 layout,
                 strict=Strictness(options.is_strict),
                 strict_models=Strictness(options.is_strict and options.strict_models),
                 restore_loaders=options.restore_loaders,
                 key_map=options.key_map,
-                opened=opened,
             )
             models = [run.models[bare.index(model)] for model in left]
             reading = Reading(run, models, saved, skipped=options.skipped)
-        deferred.agree(is_replaced=_is_replaced(folder, token))
+        deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
         is_open = reading.is_open
         with _not_loaded(saver, "loaded", folder) as deferred:
             reading.load()
-        deferred.agree(is_replaced=not is_open and _is_replaced(folder, token))
+        deferred.agree(is_replaced=not is_open and _is_replaced(folder, version))
     return int(next_number) if next_number else None
 
 
@@ -200,7 +211,7 @@ class Reading:
         skipped: Collection[type[StateItem]] = (),
     ) -> None:
         self._saved = saved
-        if f"{SAMPLER_NAME}.bin" in saved.names:
+        if f"{SAMPLER_NAME}.bin" in saved.files.names:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
@@ -215,8 +226,10 @@ class Reading:
         self._contents: list[tuple[StateItem, str, Any]] = []
         for item, name in names:
             if name is not None:
-                with item.strictness(saved).loading(name, item.label):
+                try:
                     self._contents.append((item, name, item.read(saved, name)))
+                except _ERRORS as error:
+                    item.strictness(saved).report_error(error, file_name=name, into=item.label)
         if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
             self._contents.append((rank, rank.file, None))
 
@@ -229,8 +242,10 @@ class Reading:
         """Load all items."""
         while self._contents:
             item, name, content = self._contents.pop(0)
-            with item.strictness(self._saved).loading(name, item.label):
+            try:
                 item.load(content, self._saved)
+            except _ERRORS as error:
+                item.strictness(self._saved).report_error(error, file_name=name, into=item.label)
             del content  # closes the file that it is mapped from
         if self._saved.restarted_loaders:
             logger.warning(
@@ -242,9 +257,13 @@ class Reading:
 
 
 def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
-    files = {item.file for item in items}
-    saved_files = [kind.file_of(index) for kind in kinds for index in kind.indexes_in(saved)]
-    unused = [f"`{file}`" for file in saved_files if file not in files]
+    used = {(type(item), item.number) for item in items}
+    unused = [
+        f"`{kind.file_of(index)}`"
+        for kind in kinds
+        for index in kind.indexes_in(saved)
+        if (kind, index) not in used
+    ]
     if unused:
         warn_user(
             f"Nothing is prepared or registered for these files in `{saved.found.path}`, which are not loaded: "
@@ -257,9 +276,9 @@ def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
     return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
-def _is_replaced(folder: Path, token: str) -> bool:
-    """Whether a folder that held the save ``token`` holds another one; not if it has been removed."""
-    return bool(token) and os.path.isdir(folder) and token_of(folder) != token  # noqa: PTH112 (raises nothing)
+def _is_replaced(folder: Path, version: tuple[int, ...] | None) -> bool:
+    """Whether a folder with a manifest holds another one than at first; not if it has been removed."""
+    return version is not None and os.path.isdir(folder) and version_of(folder) != version  # noqa: PTH112 (raises nothing)
 
 
 def _next_number(found: Found) -> str:
@@ -270,5 +289,8 @@ def _next_number(found: Found) -> str:
     return str(max([found.number, *numbers]) + 1)
 
 
-def _highest(numbers: Sequence[str]) -> str:
-    return str(max(int(number) for number in numbers if number)) if numbers[0] else ""
+def _first_and_highest(values: Sequence[str]) -> str:
+    """Return the token that rank 0 read, and the highest next number; empty if checkpoints have no numbers."""
+    tokens, numbers = zip(*(value.split(",") for value in values), strict=True)
+    highest = str(max(int(number) for number in numbers if number)) if numbers[0] else ""
+    return f"{tokens[0]},{highest}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.checkpoints.items import SavedRun, StateItem
@@ -14,8 +14,7 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.formats.weight_files import CheckpointFile, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.random_states import States, from_file, reseed_for, to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_ops.random import capture_rng_states, restore_rng_states
@@ -24,6 +23,7 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
+_GRADIENTS = "the gradients of this rank"
 _STARTS_OVER = "the gradient accumulation starts over"
 
 
@@ -34,14 +34,12 @@ class RankState:
     Attributes:
         states: Random states of the saving rank that read the same share of the data, or else of another rank.
         accumulation: State of the gradient accumulation; None if it is missing.
-        is_own: Whether these are the states of a rank with the same share, and not only of rank 0.
-        layout: Layout of the ranks that saved.
+        gradients: Gradients of an unfinished accumulation in the same layout, mapped from their file.
     """
 
-    states: States | None
-    accumulation: Mapping[str, Any] | None
-    is_own: bool
-    layout: MeshLayout
+    states: States | None = None
+    accumulation: Mapping[str, Any] | None = None
+    gradients: Mapping[str, Any] | None = None
 
     @property
     def was_accumulating(self) -> bool:
@@ -60,7 +58,7 @@ class RankItem(StateItem):
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
-        return ranks_of_random_states(saved.names)
+        return ranks_of_random_states(saved.files.names)
 
     @property
     def label(self) -> str:
@@ -75,13 +73,13 @@ class RankItem(StateItem):
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the file of the rank that saved the same share of the data, or of the first one."""
         name = random_states_file(self._source(saved)[0])
-        return name if name in saved.names else None
+        return name if name in saved.files.names else None
 
     def save(self, choices: SaveChoices) -> Files:
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.stepper.is_accumulating:
-            gradients = open_gradients(run.bare_models())
+            gradients = open_gradients(run.bare_models)
             files.append(SafetensorsFile(gradients_file(self.index), gradients, {}))
         accumulation, device_index = run.stepper.state_dict(), run.device_index
         states = to_file(capture_rng_states(), accumulation=accumulation, device_index=device_index)
@@ -93,8 +91,13 @@ class RankItem(StateItem):
             saved.content(name), device_index=self.run.device_index, file_name=name
         )
         if "is_accumulating" not in accumulation:  # written by Accelerate or an older release
-            accumulation["is_accumulating"] = gradients_file(self.index) in saved.names
-        return self._state(saved, states, accumulation)
+            accumulation["is_accumulating"] = gradients_file(self.index) in saved.files.names
+        state = RankState(states, accumulation)
+        if state.was_accumulating and saved.has_same_ranks:
+            gradients = gradients_file(self.index)
+            with saved.strict.loading(gradients, _GRADIENTS):
+                state = replace(state, gradients=read_weights(saved.files.path(gradients)))
+        return state
 
     def load(self, content: RankState | None, saved: SavedRun) -> None:
         """Restore the accumulation and the random states.
@@ -102,58 +105,46 @@ class RankItem(StateItem):
         If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
         from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
         """
-        state = self._state(saved, None, None) if content is None else content
-        manifest, stepper = saved.found.manifest, self.run.stepper
+        state, manifest, stepper = content or RankState(), saved.found.manifest, self.run.stepper
         if manifest is not None:
             stepper.set_num_windows(manifest.step)
-        is_alone = manifest is not None and manifest.is_of_rank_0_alone
-        restore_gradients(self.run.bare_models(), {})  # drops those that are left from before the load
-        if state.layout == saved.layout and not is_alone:
+        restore_gradients(self.run.bare_models, {})  # drops those that are left from before the load
+        if saved.has_same_ranks:
             self._restore_accumulation(state, saved)
             _restore_generators(state, saved)
             return
         stepper.reset()
         changes = []
-        if _have_same_seeds(state.layout, saved.layout) and state.is_own:
+        if _have_same_seeds(saved.saved_layout, saved.layout) and self._source(saved)[1]:
             _restore_generators(state, saved)
         else:
             if state.states is not None:
                 seed_index, num_seeds = saved.layout.seed_index(self.index), saved.layout.num_seeds
                 reseed_for(state.states, rank=seed_index, world_size=num_seeds)
             changes.append("every rank derives new random states from it")
-        if is_alone:
+        if saved.is_of_rank_0_alone:
             changes = ["it has the random states of rank 0 only, from which the other ranks derive new ones"]
         if state.was_accumulating:
             changes.append(_STARTS_OVER)
         if changes:
             logger.warning(
                 "The checkpoint was saved by %s and is loaded by %s: %s.",
-                "the main process alone" if is_alone else _described(state.layout),
+                "the main process alone" if saved.is_of_rank_0_alone else _described(saved.saved_layout),
                 _described(saved.layout),
                 " and ".join(changes),
             )
 
-    def is_open(self, content: RankState | None, saved: SavedRun) -> bool:
-        """Whether `load` reads no more files: those of gradients are read then."""
-        return content is None or not content.was_accumulating
-
-    def _source(self, saved: SavedRun) -> tuple[int, bool, MeshLayout]:
-        """Return the rank whose states to read, whether they are of the same share, and the layout that saved."""
-        ranks, manifest = ranks_of_random_states(saved.names), saved.found.manifest
-        layout = MeshLayout.of_replicas(max(len(ranks), 1)) if manifest is None else manifest.layout
-        source = min(ranks, default=0)
-        if layout == saved.layout:
+    def _source(self, saved: SavedRun) -> tuple[int, bool]:
+        """Return the rank whose states to read, and whether they are of the same share, not only of rank 0."""
+        if saved.has_same_ranks:
+            return self.index, True
+        source = min(ranks_of_random_states(saved.files.names), default=0)
+        if saved.saved_layout == saved.layout:
             source = self.index
-        elif _have_same_seeds(layout, saved.layout):
-            source = layout.rank_of_seed(saved.layout.seed_index(self.index))
-        is_own = source == 0 or manifest is None or not manifest.is_of_rank_0_alone
-        return source if is_own else 0, is_own, layout
-
-    def _state(
-        self, saved: SavedRun, states: States | None, accumulation: Mapping[str, Any] | None
-    ) -> RankState:
-        _, is_own, layout = self._source(saved)
-        return RankState(states, accumulation, is_own, layout)
+        elif _have_same_seeds(saved.saved_layout, saved.layout):
+            source = saved.saved_layout.rank_of_seed(saved.layout.seed_index(self.index))
+        is_own = source == 0 or not saved.is_of_rank_0_alone
+        return source if is_own else 0, is_own
 
     def _restore_accumulation(self, state: RankState, saved: SavedRun) -> None:
         stepper, accumulation = self.run.stepper, state.accumulation
@@ -172,21 +163,15 @@ class RankItem(StateItem):
             stepper.reset()
             return
         stepper.load_state_dict(accumulation)
-        if state.was_accumulating:
-            self._restore_gradients(saved)
-        elif stepper.is_accumulating:
+        if state.gradients is not None:
+            with saved.strict.loading(gradients_file(self.index), _GRADIENTS):
+                restore_gradients(self.run.bare_models, state.gradients)
+        elif not state.was_accumulating and stepper.is_accumulating:
             logger.warning(
                 "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
                 _STARTS_OVER,
             )
             stepper.reset()
-
-    def _restore_gradients(self, saved: SavedRun) -> None:
-        name = gradients_file(self.index)
-        with saved.strict.loading(name, "the gradients of this rank"):
-            file = CheckpointFile(checked_file(saved.found.path, name))
-            with open_weights([file]) as gradients:
-                restore_gradients(self.run.bare_models(), gradients)
 
 
 def _restore_generators(state: RankState, saved: SavedRun) -> None:

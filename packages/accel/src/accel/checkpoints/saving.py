@@ -1,4 +1,4 @@
-"""The files of a checkpoint that this rank writes, and the manifest's description of them."""
+"""The files of a checkpoint that this rank writes, and the classes that the manifest records."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from torch import nn
 from accel.checkpoints.items import ModelItem, RunObjects, class_name, model_items, other_items
 from accel.checkpoints.rank_state import RankItem
 from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
-from accel_checkpoint.saving.transaction import Description
 from accel_state.errors import CheckpointError
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
 
 
-def describe(run: RunObjects) -> Description:
-    """Return the strategy, the format and the users' classes, for error messages when the checkpoint is loaded."""
+def class_names(run: RunObjects) -> dict[str, list[str]]:
+    """Return the users' classes by kind, for error messages when the checkpoint is loaded."""
     objects: dict[str, list[str]] = {}
     for item in (*model_items(run, run.models), *other_items(run)):
         if item.key:
             objects.setdefault(item.key, []).append(class_name(item.of_class))
-    return Description(strategy=run.strategy.name, model_format=run.form.name, objects=objects)
+    return objects
 
 
 def collect(
@@ -50,14 +49,12 @@ def collect(
             "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
-    strategy = run.strategy
-    own_state = strategy.own_model_state if run.form.is_per_rank else strategy.local_model_state
-    before: list[Mapping[str, Any]] = [own_state(model) for model in run.models]
+    before = [run.form.model_state(run.strategy, model) for model in run.models]
     weights, parts = list(before), list[Files]()
     others = [*other_items(run), RankItem(run, choices.rank, None)]
     try:
         for hook in hooks:
-            hook(run.bare_models(), weights, str(folder))
+            hook(run.bare_models, weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
         # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.

@@ -21,9 +21,9 @@ from accel_checkpoint.file_names import (
     random_states_file,
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import files_of_model, open_weights
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.random_states import from_file, to_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state import PartialState
@@ -101,17 +101,16 @@ def load_accelerator_state(
     Raises:
         CheckpointError: If a file is missing, damaged, or holds more than plain data.
     """
-    folder, device_index = Path(input_dir), PartialState().device.index or 0
+    files, device_index = SavedFiles.of(Path(input_dir)), PartialState().device.index or 0
     for index, model in enumerate(models):
-        with open_weights(files_of_model(folder, index)) as weights:
-            model.load_state_dict(weights, **load_model_func_kwargs)
+        model.load_state_dict(read_model(files, index), **load_model_func_kwargs)
     for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
         for index, one in enumerate(objects):
-            one.load_state_dict(read_torch_file(checked_file(folder, numbered_file(stem, index))))
+            one.load_state_dict(read_torch_file(files.path(numbered_file(stem, index))))
     if scaler is not None:
-        scaler.load_state_dict(read_torch_file(checked_file(folder, SCALER_NAME)))
+        scaler.load_state_dict(read_torch_file(files.path(SCALER_NAME)))
     name = random_states_file(process_index)
-    content = read_torch_file(checked_file(folder, name))
+    content = read_torch_file(files.path(name))
     states, accumulation = from_file(content, device_index=device_index, file_name=name)
     restore_rng_states(states)
     return {"step": accumulation["step"]}

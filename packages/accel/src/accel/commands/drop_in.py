@@ -1,4 +1,4 @@
-"""Let `accelerate` mean accel in a whole Python environment, and take that back."""
+"""Install or remove the drop-in: in a Python environment, `import accelerate` imports accel."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ MARK = SCRIPT.splitlines()[3]
 class DropInCommand:
     """``accel drop-in``; writes two files, or removes them."""
 
-    help = "Let `accelerate` mean accel in a whole Python environment, and take that back"
+    help = "Make `import accelerate` import accel in this Python environment, or undo that"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add what to do."""
         parser.add_argument(
             "action",
             choices=("install", "remove", "status"),
-            help="install: from now on; remove: no longer; status: tell whether it is installed",
+            help="install or remove it, or show whether it is installed",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do it, and say what was done."""
+        """Run the action, and print its result."""
         file, script = path_file(), script_file()
         if arguments.action == "install":
             install(file, script)
@@ -94,7 +94,7 @@ def state_of(script: Path) -> str:
 
 
 def owner_of(script: Path) -> str:
-    """Return which installed distribution lists a file as its own."""
+    """Return the installed distribution to which a file belongs."""
     for one in distributions():
         for file in one.files or ():
             if file.name == script.name and Path(str(one.locate_file(file))).resolve() == script.resolve():
@@ -128,7 +128,7 @@ def write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"`{file}` cannot be written: {error.strerror}. Use an environment of your own (`python -m venv`), or "
+            f"`{file}` cannot be written: {error.strerror}. Use a virtual environment (`python -m venv`), or "
             "`python -m accel.drop_in script.py`, which installs nothing."
         ) from error
 

@@ -1,4 +1,4 @@
-"""``accel merge-weights`` for code: its parser and what it runs. Also ``python -m accel.commands.merge``."""
+"""``accel merge-weights`` for code: its parser and its function. Also ``python -m accel.commands.merge``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_launch.commands.parsing import make_parser
 
 
 def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """Return the parser of ``accel merge-weights``, on its own or added to ``subparsers``.
+    """Return the parser of ``accel merge-weights``, separate or added to ``subparsers``.
 
     The parsed arguments have `merge_command` as ``func``.
     """

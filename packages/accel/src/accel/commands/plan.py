@@ -1,11 +1,13 @@
-"""Show how a model would be spread over ranks: its units, what each rank holds, and what it sends."""
+"""Show how a model would be sharded over ranks: its units, and the memory and traffic of each rank."""
+
+# ruff: noqa: E501 -- a flag is a line
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel_state.errors import ConfigError
 
@@ -17,20 +19,38 @@ if TYPE_CHECKING:
     from accel_state.mesh_layout import MeshLayout
 
 _AXES = {
-    "dp_replicate": "copies of the sharded model",
-    "dp_shard": "ranks over which each copy is sharded (default: those that are left)",
-    "tp": "ranks that share each layer",
+    "dp_replicate": "replicas of the sharded model",
+    "dp_shard": "ranks over which each replica is sharded (default: the remaining ones)",
+    "tp": "tensor-parallel ranks, which share each layer",
     "pp": "pipeline stages",
-    "cp": "ranks that share each sequence",
-    "sp": "ranks that share each sequence by attention heads",
-    "ep": "ranks over which experts are spread; no further ranks",
+    "cp": "context-parallel ranks, which share each sequence",
+    "sp": "sequence-parallel ranks, which share each sequence by attention heads",
+    "ep": "expert-parallel ranks, which are no further ranks",
 }
+_POSITIVE = ("num_processes", "batch_size", "sequence_length", *(f"{axis}_size" for axis in _AXES))
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--num_processes": {"type": int, "help": "number of processes (default: the product of the sizes)"},
+    **{f"--{axis}_size": {"type": int, "help": f"number of {meaning}"} for axis, meaning in _AXES.items()},
+    "--batch_size": {"type": int, "default": 1, "help": "sequences of each rank that reads data (default 1)"},
+    "--sequence_length": {"type": int, "metavar": "TOKENS", "help": "tokens of a sequence; with it, activations and the traffic between layers are estimated"},
+    "--activation_checkpointing": {"action": "store_true", "help": "compute activations again in the backward pass"},
+    "--cp_comm_strategy": {"choices": ("allgather", "alltoall"), "default": "allgather", "help": "how keys and values travel with --cp_size: gathered, or in a ring"},
+    "--pp_schedule": {"choices": ("1f1b", "gpipe", "zero_bubble"), "default": "1f1b", "help": "how micro-batches pass through --pp_size stages (default 1f1b)"},
+    "--mixed_precision": {"choices": ("no", "bf16", "fp16"), "default": "no", "help": "precision of the computation"},
+    "--fit": {"metavar": "RANKS:MEMORY", "help": "propose layouts that fit, such as `64:80GB`; those that send least come first"},
+    "--fsdp_auto_wrap_policy": {"metavar": "POLICY", "help": "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP; by default the plan of the model"},
+    "--fsdp_transformer_layer_cls_to_wrap": {"metavar": "NAMES", "help": "classes that become units, separated by commas"},
+    "--fsdp_min_num_params": {"type": int, "help": "number of parameters from which a module becomes a unit"},
+    "--library_name": {"choices": ("timm", "transformers"), "help": "the library that defines the model"},
+    "--trust_remote_code": {"action": "store_true", "help": "run code from the Hub; read it first"},
+    "--json": {"action": "store_true", "help": "print bytes as JSON"},
+}  # fmt: skip
 
 
 class PlanCommand:
     """``accel plan``; computes on a model without weights, and starts no process."""
 
-    help = "Show how a model would be spread over ranks: its units, what each rank holds, and what it sends"
+    help = "Show how a model would be sharded over ranks: its units, and the memory and traffic of each rank"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
@@ -39,65 +59,8 @@ class PlanCommand:
             metavar="MODEL",
             help="a folder, a config.json, the name of a model on the Hub, or `module:factory`",
         )
-        parser.add_argument(
-            "--num_processes", type=int, help="number of processes (default: the product of the sizes)"
-        )
-        for axis, meaning in _AXES.items():
-            parser.add_argument(f"--{axis}_size", type=int, help=f"number of {meaning}")
-        parser.add_argument(
-            "--batch_size", type=int, default=1, help="sequences of each rank that reads data (default 1)"
-        )
-        parser.add_argument(
-            "--sequence_length",
-            type=int,
-            metavar="TOKENS",
-            help="tokens of a sequence; with it, activations and what layers send are estimated",
-        )
-        parser.add_argument(
-            "--activation_checkpointing",
-            action="store_true",
-            help="compute activations again in the backward pass",
-        )
-        parser.add_argument(
-            "--cp_comm_strategy",
-            choices=("allgather", "alltoall"),
-            default="allgather",
-            help="how keys and values travel with --cp_size: gathered, or in a ring",
-        )
-        parser.add_argument(
-            "--pp_schedule",
-            choices=("1f1b", "gpipe", "zero_bubble"),
-            default="1f1b",
-            help="how micro-batches pass through --pp_size stages (default 1f1b)",
-        )
-        parser.add_argument(
-            "--mixed_precision", choices=("no", "bf16", "fp16"), default="no", help="what ranks compute in"
-        )
-        parser.add_argument(
-            "--fit",
-            metavar="RANKS:MEMORY",
-            help="propose layouts that fit, such as `64:80GB`; those that send least come first",
-        )
-        parser.add_argument(
-            "--fsdp_auto_wrap_policy",
-            metavar="POLICY",
-            help="TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP; by default the plan of the model",
-        )
-        parser.add_argument(
-            "--fsdp_transformer_layer_cls_to_wrap",
-            metavar="NAMES",
-            help="classes that become units, separated by commas",
-        )
-        parser.add_argument(
-            "--fsdp_min_num_params", type=int, help="number of parameters from which a module becomes a unit"
-        )
-        parser.add_argument(
-            "--library_name", choices=("timm", "transformers"), help="the library that defines the model"
-        )
-        parser.add_argument(
-            "--trust_remote_code", action="store_true", help="run code from the Hub; read it first"
-        )
-        parser.add_argument("--json", action="store_true", help="print bytes as JSON")
+        for flag, options in _FLAGS.items():
+            parser.add_argument(flag, **options)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the plan, or propose layouts."""
@@ -129,10 +92,8 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
     num_processes = layout.world_size if arguments.num_processes is None else arguments.num_processes
     check_layout(layout, num_processes=num_processes, model=sizes)
     stages = estimate(model, plan, layout, _step(arguments))
-    name = arguments.model_name
-    if arguments.json:
-        return json.dumps(plan_data(stages, name=name), indent=2)
-    return plan_text(stages, name=name)
+    data = plan_data(stages, name=arguments.model_name)
+    return json.dumps(data, indent=2) if arguments.json else plan_text(data)
 
 
 def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
@@ -150,7 +111,7 @@ def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespac
 
 
 def _layout(arguments: argparse.Namespace) -> MeshLayout:
-    """Return the layout asked for; ranks that no axis takes are along ``dp_shard`` if that is not given."""
+    """Return the requested layout; by default ``dp_shard`` has the ranks that no other axis uses."""
     from accel_state.mesh_layout import MeshLayout
 
     sizes = {axis: size for axis in _AXES if (size := getattr(arguments, f"{axis}_size")) is not None}
@@ -187,7 +148,7 @@ def _fit(words: str) -> tuple[int, int]:
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    for name in ("num_processes", "batch_size", "sequence_length", *(f"{axis}_size" for axis in _AXES)):
+    for name in _POSITIVE:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"`--{name}` must be at least 1, got {value}.")

@@ -1,7 +1,7 @@
-"""A check of this set-up, for real: ``accel test`` launches it as it would launch a script.
+"""Checks of a set-up, which ``accel test`` launches like a script.
 
-Every check runs on every rank, with whatever devices, processes, precision and engine the launch has chosen. The main
-process says what it found; a check that fails names itself, its rank and the reason, and the exit code is 1.
+Every check runs on every rank, with the devices, processes, precision and engine of the launch. The main
+process prints the results; a failed check is printed with its rank and the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FEATURES = 16  # 8-bit products need multiples of 16
 
 
 class CheckError(Exception):
-    """Something is not as it must be."""
+    """A check has failed."""
 
 
 def expect(condition: object, text: str) -> None:
@@ -32,7 +32,7 @@ def expect(condition: object, text: str) -> None:
 
 
 def check_processes(accelerator: Accelerator) -> str:
-    """Ranks are numbered without gaps, one is the main one, and work is divided among them whole."""
+    """Ranks are numbered without gaps, one is the main one, and items are split among them completely."""
     ranks = gather_object([accelerator.process_index])
     expect(ranks == list(range(accelerator.num_processes)), f"the ranks are {ranks}")
     mains = gather_object([accelerator.is_main_process])
@@ -46,7 +46,7 @@ def check_processes(accelerator: Accelerator) -> str:
 
 
 def check_collectives(accelerator: Accelerator) -> str:
-    """What is gathered, summed, broadcast and padded arrives."""
+    """Gather, reduce, broadcast and pad return the expected values."""
     rank, size = accelerator.process_index, accelerator.num_processes
     mine = torch.full((2,), float(rank), device=accelerator.device)
     everyone = gather(mine)
@@ -70,7 +70,7 @@ def check_random_numbers(accelerator: Accelerator) -> str:
 
 
 def check_loaders(accelerator: Accelerator) -> str:
-    """Every sample is seen once, sharded or dispatched, also where the data end unevenly."""
+    """Every sample is read once, sharded or dispatched, also if the data end unevenly."""
     samples = torch.arange(_SAMPLES)
     for dispatch in (False, True):
         loader = prepare_data_loader(
@@ -86,7 +86,7 @@ def check_loaders(accelerator: Accelerator) -> str:
 
 
 def check_training(accelerator: Accelerator) -> str:
-    """Training on all ranks gives what training on one gives with batches as large."""
+    """Training on all ranks equals training on one rank with the same global batches."""
     expected = _trained_alone(accelerator.num_processes)
     model, optimizer, loader = _model_and_data(accelerator.num_processes, batch_size=_BATCH)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -143,11 +143,11 @@ def main() -> int:
     for check in CHECKS:
         name = check.__name__.removeprefix("check_").replace("_", " ")
         try:
-            found = check(accelerator)
+            result = check(accelerator)
         except CheckError as problem:
             sys.stderr.write(f"FAILED {name}, rank {accelerator.process_index}: {problem}\n")
             return 1
-        accelerator.print(f"ok     {name}: {found}")
+        accelerator.print(f"ok     {name}: {result}")
     accelerator.print("This set-up works.")
     accelerator.end_training()
     return 0

@@ -1,4 +1,4 @@
-"""Check this set-up for real: processes, collectives, loaders and training."""
+"""Check this set-up: processes, collectives, loaders and training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ CHECK_MODULE = "accel.commands.setup_check"
 
 
 class TestCommand:
-    """``accel test``; launches a script that checks what it runs on."""
+    """``accel test``; launches `accel.commands.setup_check`."""
 
-    help = "Check this set-up for real: processes, collectives, loaders and training"
+    help = "Check this set-up: processes, collectives, loaders and training"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "accel test [options]"
-        parser.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
+        parser.add_argument(
+            "--config_file", metavar="FILE", help="Config file to use instead of the default one."
+        )
         parser.add_argument(
             "--dry-run", action="store_true", help="Print what would be started, and start nothing."
         )
         add_options(parser)
-        # What `accel launch` has besides, so that the same code can run it.
+        # The other arguments of `accel launch`, whose code runs this.
         parser.set_defaults(
             refuse=parser.error,
             json=False,

@@ -23,7 +23,7 @@ def command(words: Sequence[str], arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become the process that was asked for; it and those it starts import `bootstrap/sitecustomize.py` first."""
+    """Replace this process by the requested one; it and its children import `bootstrap/sitecustomize.py` first."""
     if not sys.argv[1:]:
         sys.exit("usage: python -m accel.drop_in SCRIPT [ARGUMENT …], or -m MODULE, or -c CODE")
     if sys.flags.ignore_environment or sys.flags.no_site:

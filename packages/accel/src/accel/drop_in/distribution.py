@@ -1,11 +1,11 @@
-"""The distribution `accelerate`, which is not on the disk, for who asks `importlib.metadata` about it."""
+"""The metadata of the distribution `accelerate`, which is not installed, for `importlib.metadata`."""
 
 from __future__ import annotations
 
 from importlib.metadata import Distribution
 from pathlib import Path
 
-# Libraries ask for the version, and whether the home page is the one they know.
+# Libraries read the version and compare the home page.
 _METADATA = """\
 Metadata-Version: 2.1
 Name: accelerate

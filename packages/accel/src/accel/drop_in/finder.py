@@ -1,4 +1,4 @@
-"""What answers an import of `accelerate`, and who asks for its version. Imports little: it may run at every start."""
+"""Imports of `accelerate`, and queries of its version. Imports little: it may run at every start of Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERFACE_VERSION = "1.15.0"
 
 
 class DropInFinder(MetaPathFinder):
-    """Finds `accelerate` and the modules below it: those of accel."""
+    """Finds accel and its modules in place of `accelerate` and those below it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -48,7 +48,7 @@ class DropInFinder(MetaPathFinder):
         )
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """Return the distribution `accelerate`, where that or any is asked for."""
+        """Yield the distribution `accelerate` if it, or any distribution, is requested."""
         if context.name is None or context.name.lower() == THEIRS:
             from accel.drop_in.distribution import InterfaceDistribution
 
@@ -66,7 +66,7 @@ class _AliasLoader(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It has run, under its own name. The import has just given it the other's.
+        # It was executed under its real name; the import has just set the other spec.
         module.__spec__ = self._spec
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -87,7 +87,7 @@ class _RootLoader(Loader):
 
 
 class _Root(ModuleType):
-    """The module `accelerate`: what is read and set there is accel's, but for its version."""
+    """The module `accelerate`: attributes other than the version are read from and set on accel."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -111,7 +111,7 @@ class _Root(ModuleType):
 
 
 def activate() -> None:
-    """Let `accelerate` mean accel in this process from now on; once is enough.
+    """Make `import accelerate` import accel in this process; a second call does nothing.
 
     Raises:
         StateError: If Accelerate itself is installed, or has been imported.
@@ -129,7 +129,7 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Let `accelerate` mean nothing again: later imports of it fail. What was imported from it stays what it is."""
+    """Make later imports of `accelerate` fail again; names that were imported from it stay valid."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, DropInFinder)]
     for name in list(_modules()):
         del sys.modules[name]

@@ -1,18 +1,18 @@
-from accel.functions.general import (
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions.general import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
-from accel.functions.general import (
+from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel.functions import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accel.functions import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import install_xla as install_xla
-from accel.functions.general import is_port_in_use as is_port_in_use
-from accel.functions.general import merge_dicts as merge_dicts
-from accel.functions.general import wait_for_everyone as wait_for_everyone
-from accel.functions.progress import tqdm as tqdm
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import install_xla as install_xla
+from accel.functions import is_port_in_use as is_port_in_use
+from accel.functions import merge_dicts as merge_dicts
+from accel.functions import tqdm as tqdm
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel.utils import ao as ao
 from accel.utils import bnb as bnb
 from accel.utils import constants as constants
@@ -95,7 +95,7 @@ from accel_backends.sharding.single_steps import (
     fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
 )
 from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME

@@ -1,15 +1,15 @@
-from accel.functions.general import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
-from accel.functions.general import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
-from accel.functions.general import (
+from accel.configuration import ProjectConfiguration as ProjectConfiguration
+from accel.functions import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accel.functions import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accel.functions import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
 )
-from accel.functions.general import (
+from accel.functions import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.functions.general import (
+from accel.functions import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accel.run.configuration import ProjectConfiguration as ProjectConfiguration
 from accel_backends import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs

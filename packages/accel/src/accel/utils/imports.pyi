@@ -1,4 +1,4 @@
-from accel.functions.general import USE_TORCH_XLA as USE_TORCH_XLA
+from accel.functions import USE_TORCH_XLA as USE_TORCH_XLA
 from accel_state import compare_versions as compare_versions
 from accel_state import is_torch_version as is_torch_version
 from accel_state.availability import deepspeed_required as deepspeed_required

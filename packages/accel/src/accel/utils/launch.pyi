@@ -1,11 +1,11 @@
+import accel_launch.launchers.ports
 import accel_launch.sagemaker.inputs
-from accel.functions.general import get_free_port as get_free_port
-from accel.functions.general import is_port_in_use as is_port_in_use
-from accel.functions.general import merge_dicts as merge_dicts
-from accel.functions.general import (
+from accel.functions import is_port_in_use as is_port_in_use
+from accel.functions import merge_dicts as merge_dicts
+from accel.functions import (
     prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
 )
-from accel.functions.general import setup_fp8_env as setup_fp8_env
+from accel.functions import setup_fp8_env as setup_fp8_env
 from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_launch import PrepareForLaunch as PrepareForLaunch
 from accel_launch import SageMakerConfig as SageMakerConfig
@@ -32,3 +32,4 @@ from accel_state.environment import env_var_path_add as env_var_path_add
 from accel_state.environment import str_to_bool as str_to_bool
 
 _convert_nargs_to_dict = accel_launch.sagemaker.inputs.hyperparameters_of
+get_free_port = accel_launch.launchers.ports.free_port

@@ -1,4 +1,4 @@
-from accel.functions.progress import tqdm as tqdm
+from accel.functions import tqdm as tqdm
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import get_grad_scaler as get_grad_scaler
 from accel_backends import get_mixed_precision_context_manager as get_mixed_precision_context_manager

@@ -1,4 +1,4 @@
-from accel.functions.general import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accel.functions import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accel_backends import GatheredParameters as GatheredParameters
 from accel_ops import TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE
 from accel_ops import TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT

@@ -1,8 +1,8 @@
-from accel.functions.general import get_free_port as get_free_port
-from accel.functions.general import get_pretty_name as get_pretty_name
-from accel.functions.general import is_port_in_use as is_port_in_use
-from accel.functions.general import merge_dicts as merge_dicts
-from accel.functions.general import wait_for_everyone as wait_for_everyone
+import accel_launch.launchers.ports
+from accel.functions import get_pretty_name as get_pretty_name
+from accel.functions import is_port_in_use as is_port_in_use
+from accel.functions import merge_dicts as merge_dicts
+from accel.functions import wait_for_everyone as wait_for_everyone
 from accel_backends import compile_regions as compile_regions
 from accel_backends import compile_regions_deepspeed as compile_regions_deepspeed
 from accel_backends import convert_model as convert_model
@@ -15,7 +15,7 @@ from accel_backends import is_compiled_module as is_compiled_module
 from accel_backends import is_repeated_blocks as is_repeated_blocks
 from accel_backends import model_has_dtensor as model_has_dtensor
 from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel_backends.transforms.compile_in_place import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accel_bigmodel import convert_bytes as convert_bytes
 from accel_bigmodel import id_tensor_storage as id_tensor_storage
@@ -34,3 +34,5 @@ from accel_state.availability import is_numpy_available as is_numpy_available
 from accel_state.availability import is_torch_distributed_available as is_torch_distributed_available
 from accel_state.availability import is_torch_xla_available as is_torch_xla_available
 from accel_state.availability import is_weights_only_available as is_weights_only_available
+
+get_free_port = accel_launch.launchers.ports.free_port

@@ -1,4 +1,4 @@
-from accel.functions.general import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel.functions import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
 from accel_ops import set_seed as set_seed
 from accel_ops import synchronize_rng_state as synchronize_rng_state
 from accel_ops import synchronize_rng_states as synchronize_rng_states

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from torch import nn
 
 from accel_backends.module_lookup import get_module_class_from_name
 from accel_backends.plugins.deepspeed import values
@@ -22,12 +24,8 @@ from accel_state.environment import environ
 from accel_state.errors import ConfigError, StateError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime, has_runtime
+from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from accel_state.topology import Topology
 
 
 @dataclass

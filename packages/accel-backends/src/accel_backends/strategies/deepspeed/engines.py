@@ -17,9 +17,8 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.strategies.placement import place_model
-from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
+from accel_backends.transforms.compile import compile_regions_deepspeed
 from accel_ops.nested.structures import recursively_apply
-from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def start_engine(
 
 def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:
     """Compile in place, so that the hooks and the parameters of the engine stay where they are."""
-    if dynamo is None or dynamo.backend is DynamoBackend.NO:
+    if dynamo is None:
         return
     if dynamo.use_regional_compilation:
         compile_regions_deepspeed(engine.module, **dynamo.to_kwargs())

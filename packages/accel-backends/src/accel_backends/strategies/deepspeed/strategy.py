@@ -47,7 +47,6 @@ class DeepSpeedStrategy(EngineStates):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         needs_optimizer=True,
-        copies_loaded_states=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp", "tp"}),
         sp_backend="deepspeed",
         # Those that DeepSpeed has an accelerator for and we a vendor.

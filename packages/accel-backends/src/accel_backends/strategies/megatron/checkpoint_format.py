@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
-    SavedState,
-)
+from accel_backends.checkpoint_formats.per_rank import PartsFormat
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices, SavedModel
 from accel_backends.strategies.megatron.packages import core
 from accel_checkpoint.file_names import engine_folder
 from accel_checkpoint.formats.distributed_metadata import Entry
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_state.errors import CheckpointError
 
@@ -94,15 +88,15 @@ class ShardedState(_Opaque):
         self._load(cast(SavedParts, saved).values_of(self.describe(True)))
 
 
-class MegatronFormat(CheckpointFormat):
+class MegatronFormat(PartsFormat):
     """`pytorch_model/megatron_model/` and `pytorch_model/megatron_optimizer_0/`: of each rank the parts that it holds.
 
     Ranks in any layout read them with megatron-core, which describes what each holds.
     """
 
     name: ClassVar[str] = "megatron"
+    parts: ClassVar[str] = "parts of a model of megatron-core"
     needs_shared_disk: ClassVar[bool] = True
-    is_per_rank: ClassVar[bool] = True
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the models that have files in this format."""
@@ -112,22 +106,15 @@ class MegatronFormat(CheckpointFormat):
         """Return the parts of this rank, and the table."""
         return _files(self.model_file(index), state, choices)
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return the parts of this rank, and the table; nothing where it is not to be saved."""
-        return (
-            _files(self.optimizer_file(index), state, choices)
-            if cast(ShardedState, state).is_saved
-            else Files()
-        )
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return the parts of this rank, and the table; nothing with `no_save_optim`."""
+        own = self._parts_of(optimizer)
+        return _files(self.optimizer_file(index), own, choices) if own.is_saved else Files()
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[SavedState]:
-        """Give the parts; each rank reads what overlaps its own."""
-        yield _SavedModel(
-            SavedParts(DistributedState(folder, self.model_file(index)), self.model_file(index))
-        )
+    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
+        """Return the parts; each rank reads what overlaps its own."""
+        name = self.model_file(index)
+        return _SavedModel(SavedParts(DistributedState(files, name), name), cast(ShardedState, own))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have files in this format."""
@@ -141,13 +128,15 @@ class MegatronFormat(CheckpointFormat):
         """Return the folder of an optimizer."""
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState`."""
-        own = cast(ShardedState, parameters())
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state for the optimizer to load; nothing with `no_load_optim`."""
+        own = self._parts_of(optimizer)
         if not own.is_loaded:
             return {}
         name = self.optimizer_file(index)
-        saved = SavedParts(DistributedState(folder, name), name)
+        saved = SavedParts(DistributedState(files, name), name)
         description = own.describe(True)
         if saved.common().get(_KIND) != description.get(_KIND):
             raise CheckpointError(
@@ -156,6 +145,14 @@ class MegatronFormat(CheckpointFormat):
                 "`no_load_optim` of the MegatronLMPlugin."
             )
         return saved.values_of(description)
+
+    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
+        """Load the state into the optimizer."""
+        optimizer.optimizer.load_state_dict(dict(state))
+
+    def _parts_of(self, optimizer: PreparedOptimizer) -> ShardedState:
+        inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
+        return cast(ShardedState, self.holder(optimizer.strategy).parts_of_optimizer(inner))
 
 
 class SavedParts(_Opaque):
@@ -177,7 +174,7 @@ class SavedParts(_Opaque):
         return found
 
     def check(self, description: dict[str, Any]) -> None:
-        """Refuse a checkpoint that lacks a tensor, or has one of another shape.
+        """Request the files that this rank reads; refuse a checkpoint that lacks a tensor or has another shape of it.
 
         Raises:
             CheckpointError: Naming it.
@@ -186,7 +183,8 @@ class SavedParts(_Opaque):
         mapping = core("dist_checkpointing.mapping")
         for leaf in core("dist_checkpointing.dict_utils").nested_values(tree):
             if isinstance(leaf, mapping.ShardedTensor):
-                self._entry_of(leaf)
+                sizes = (1,) * leaf.prepend_axis_num + tuple(leaf.local_shape)
+                self._saved.open(self._entry_of(leaf), sizes, tuple(leaf.global_offset))
 
     def values_of(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return the state that is described, with values in place of the parts."""
@@ -231,20 +229,23 @@ class SavedParts(_Opaque):
         return value
 
 
-class _SavedModel(SavedState):
-    is_per_rank: ClassVar[bool] = True
-
-    def __init__(self, parts: SavedParts) -> None:
+class _SavedModel(SavedModel):
+    def __init__(self, parts: SavedParts, own: ShardedState) -> None:
         self._parts = parts
+        self._own = own
 
-    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
-        """Return nothing: `read` compares."""
-        return {}
+    def misfits(self) -> list[str]:
+        """Return nothing: parts that do not fit raise an error.
 
-    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the parts, seen to be those that ``own`` describes."""
-        self._parts.check(cast(ShardedState, own).describe(True))
-        return self._parts
+        Raises:
+            CheckpointError: If a tensor is missing, or has another shape.
+        """
+        self._parts.check(self._own.describe(True))
+        return []
+
+    def load(self) -> list[str]:
+        self._own.fill(self._parts)
+        return []
 
 
 def _files(folder: str, state: Mapping[str, Any], choices: SaveChoices) -> Files:

@@ -41,7 +41,6 @@ from accel_backends.strategies.megatron.wrappers import (
 )
 from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
-from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user
 
@@ -56,7 +55,6 @@ class MegatronStrategy(TorchStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         needs_optimizer=True,
-        copies_loaded_states=True,
         mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
         devices=frozenset({"cpu", "cuda"}),  # on CPUs all but models, which megatron-core makes on CUDA alone
         lacks={
@@ -96,7 +94,7 @@ class MegatronStrategy(TorchStrategy):
                 "`GradScalerKwargs` has no effect with Megatron-LM, which scales losses by itself. Set "
                 "`initial_loss_scale` and its neighbours in `other_megatron_args` of the MegatronLMPlugin."
             )
-        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
+        if context.dynamo is not None:
             self.capabilities.refuse(Feature.COMPILE, strategy=self.name)
         context.precision.leave_scaling_to_engine()
         ensure_group(context.runtime)
@@ -349,11 +347,11 @@ class MegatronStrategy(TorchStrategy):
         """
         self.capabilities.refuse(Feature.CLIP_BY_VALUE, strategy=self.name)
 
-    def own_model_state(self, model: nn.Module) -> Any:
+    def parts_of_model(self, model: nn.Module) -> Any:
         """Return which parts of the model are here, as megatron-core describes it."""
         return model_state(self._checked(model))
 
-    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> Any:
+    def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """Return which parts of the state are here. Communicates: all ranks, with a distributed optimizer."""
         return optimizer_state(self._checked(self._engine))
 
@@ -377,9 +375,7 @@ class MegatronStrategy(TorchStrategy):
         """Refuse: the layers are not those of the user's model."""
         self._refuse_state()
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Refuse: the parameters are not those of the user's model."""
         self._refuse_state()
 

@@ -124,11 +124,9 @@ class XlaStrategy(TorchStrategy):
             self._sharding.spread(self.unwrap(model, keep_torch_compile=False))
         return result
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load the state into ``optimizer``, and spread it as before."""
-        super().load_optimizer_state(optimizer, state, model)
+        super().load_optimizer_state(optimizer, state)
         if self._sharding is not None:
             self._sharding.spread_states(self.bare_optimizer(optimizer))
 

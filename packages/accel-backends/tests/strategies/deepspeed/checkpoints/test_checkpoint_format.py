@@ -3,12 +3,11 @@ import json
 import pytest
 import torch
 
-from accel_backends.checkpoint_formats.choosing import (
-    formats_of_models,
-    formats_of_optimizers,
-)
-from accel_backends.checkpoint_formats.protocol import SaveChoices
+from accel_backends.checkpoint_formats.choosing import saved_formats
+from accel_backends.checkpoint_formats.full import FullFormat
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.checkpoint_format import DeepSpeedFormat
+from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 FORMAT = DeepSpeedFormat()
@@ -22,10 +21,11 @@ STAGE_3 = [
 
 def test_engines_and_their_optimizers_are_known_by_their_files():
     names = [*STAGE_3, "model_2.safetensors"]
-    models = {index: form.name for index, form in formats_of_models(names).items()}
+    saved = saved_formats(names, form=FullFormat(), num_models=3, num_optimizers=1)
+    models = {index: form.name for index, form in saved.models.items()}
     assert models == {0: "deepspeed", 1: "deepspeed", 2: "full"}
     # That of the second engine: the first has none.
-    assert {n: form.name for n, form in formats_of_optimizers(names).items()} == {0: "deepspeed"}
+    assert {n: form.name for n, form in saved.optimizers.items()} == {0: "deepspeed"}
 
 
 def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():
@@ -46,7 +46,30 @@ def test_a_model_without_an_engine_is_saved_whole():
 
 def test_an_optimizer_without_an_engine_is_refused():
     with pytest.raises(CheckpointError, match="in the format `full`"):
-        FORMAT.optimizer_files({}, dict, index=0, choices=SaveChoices(rank=0, is_writer=True))
+        FORMAT.optimizer_files(prepared({}), index=0, choices=SaveChoices(rank=0, is_writer=True))
+
+
+class FakeStrategy:
+    """What the format asks a strategy about an optimizer whose parameters have these names."""
+
+    def __init__(self, named):
+        self._named = named
+
+    def bare_optimizer(self, optimizer):
+        return optimizer
+
+    def local_optimizer_state(self, optimizer):
+        return optimizer.state_dict()
+
+    def optimizer_parameters(self, optimizer, models):
+        return self._named
+
+    def optimizer_shapes(self, optimizer):
+        return [[parameter.shape for parameter in self._named.values()]]
+
+
+def prepared(named):
+    return PreparedOptimizer(FakeStrategy(named), torch.optim.AdamW([torch.ones(1)]), [])
 
 
 @pytest.fixture
@@ -65,12 +88,12 @@ def plain_engine(tmp_path):
 def test_an_engine_without_zero_loads_into_a_plain_optimizer(plain_engine):
     folder, wanted = plain_engine
     (folder / "pytorch_model" / "optimizer_0.json").write_text(json.dumps({"parameters": [["weight"]]}))
-    read = FORMAT.read_optimizer(folder, lambda: {"weight": torch.empty(2)}, index=0)
+    read = FORMAT.read_optimizer(SavedFiles.of(folder), prepared({"weight": torch.empty(2)}), index=0)
     assert torch.equal(read["state"][0]["exp_avg"], wanted["state"][0]["exp_avg"])
     assert read["param_groups"] == wanted["param_groups"]
-    with FORMAT.open_model(folder, index=0) as saved:
-        assert saved.shapes() == {"weight": (2,)}
-        assert saved.read({})["weight"].tolist() == wanted_weights()
+    saved = FORMAT.open_state(SavedFiles.of(folder), index=0)
+    assert saved.shapes() == {"weight": (2,)}
+    assert saved.read({})["weight"].tolist() == wanted_weights()
 
 
 def wanted_weights():
@@ -83,4 +106,6 @@ def wanted_weights():
 def test_parameters_that_the_optimizer_does_not_step_are_named(plain_engine):
     folder, _ = plain_engine
     with pytest.raises(CheckpointError, match="has 1 parameters, but the optimizer here has 2"):
-        FORMAT.read_optimizer(folder, lambda: {"a": torch.empty(2), "b": torch.empty(2)}, index=0)
+        FORMAT.read_optimizer(
+            SavedFiles.of(folder), prepared({"a": torch.empty(2), "b": torch.empty(2)}), index=0
+        )

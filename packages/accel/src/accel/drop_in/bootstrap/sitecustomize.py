@@ -7,7 +7,7 @@ from pathlib import Path
 
 import accel.drop_in  # noqa: F401
 
-# The environment's own module of this name, which this one hides.
+# The environment's module of this name, which this one hides.
 _others = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
 _spec = PathFinder.find_spec("sitecustomize", _others)
 if _spec is not None and _spec.loader is not None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from accel_backends.checkpoint_formats.full import FullFormat
-from accel_backends.checkpoint_formats.naming import check_names
-from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
-    Files,
-    Parameters,
-    SaveChoices,
+from accel_backends.checkpoint_formats.named import (
+    NamedFormat,
     SavedState,
+    check_names,
+    check_optimizer_state,
+    named_parameters,
 )
+from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
     SAVE_ARGUMENTS,
     TextFile,
@@ -29,9 +27,8 @@ from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
-from accel_checkpoint.files import files_below
 from accel_checkpoint.formats.deferred import DeferredTensor, FetchedOnAccess, fetched
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import JsonFile
 from accel_state.errors import CheckpointError
 
@@ -40,7 +37,7 @@ _PARTITION = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:bf16_)?zero_pp_rank_0_mp_
 _MARK = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/optimizer_(\d+)\.json")
 
 
-class DeepSpeedFormat(CheckpointFormat):
+class DeepSpeedFormat(NamedFormat):
     """`pytorch_model/` with the files of DeepSpeed's own save: of each rank the parts that it holds.
 
     Any number of ranks reads them, in any strategy, without DeepSpeed and without running code.
@@ -72,10 +69,9 @@ class DeepSpeedFormat(CheckpointFormat):
             files += scripts(state.engine)
         return Files(files)
 
-    def optimizer_files(
-        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
-    ) -> Files:
-        """Return a file that tells to which engine the optimizer belongs; the engine has saved its state."""
+    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+        """Return a file with the engine of the optimizer; the engine has saved its state."""
+        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         if not isinstance(state, EngineState):
             raise CheckpointError(
                 "The format `deepspeed` holds what a DeepSpeed engine saves, but the optimizer is in none. Save in the "
@@ -87,15 +83,14 @@ class DeepSpeedFormat(CheckpointFormat):
                 f"Optimizer {index} belongs to an engine that is not saved: a hook took its model out of the list. "
                 "Leave the models of DeepSpeed in it."
             )
-        names = iter(parameters())
+        names = iter(named_parameters(optimizer))
         groups = [[next(names) for _ in group["params"]] for group in state["param_groups"]]
         mark = JsonFile(f"{folder}/optimizer_{index}.json", {"parameters": groups})
         return Files([mark] if choices.is_writer else [])
 
-    @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
-        """Give the state, mapped from the files of all ranks."""
-        yield _SavedModel(SavedEngine(folder, engine_folder(index)))
+    def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
+        """Return the state, mapped from the files of all ranks."""
+        return _SavedModel(SavedEngine(files, engine_folder(index)))
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers whose state is in the files of an engine."""
@@ -109,18 +104,20 @@ class DeepSpeedFormat(CheckpointFormat):
         """Return the name that messages use for the state of an optimizer."""
         return f"optimizer_{index} of DeepSpeed"
 
-    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state: deferred where the parameters are, else tensors."""
-        number, mark = _optimizers(list(files_below(folder)))[index]
-        saved = SavedEngine(folder, engine_folder(number))
-        own = parameters()
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state; its tensors are deferred if the parameters are."""
+        number, mark = _optimizers(files.names)[index]
+        saved = SavedEngine(files, engine_folder(number))
+        own = named_parameters(optimizer)
         numbers = {name: place for place, name in enumerate(own)}
-        groups, states = _optimizer_of(saved, folder, mark, list(own), self.optimizer_file(index))
+        groups, states = _optimizer_of(saved, files, mark, list(own), self.optimizer_file(index))
         check_names(
             [name for group in groups for name in group["params"]], numbers, self.optimizer_file(index)
         )
         are_deferred = any(isinstance(one, DeferredTensor) for one in own.values())
-        return {
+        content = {
             "state": {
                 numbers[name]: {
                     kind: value if are_deferred else fetched(value) for kind, value in state.items()
@@ -131,6 +128,8 @@ class DeepSpeedFormat(CheckpointFormat):
                 {**group, "params": sorted(numbers[name] for name in group["params"])} for group in groups
             ],
         }
+        check_optimizer_state(optimizer, content)
+        return content
 
 
 class _SavedModel(SavedState):
@@ -154,26 +153,26 @@ class _SavedModel(SavedState):
 
 
 def _optimizer_of(
-    saved: SavedEngine, folder: Path, mark: str | None, own: Sequence[str], what: str
+    saved: SavedEngine, files: SavedFiles, mark: str | None, own: Sequence[str], what: str
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the parameter groups, with names, and the states by name."""
     plain = saved.plain_optimizer_state()
     if plain is None:
         if not saved.has_optimizer:
             raise CheckpointError(
-                f"`{what}` is not in `{folder}`: the engine had no optimizer. "
+                f"`{what}` is not in `{files.folder}`: the engine had no optimizer. "
                 "Prepare the model without an optimizer, or load a checkpoint that has one."
             )
         return saved.optimizer_groups(), saved.optimizer_states()
     if "param_groups" not in plain:
         raise CheckpointError(
-            f"`{what}` in `{folder}` was saved without ZeRO in bf16 or fp16, which is not read. Use ZeRO stage 1."
+            f"`{what}` in `{files.folder}` was saved without ZeRO in bf16 or fp16, which is not read. Use ZeRO stage 1."
         )
     numbers = [number for group in plain["param_groups"] for number in group["params"]]
-    names = own if mark is None else _names_in(folder, mark)
+    names = own if mark is None else _names_in(files, mark)
     if len(names) != len(numbers):
         raise CheckpointError(
-            f"`{what}` in `{folder}` has {len(numbers)} parameters, but the optimizer here has {len(names)}. "
+            f"`{what}` in `{files.folder}` has {len(numbers)} parameters, but the optimizer here has {len(names)}. "
             "Make the optimizer as in the saved run."
         )
     name_of = dict(zip(numbers, names, strict=True))
@@ -184,13 +183,13 @@ def _optimizer_of(
     return groups, {name_of[number]: state for number, state in plain["state"].items()}
 
 
-def _names_in(folder: Path, mark: str) -> list[str]:
+def _names_in(files: SavedFiles, mark: str) -> list[str]:
     try:
-        groups = json.loads(checked_file(folder, mark).read_text(encoding="utf-8"))["parameters"]
+        groups = json.loads(files.path(mark).read_text(encoding="utf-8"))["parameters"]
         return [str(name) for group in groups for name in group]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"`{folder / mark}` is damaged: {error}. Copy or save the checkpoint again."
+            f"`{files.folder / mark}` is damaged: {error}. Copy or save the checkpoint again."
         ) from error
 
 

@@ -12,8 +12,7 @@ from typing import Any, Self
 import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.pending_files import PendingFile, examine_tensors
+from accel_checkpoint.saving.pending_files import PendingFile
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
@@ -117,7 +116,7 @@ class _CollectedFiles:
 
 
 @dataclass(frozen=True)
-class EngineFile:
+class EngineFile(PendingFile):
     """A file of an engine: what DeepSpeed hands to `torch.save`, with objects of its own in it."""
 
     name: str
@@ -125,34 +124,21 @@ class EngineFile:
 
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
-        copied = map_tensors(self.content, lambda path, tensor: buffers.copy((self.name, *path), tensor))
-        return replace(self, content=copied)
-
-    def deferred(self) -> list[DeferredTensor]:
-        """Return nothing: each rank has what it writes."""
-        return []
+        return replace(self, content=buffers.snapshot(self.content))
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
         content = map_tensors(self.content, compact_on_cpu)
-        examine_tensors(content, sink)
+        sink.examine(content)
         torch.save(content, sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class TextFile:
+class TextFile(PendingFile):
     """A file of text."""
 
     name: str
     content: str
-
-    def snapshot(self, buffers: HostBuffers) -> Self:
-        """Return the file itself, since training does not change it."""
-        return self
-
-    def deferred(self) -> list[DeferredTensor]:
-        """Return nothing."""
-        return []
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""

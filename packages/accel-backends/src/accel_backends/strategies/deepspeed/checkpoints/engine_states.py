@@ -75,13 +75,11 @@ class EngineStates(TorchStrategy):
             return super().load_model_state(model, state, strict=strict)
         return model_state.load_model_state(engine, state, strict=strict)
 
-    def local_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
+    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state with tensors that all ranks fetch together."""
         engine = self._engine_with(optimizer)
         if engine is None:
-            return super().local_optimizer_state(optimizer, model)
+            return super().local_optimizer_state(optimizer)
         return optimizer_state.local_optimizer_state(engine)
 
     def optimizer_parameters(
@@ -100,13 +98,11 @@ class EngineStates(TorchStrategy):
             super().optimizer_shapes(optimizer) if engine is None else optimizer_state.stepped_shapes(engine)
         )
 
-    def load_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
-    ) -> None:
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a whole state, of which every rank takes its parts."""
         engine = self._engine_with(optimizer)
         if engine is None:
-            super().load_optimizer_state(optimizer, state, model)
+            super().load_optimizer_state(optimizer, state)
         else:
             optimizer_state.load_optimizer_state(engine, state)
 

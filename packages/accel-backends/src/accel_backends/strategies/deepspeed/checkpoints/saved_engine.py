@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from accel_backends.strategies.deepspeed.checkpoints.counters import counters_in
 from accel_backends.strategies.deepspeed.checkpoints.states import SavedTensor
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.manifest import checked_file
+from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -46,15 +45,15 @@ class SavedEngine:
     """One engine in a checkpoint; tensors are mapped and read when they are needed.
 
     Args:
-        folder: The folder of the checkpoint.
+        files: The files of the checkpoint.
         name: The folder of the engine in it.
 
     Raises:
         CheckpointError: If a file is missing or damaged, holds more than plain data, or is of a kind not known here.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, files: SavedFiles, name: str) -> None:
+        self._saved_files, self._name = files, name
         models, optimizers = self._files(_MODEL), self._files(_OPTIMIZER)
         if not models:
             raise self._error("it has no file of a model")
@@ -215,7 +214,7 @@ class SavedEngine:
     def _files(self, pattern: re.Pattern[str]) -> list[str]:
         """Return the files of all ranks, in the order of the ranks."""
         found = {}
-        for path in (self._folder / self._name).iterdir():
+        for path in (self._saved_files.folder / self._name).iterdir():
             match = pattern.fullmatch(path.name)
             if match is None:
                 continue
@@ -230,7 +229,7 @@ class SavedEngine:
         return [found[rank] for rank in sorted(found)]
 
     def _read(self, file: str) -> Any:
-        path = checked_file(self._folder, f"{self._name}/{file}")
+        path = self._saved_files.path(f"{self._name}/{file}")
         content = read_torch_file(path, mmap=True, allowed=_KNOWN)
         if not isinstance(content, Mapping):
             raise self._error(f"`{file}` holds a {type(content).__name__}")
@@ -238,5 +237,5 @@ class SavedEngine:
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(
-            f"`{self._folder / self._name}` cannot be loaded: {problem}. Copy or save the checkpoint again."
+            f"`{self._saved_files.folder / self._name}` cannot be loaded: {problem}. Copy or save the checkpoint again."
         )

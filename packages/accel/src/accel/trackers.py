@@ -10,45 +10,29 @@ from accel_state import PartialState
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:  # a run without trackers does without their modules
-    from accel_state.enums import LoggerType
     from accel_trackers import BackgroundLog, GeneralTracker, OnError
-
-    TrackerChoices = str | LoggerType | GeneralTracker | Sequence[str | LoggerType | GeneralTracker] | None
 
 
 class Trackers:
-    """The chosen and the started trackers, and the queue through which they are called.
+    """The chosen and the started trackers of a run, and the queue through which `log` calls them.
 
     Args:
         log_with: The user's choice.
         logging_dir: Folder of the local trackers.
-        processes: The processes of the run.
 
     Raises:
         ConfigError: If a tracker is unknown, or needs a folder and there is none.
     """
 
-    def __init__(
-        self,
-        log_with: TrackerChoices,
-        *,
-        logging_dir: str | None,
-        processes: PartialState,
-    ) -> None:
+    def __init__(self, log_with: Any, *, logging_dir: str | None) -> None:
         self._logging_dir = logging_dir
-        self.choose(log_with)
-        self._processes = processes
         self._started: list[GeneralTracker] = []
         self._background: BackgroundLog | None = None
+        self.choose(log_with)
 
-    @property
-    def chosen(self) -> list[str | GeneralTracker]:
-        """The trackers that `start` starts."""
-        return self._chosen
-
-    def choose(self, log_with: TrackerChoices) -> None:
-        """Choose other trackers, for the next `start`."""
-        self._chosen: list[str | GeneralTracker] = (
+    def choose(self, log_with: Any) -> None:
+        """Choose the trackers for the next `start`."""
+        self.chosen: list[str | GeneralTracker] = (
             [] if log_with is None else accel_trackers.filter_trackers(log_with, self._logging_dir)
         )
 
@@ -78,9 +62,10 @@ class Trackers:
             self._background.close()
         self._started, self._background = list(trackers), accel_trackers.BackgroundLog(trackers)
 
-    def taken(self) -> list[GeneralTracker]:
+    def take_all(self) -> list[GeneralTracker]:
         """Return all started trackers for direct use; `log` calls them directly from then on."""
-        self._call_directly(self._started)
+        if self._background is not None:
+            self._background.call_directly(self._started)
         return self._started
 
     def take(self, name: str, *, unwrap: bool) -> Any:
@@ -97,10 +82,11 @@ class Trackers:
         if tracker is None:
             known = ", ".join(one.name for one in self._started) or "none"
             raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")
-        self._call_directly([tracker])
+        if self._background is not None:
+            self._background.call_directly([tracker])
         if not unwrap:
             return tracker
-        is_silent = tracker.main_process_only and not self._processes.is_main_process
+        is_silent = tracker.main_process_only and not PartialState().is_main_process
         return accel_trackers.NoRun() if is_silent else tracker.tracker
 
     def log(
@@ -124,10 +110,6 @@ class Trackers:
         write_out = [] if background is None else [background.close]
         attempt_all([*write_out, *(tracker.finish for tracker in reversed(started))])
 
-    def _call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
-        if self._background is not None:
-            self._background.call_directly(trackers)
-
 
 def attempt_all(steps: Iterable[Callable[[], object]]) -> None:
     """Call every step in order, also after one has failed.
@@ -139,7 +121,7 @@ def attempt_all(steps: Iterable[Callable[[], object]]) -> None:
     for step in steps:
         try:
             step()
-        except BaseException as error:  # noqa: BLE001 (raised below)
+        except BaseException as error:  # noqa: BLE001 (raised when all steps were called)
             if first is None:
                 first = error
             else:

@@ -5,36 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel.run.configuration import RunConfiguration, check_axes
+from accel.configuration import RunConfiguration
 from accel_backends import (
     Precision,
     Strategy,
     StrategyContext,
-    TorchDynamoPlugin,
     select_precision,
     select_strategy,
 )
 from accel_backends.stepping.weighted_loss import WeightedLoss
-from accel_state import AcceleratorState, ConfigError, current_runtime
+from accel_backends.strategies.selection import check_axes
+from accel_state import AcceleratorState, current_runtime
+from accel_state.enums import DynamoBackend
 from accel_state.kwargs_handler import InitProcessGroupKwargs
-
-
-def earlier_plugins() -> dict[str, Any]:
-    """Return the engine plugins that the state of this process was built with, by the name of their argument."""
-    if not AcceleratorState.is_initialized():
-        return {}
-    state = AcceleratorState()
-    return {
-        "deepspeed_plugin": state.deepspeed_plugin,
-        "fsdp_plugin": state.fsdp_plugin,
-        "megatron_lm_plugin": state.megatron_lm_plugin,
-        "strategy_plugin": state.strategy_plugin,
-    }
-
-
-def earlier_dynamo() -> TorchDynamoPlugin | None:
-    """Return the compilation options that the state of this process was built with, if it has been built."""
-    return AcceleratorState().dynamo_plugin if AcceleratorState.is_initialized() else None
 
 
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
@@ -81,9 +64,8 @@ def make_strategy(
     Raises:
         ConfigError: If the strategy does not support the configuration.
     """
-    runtime = current_runtime()
+    runtime, dynamo = current_runtime(), configuration.dynamo
     strategy = select_strategy(
-        configuration.strategy,
         topology=runtime.topology,
         plugin=configuration.plugin,
         layout=runtime.layout,
@@ -98,7 +80,7 @@ def make_strategy(
             device_placement=configuration.device_placement,
             make_loader=make_loader,
             scheduling=configuration.scheduling,
-            dynamo=configuration.dynamo,
+            dynamo=None if dynamo.backend == DynamoBackend.NO else dynamo,
             parallelism=state.parallelism_config,
         )
     )
@@ -113,16 +95,3 @@ def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
     if mesh is not None and 1 < layout.num_loss_ranks < layout.world_size:
         group = mesh.get_group("loss")
     return WeightedLoss(num_ranks=layout.num_loss_ranks, group=group)
-
-
-def check_native_amp(precision: Precision, is_wanted: bool) -> None:
-    """Check that `native_amp` is set to the value that follows from the precision.
-
-    Raises:
-        ConfigError: If it is not.
-    """
-    if is_wanted != (precision.dtype is not None):
-        raise ConfigError(
-            f"`native_amp` follows `mixed_precision`, which is {precision.name}, and cannot be {is_wanted}. "
-            f"Build the Accelerator with `mixed_precision={'bf16' if is_wanted else 'no'}`."
-        )

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from accel_checkpoint.ranks.deferred_error import DeferredError, ReplacedError
+from accel_checkpoint.ranks.agreement import DeferredError, ReplacedError
 from accel_state.errors import CheckpointError
 
 OTHERS = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from accel import Accelerator
-from accel.run import throughput as module
-from accel.run.throughput import Throughput
+from accel import profiling as module
+from accel.profiling import Throughput
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 CPU = torch.device("cpu")

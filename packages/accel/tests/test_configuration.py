@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 
 from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
-from accel.run.configuration import (
+from accel.configuration import (
     NOT_GIVEN,
     one_of,
     resolve_accumulation,
@@ -21,10 +21,6 @@ from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.errors import ConfigError
 
 
-def settings(**values):
-    return lambda name: values.get(name)
-
-
 @dataclass
 class Engine:
     strategy: ClassVar[str] = "single"
@@ -32,29 +28,32 @@ class Engine:
 
 
 class TestAccumulation:
-    def test_the_argument_wins_over_the_setting(self):
+    def test_the_argument_wins_over_the_setting(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
         with pytest.warns(
-            UserWarning, match="launcher asks for `gradient_accumulation_steps` 8, the script for 4"
+            UserWarning, match="launcher sets `gradient_accumulation_steps` to 8, but the script to 4"
         ):
-            plugin = resolve_accumulation(4, None, setting=settings(gradient_accumulation_steps=8))
+            plugin = resolve_accumulation(4, None)
         assert plugin.num_steps == 4
 
-    def test_the_setting_fills_in_for_the_argument(self):
-        assert resolve_accumulation(1, None, setting=settings(gradient_accumulation_steps=8)).num_steps == 8
+    def test_the_setting_fills_in_for_the_argument(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
+        assert resolve_accumulation(1, None).num_steps == 8
 
-    def test_the_plugin_keeps_its_choices_when_the_setting_fills_in_its_steps(self):
+    def test_the_plugin_keeps_its_choices_when_the_setting_fills_in_its_steps(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
         plugin = GradientAccumulationPlugin(sync_with_dataloader=False)
-        resolved = resolve_accumulation(1, plugin, setting=settings(gradient_accumulation_steps=2))
+        resolved = resolve_accumulation(1, plugin)
         assert (resolved.num_steps, resolved.sync_with_dataloader) == (2, False)
 
     def test_both_arguments_are_refused(self):
         with pytest.raises(ConfigError, match="Pass one of them"):
-            resolve_accumulation(2, GradientAccumulationPlugin(num_steps=2), setting=settings())
+            resolve_accumulation(2, GradientAccumulationPlugin(num_steps=2))
 
     @pytest.mark.parametrize("steps", [0, -3, 2.5, True, "4"])
     def test_what_is_no_count_is_refused(self, steps):
-        with pytest.raises(ConfigError, match=r"whole number from 1 up"):
-            resolve_accumulation(steps, None, setting=settings())
+        with pytest.raises(ConfigError, match=r"whole number of at least 1"):
+            resolve_accumulation(steps, None)
 
 
 class TestLoader:
@@ -86,76 +85,75 @@ class TestStepsOfEngine:
 
     def test_another_number_is_refused(self):
         with pytest.raises(
-            ConfigError, match="is 5 by the Engine, but 4 by the Accelerator. Say it in one place"
+            ConfigError, match="is 5 by the Engine, but 4 by the Accelerator. Remove one of them"
         ):
             with_steps_of_engine(GradientAccumulationPlugin(num_steps=4), Engine(5))
 
 
 class TestEngine:
     def test_none_is_asked_for(self):
-        assert resolve_engine({"fsdp_plugin": None}, setting=settings()) == (
-            {"fsdp_plugin": None},
-            None,
-            None,
-        )
+        assert resolve_engine({"fsdp_plugin": None}) == ({"fsdp_plugin": None}, None)
 
     def test_a_plugin_names_its_strategy(self):
         engine = Engine()
         given = {"fsdp_plugin": engine}
-        assert resolve_engine(given, setting=settings()) == (given, engine, "single")
+        assert resolve_engine(given) == (given, engine)
 
     def test_the_settings_of_a_launcher_make_the_plugin_of_megatron(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
         monkeypatch.setenv("MEGATRON_LM_TP_DEGREE", "2")
-        plugins, plugin, name = resolve_engine({}, setting=settings(use_megatron_lm=True))
+        plugins, plugin = resolve_engine({})
         assert plugins == {"megatron_lm_plugin": plugin}
-        assert (plugin.tp_degree, name) == (2, "megatron")
+        assert (plugin.tp_degree, plugin.strategy) == (2, "megatron")
 
     @pytest.mark.parametrize(("version", "strategy"), [("1", "fsdp"), ("2", "fsdp2")])
     def test_the_settings_of_a_launcher_make_the_plugin_of_its_engine(self, monkeypatch, version, strategy):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         monkeypatch.setenv("FSDP_VERSION", version)
-        plugins, plugin, name = resolve_engine({"fsdp_plugin": None}, setting=settings(use_fsdp=True))
+        plugins, plugin = resolve_engine({"fsdp_plugin": None})
         assert plugins == {"fsdp_plugin": plugin}
-        assert (plugin.fsdp_version, name) == (int(version), strategy)
+        assert (plugin.fsdp_version, plugin.strategy) == (int(version), strategy)
 
     def test_the_settings_of_a_launcher_make_the_plugin_of_deepspeed(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
-        plugins, plugin, name = resolve_engine({}, setting=settings(use_deepspeed=True))
+        plugins, plugin = resolve_engine({})
         assert plugins == {"deepspeed_plugin": plugin}
-        assert (plugin.zero_stage, name) == (1, "deepspeed")
+        assert (plugin.zero_stage, plugin.strategy) == (1, "deepspeed")
 
     def test_the_first_of_several_plugins_counts(self):
         first, second = Engine(), Engine()
         given = {"deepspeed_plugin": {"student": first, "teacher": second}}
-        assert resolve_engine(given, setting=settings()) == (given, first, "single")
+        assert resolve_engine(given) == (given, first)
 
     @pytest.mark.parametrize("plugins", [{}, {"a": Engine(), "b": object()}])
     def test_several_plugins_must_be_for_one_strategy(self, plugins):
         with pytest.raises(ConfigError, match="`deepspeed_plugin` is a dict of"):
-            resolve_engine({"deepspeed_plugin": plugins}, setting=settings())
+            resolve_engine({"deepspeed_plugin": plugins})
 
     def test_two_names_for_the_same_argument_are_refused(self):
         assert one_of(deepspeed_plugin=None, deepspeed_plugins=3) == 3
-        with pytest.raises(
-            ConfigError, match="`deepspeed_plugin` and `deepspeed_plugins` say the same thing"
-        ):
+        with pytest.raises(ConfigError, match="`deepspeed_plugin` and `deepspeed_plugins` are one setting"):
             one_of(deepspeed_plugin=1, deepspeed_plugins=2)
 
-    def test_the_plugin_of_the_script_wins_over_the_launcher(self):
+    def test_the_plugin_of_the_script_wins_over_the_launcher(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         engine = Engine()
-        assert resolve_engine({"fsdp_plugin": engine}, setting=settings(use_fsdp=True))[1] is engine
+        assert resolve_engine({"fsdp_plugin": engine})[1] is engine
 
-    def test_an_earlier_plugin_goes_on_where_nothing_else_is_passed(self):
+    def test_an_earlier_plugin_goes_on_where_nothing_else_is_passed(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         engine, given = Engine(), {"fsdp_plugin": None}
-        found = resolve_engine(given, earlier={"fsdp_plugin": engine}, setting=settings(use_fsdp=True))
-        assert found == (given, engine, "single")
+        found = resolve_engine(given, earlier={"fsdp_plugin": engine})
+        assert found == (given, engine)
 
     def test_two_engines_are_refused(self):
         with pytest.raises(ConfigError, match="got `deepspeed_plugin`, `fsdp_plugin`"):
-            resolve_engine({"deepspeed_plugin": Engine(), "fsdp_plugin": Engine()}, setting=settings())
+            resolve_engine({"deepspeed_plugin": Engine(), "fsdp_plugin": Engine()})
 
     def test_a_plugin_without_a_strategy_is_refused(self):
         with pytest.raises(ConfigError, match="`fsdp_plugin` is a object, which does not name its strategy"):
-            resolve_engine({"fsdp_plugin": object()}, setting=settings())
+            resolve_engine({"fsdp_plugin": object()})
 
 
 class TestParallelism:
@@ -165,7 +163,7 @@ class TestParallelism:
         assert config.tp_size == 2
 
     def test_both_ways_of_saying_it_are_refused(self):
-        with pytest.raises(ConfigError, match="Pass the second alone"):
+        with pytest.raises(ConfigError, match="Remove `torch_tp_plugin`"):
             resolve_parallelism(TorchTensorParallelPlugin(2), ParallelismConfig(tp_size=2))
 
     def test_the_configuration_alone_stays_as_it_is(self):

@@ -1,6 +1,6 @@
 import pytest
 
-from accel.run.trackers import attempt_all
+from accel.trackers import attempt_all
 
 
 def test_every_step_is_taken_in_order_and_the_first_error_is_raised_with_the_others_as_notes():

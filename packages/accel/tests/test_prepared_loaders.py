@@ -2,21 +2,19 @@ import pytest
 from torch.utils.data import DataLoader
 
 from accel import Accelerator
-from accel.run.prepared import PreparedLoaders
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def test_each_loader_is_there_once_while_somebody_holds_it():
-    loaders = PreparedLoaders()
-    first, second = DataLoader([1]), DataLoader([2])
-    for loader in (first, second, first):
-        loaders.add(loader)
-    assert (len(loaders), loaders[0], loaders[1:], list(loaders)) == (2, first, [second], [first, second])
-    del loader, first
-    assert list(loaders) == [second]
-    loaders.clear()
-    assert len(loaders) == 0
+    accelerator = Accelerator(cpu=True)
+    first, second = (accelerator.prepare(DataLoader([number])) for number in (1, 2))
+    accelerator.prepare(first)
+    assert accelerator._dataloaders == [first, second]
+    del first
+    assert accelerator._dataloaders == [second]
+    accelerator.free_memory()
+    assert accelerator._dataloaders == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

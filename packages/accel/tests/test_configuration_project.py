@@ -26,7 +26,7 @@ def test_a_total_limit_that_is_no_number_of_checkpoints_is_refused(total_limit):
 
 @pytest.mark.parametrize("iteration", [-1, "2", 0.5])
 def test_an_iteration_that_is_no_number_of_a_checkpoint_is_refused(iteration):
-    match = f"`iteration` must be a whole number and not negative, got {iteration!r}"
+    match = f"`iteration` must be a whole number of at least 0, got {iteration!r}"
     with pytest.raises(ConfigError, match=match):
         ProjectConfiguration(iteration=iteration)
 

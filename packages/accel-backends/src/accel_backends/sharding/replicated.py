@@ -1,9 +1,9 @@
-"""Parameters that every rank keeps whole beside the shards: scalars, and those that are not to be sharded."""
+"""Parameters of a sharded model that stay replicated: scalars and ignored ones; when all gradients are reduced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accel_ops.nested.describe import iterate_tensors
 
 
-class WholeParameters:
+class ReplicatedParameters:
     """Averages the gradients of replicated parameters over the ranks, packed, at the end of each backward pass.
 
     Those that a rank did not use count as zero. A gradient that has been averaged before may have been added to: the
@@ -30,7 +31,7 @@ class WholeParameters:
     """
 
     def __init__(self, root: nn.Module | None, parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
-        self.is_syncing = True
+        self._is_syncing = True
         self._is_due = False
         self._mesh = mesh
         self._parameters = list(parameters)
@@ -39,6 +40,15 @@ class WholeParameters:
         for parameter in self._parameters:
             if parameter.requires_grad:  # A loss may reach it without an output of the root.
                 parameter.register_post_accumulate_grad_hook(self._average_later)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        """Average no gradients until the block is left."""
+        self._is_syncing = False
+        try:
+            yield
+        finally:
+            self._is_syncing = True
 
     def _watch(self, root: nn.Module, args: Any, outputs: Any) -> None:
         self._is_due = False  # It is still set if the last backward pass failed.
@@ -54,7 +64,7 @@ class WholeParameters:
     @torch.no_grad()
     def _average(self) -> None:
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        is_due, self._is_due = self._is_due and self.is_syncing and bool(trained), False
+        is_due, self._is_due = self._is_due and self._is_syncing and bool(trained), False
         if not is_due:
             return
         for parameter in trained:
@@ -87,3 +97,24 @@ def separate_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         del groups[len(kept) :]
         for group, params in zip(groups, kept, strict=True):
             group["params"] = params
+
+
+@contextmanager
+def unsynchronized(model: FSDPModule, replicated: ReplicatedParameters | None) -> Iterator[None]:
+    """Defer gradient reduction until the block is left; unsharded gradients accumulate locally."""
+    model.set_requires_gradient_sync(False)
+    try:
+        with nullcontext() if replicated is None else replicated.unsynchronized():
+            yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+@contextmanager
+def synchronized_in_shards(model: FSDPModule) -> Iterator[None]:
+    """Reduce gradients over the shards in backward, and over the replicas of the model only after the block."""
+    model.set_requires_all_reduce(False)
+    try:
+        yield
+    finally:
+        model.set_requires_all_reduce(True)

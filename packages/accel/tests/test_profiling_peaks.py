@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel.run.throughput import PEAKS, peak_flops
+from accel.profiling import peak_flops
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,3 @@ from accel.run.throughput import PEAKS, peak_flops
 )
 def test_devices_are_known_by_a_part_of_their_name(name, flops):
     assert peak_flops(name) == flops
-
-
-def test_every_row_has_a_source():
-    assert all(peak.source.startswith("https://") for peak in PEAKS)

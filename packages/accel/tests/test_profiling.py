@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel import ProfileKwargs
-from accel.run.profiling import traced
+from accel.profiling import traced
 
 
 def steps(folder, count, schedule, **options):
@@ -35,7 +35,7 @@ def test_a_block_that_ends_within_an_active_cycle_leaves_what_it_has(tmp_path):
 
 
 def test_a_schedule_that_was_never_active_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="came to no active step"):
+    with pytest.warns(UserWarning, match="reached no active step"):
         assert steps(tmp_path, 2, {"wait": 5, "warmup": 1, "active": 1}) == []
 
 

@@ -13,8 +13,9 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
+import accel_state  # its classes only when they are used: they import torch
 from accel_state.environment.settings import SECTIONS, SETTINGS, Setting
-from accel_state.errors import StateError
+from accel_state.errors import NotAvailableError, StateError
 
 CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
 """Names of `DistributedType` that CUDA devices may have."""
@@ -46,9 +47,7 @@ USE_TORCH_XLA = True
 
 def wait_for_everyone() -> None:
     """Wait until all processes have called this."""
-    from accel_state import PartialState
-
-    PartialState().wait_for_everyone()
+    accel_state.PartialState().wait_for_everyone()
 
 
 def get_pretty_name(obj: object) -> str:
@@ -115,13 +114,6 @@ def is_port_in_use(port: int | None = None) -> bool:
         return client.connect_ex(("localhost", 29500 if port is None else port)) == 0
 
 
-def get_free_port() -> int:
-    """Return a free port of this machine; another program may take it before its use."""
-    from accel_launch.launchers.ports import free_port
-
-    return free_port()
-
-
 def install_xla(upgrade: bool = False) -> None:
     """Install `torch_xla` for the installed torch, in a notebook of Google Colab.
 
@@ -172,3 +164,27 @@ class ThreadLocalSharedDict:
 
     def __set__(self, obj: object, value: dict[Any, Any]) -> None:
         self._storage.content = value
+
+
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+    """Return `tqdm.auto.tqdm`, shown on each machine's main process only.
+
+    Args:
+        *args: What `tqdm` takes; first the iterable, or nothing with `total`.
+        main_process_only: Turn off to show a bar in every process.
+        **kwargs: What `tqdm` takes.
+
+    Raises:
+        NotAvailableError: If the package `tqdm` is not installed.
+    """
+    try:
+        from tqdm.auto import tqdm as bar
+    except ImportError as missing:
+        raise NotAvailableError(
+            "Progress bars need the package `tqdm`, which is not installed. Run `pip install tqdm`."
+        ) from missing
+    if main_process_only:
+        kwargs["disable"] = (
+            bool(kwargs.get("disable", False)) or not accel_state.PartialState().is_local_main_process
+        )
+    return bar(*args, **kwargs)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import accel_backends
-from accel_backends import Handlers, SchedulerSettings, Strategy, TorchDynamoPlugin, collect
+from accel_backends import Handlers, SchedulerSettings, TorchDynamoPlugin, collect
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_checkpoint import Retention
 from accel_data import DataLoaderConfiguration
-from accel_state import GradientAccumulationPlugin, ParallelismConfig
+from accel_state import AcceleratorState, GradientAccumulationPlugin, ParallelismConfig
 from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
@@ -28,13 +28,14 @@ NOT_GIVEN: Any = object()
 """Default of arguments for which None is a value."""
 
 
-# The class is imported by its name when a setting selects it: with it comes the engine.
-ENGINE_PLUGINS: Mapping[str, tuple[str, str]] = {
+PLUGINS = ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "strategy_plugin")
+"""The arguments of `Accelerator` of which at most one selects the engine."""
+# By the setting that selects an engine: its argument, and its class, which is imported only when it is used.
+_PLUGIN_OF_SETTING = {
     "use_fsdp": ("fsdp_plugin", "FullyShardedDataParallelPlugin"),
     "use_deepspeed": ("deepspeed_plugin", "DeepSpeedPlugin"),
     "use_megatron_lm": ("megatron_lm_plugin", "MegatronLMPlugin"),
 }
-"""By the setting that selects an engine: the argument of `Accelerator`, and the class of its plugin."""
 
 
 @dataclass
@@ -72,10 +73,10 @@ class ProjectConfiguration:
                 f"got {self.total_limit!r}."
             )
         if not (_is_number(self.iteration) and self.iteration >= 0):
-            raise ConfigError(f"`iteration` must be a whole number and not negative, got {self.iteration!r}.")
+            raise ConfigError(f"`iteration` must be a whole number of at least 0, got {self.iteration!r}.")
         if self.total_limit is not None and self.retention is not None:
             raise ConfigError(
-                "`total_limit` and `retention` both say how many checkpoints to keep. Use `Retention(newest=...)`."
+                "`total_limit` and `retention` both set the number of checkpoints to keep. Use `Retention(newest=...)`."
             )
         if self.retention is not None and not self.automatic_checkpoint_naming:
             raise ConfigError(
@@ -105,61 +106,52 @@ class RunConfiguration:
     rng_types: tuple[RNGType, ...]
     plugins: Mapping[str, Any]
     plugin: Any
-    strategy: str | None
     parallelism: ParallelismConfig | None
     device_placement: bool
     is_device_map_allowed: bool
     scheduling: SchedulerSettings
 
 
-def resolve(
-    *,
-    device_placement: bool,
-    split_batches: bool,
-    gradient_accumulation_steps: int,
-    dataloader_config: DataLoaderConfiguration | None,
-    plugins: Mapping[str, Any],
-    earlier_plugins: Mapping[str, Any],
-    torch_tp_plugin: TorchTensorParallelPlugin | None,
-    parallelism_config: ParallelismConfig | None,
-    rng_types: Sequence[str | RNGType] | None,
-    project_dir: str | os.PathLike[str] | None,
-    project_config: ProjectConfiguration | None,
-    gradient_accumulation_plugin: GradientAccumulationPlugin | None,
-    step_scheduler_with_optimizer: bool,
-    kwargs_handlers: Sequence[KwargsHandler] | None,
-    dynamo_backend: DynamoBackend | str | None,
-    dynamo_plugin: TorchDynamoPlugin | None,
-    earlier_dynamo: TorchDynamoPlugin | None,
-    scheduler_unit: Literal["process", "optimizer_step"],
-    fp8_backend: FP8BackendType | str | None,
-) -> RunConfiguration:
-    """Combine the arguments of `Accelerator`, which have the same names, with the settings of the launcher.
+def resolve(given: Mapping[str, Any]) -> RunConfiguration:
+    """Combine the arguments of `Accelerator`, by their names, with the settings of the launcher.
 
-    `plugins` has the engine plugins by the name of their argument, None for those left out; `earlier_plugins` and
-    `earlier_dynamo` are those that the state of this process was built with.
+    An `Accelerator` of this process that was built earlier provides the engine and the compilation options that are
+    left out.
 
     Raises:
         ConfigError: If arguments contradict each other.
     """
-    plugins, plugin, strategy = resolve_engine(plugins, earlier=earlier_plugins)
-    loader = resolve_loader(split_batches, dataloader_config)
+    earlier = AcceleratorState() if AcceleratorState.is_initialized() else None
+    passed = {name: given[name] for name in PLUGINS}
+    passed["deepspeed_plugin"] = one_of(
+        deepspeed_plugin=given["deepspeed_plugin"], deepspeed_plugins=given["deepspeed_plugins"]
+    )
+    plugins, plugin = resolve_engine(
+        passed, earlier={name: getattr(earlier, name) for name in PLUGINS} if earlier else {}
+    )
+    loader = resolve_loader(given["split_batches"], given["dataloader_config"])
+    accumulation = resolve_accumulation(
+        given["gradient_accumulation_steps"], given["gradient_accumulation_plugin"]
+    )
     return RunConfiguration(
-        handlers=resolve_handlers(kwargs_handlers, fp8_backend),
-        accumulation=with_steps_of_engine(
-            resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin), plugin
-        ),
+        accumulation=with_steps_of_engine(accumulation, plugin),
         loader=loader,
-        project=resolve_project(project_dir, project_config),
-        dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin, earlier=earlier_dynamo),
-        rng_types=resolve_rng_types(rng_types),
-        plugins={**plugins, "torch_tp_plugin": torch_tp_plugin},
+        project=resolve_project(given["project_dir"], given["project_config"]),
+        dynamo=resolve_dynamo(
+            given["dynamo_backend"],
+            given["dynamo_plugin"],
+            earlier=None if earlier is None else earlier.dynamo_plugin,
+        ),
+        handlers=resolve_handlers(given["kwargs_handlers"], given["fp8_backend"]),
+        rng_types=resolve_rng_types(given["rng_types"]),
+        plugins={**plugins, "torch_tp_plugin": given["torch_tp_plugin"]},
         plugin=plugin,
-        strategy=strategy,
-        parallelism=resolve_parallelism(torch_tp_plugin, parallelism_config),
-        device_placement=device_placement,
+        parallelism=resolve_parallelism(given["torch_tp_plugin"], given["parallelism_config"]),
+        device_placement=given["device_placement"],
         is_device_map_allowed=read("bypass_device_map"),
-        scheduling=SchedulerSettings(step_scheduler_with_optimizer, loader.split_batches, scheduler_unit),
+        scheduling=SchedulerSettings(
+            given["step_scheduler_with_optimizer"], loader.split_batches, given["scheduler_unit"]
+        ),
     )
 
 
@@ -185,9 +177,7 @@ def resolve_handlers(
     return handlers
 
 
-def resolve_accumulation(
-    steps: int, plugin: GradientAccumulationPlugin | None, *, setting: Callable[[str], Any] = read
-) -> GradientAccumulationPlugin:
+def resolve_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
     """Combine the two arguments and the launcher's setting; an argument takes precedence.
 
     Raises:
@@ -197,20 +187,21 @@ def resolve_accumulation(
         if steps != 1:
             raise ConfigError(
                 f"`gradient_accumulation_steps` ({steps}) and `gradient_accumulation_plugin` "
-                "say the same thing. Pass one of them."
+                "are one setting. Pass one of them."
             )
         if plugin.num_steps is not None:
             return plugin
-    launched = setting("gradient_accumulation_steps")
+    launched = read("gradient_accumulation_steps")
     if launched is not None and steps == 1:
         steps = launched
     elif launched not in (None, steps):
         warn_user(
-            f"The launcher asks for `gradient_accumulation_steps` {launched}, the script for {steps}; "
-            "the script's holds.",
+            f"The launcher sets `gradient_accumulation_steps` to {launched}, but the script to {steps}, which is used.",
         )
     if type(steps) is not int or steps < 1:
-        raise ConfigError(f"`gradient_accumulation_steps` must be a whole number from 1 up, got {steps!r}.")
+        raise ConfigError(
+            f"`gradient_accumulation_steps` must be a whole number of at least 1, got {steps!r}."
+        )
     return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
 
 
@@ -227,7 +218,7 @@ def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) 
         return replace(accumulation, num_steps=steps)
     raise ConfigError(
         f"`gradient_accumulation_steps` is {steps} by the {type(plugin).__name__}, but {accumulation.num_steps} by the "
-        'Accelerator. Say it in one place; `"auto"` in the config of the engine takes over what the Accelerator says.'
+        'Accelerator. Remove one of them; `"auto"` in the config of the engine takes over the Accelerator\'s number.'
     )
 
 
@@ -272,27 +263,23 @@ def resolve_dynamo(
     if backend is None:
         return plugin or earlier or TorchDynamoPlugin()
     if plugin is not None:
-        raise ConfigError("`dynamo_backend` and `dynamo_plugin` say the same thing. Pass one of them.")
+        raise ConfigError("`dynamo_backend` and `dynamo_plugin` are one setting. Pass one of them.")
     return TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))
 
 
 def resolve_engine(
-    plugins: Mapping[str, Any],
-    *,
-    earlier: Mapping[str, Any] = MappingProxyType({}),
-    setting: Callable[[str], Any] = read,
-) -> tuple[Mapping[str, Any], Any, str | None]:
+    plugins: Mapping[str, Any], *, earlier: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Mapping[str, Any], Any]:
     """Select the engine that trains the model: by the plugin that was passed, or by the launcher's settings.
 
     Args:
         plugins: Plugins by the name of their argument, None if left out. A plugin may be a dict of several by name,
             of which the first is selected.
         earlier: Plugins of an earlier `Accelerator` of this process, by the same names; used if none is passed.
-        setting: Reads a setting by its name.
 
     Returns:
-        The plugins, including one made from the launcher's settings; the selected plugin or None; and the name of its
-        strategy, None if the number of processes decides.
+        The plugins, including one made from the launcher's settings, and the selected plugin, None if the number of
+        processes decides.
 
     Raises:
         ConfigError: If several are given, or a plugin names no strategy.
@@ -304,18 +291,17 @@ def resolve_engine(
         )
     for name, passed in (given or _without_none(earlier)).items():
         plugin = _first_plugin(name, passed)
-        strategy = getattr(plugin, "strategy", None)
-        if not isinstance(strategy, str):
+        if not isinstance(getattr(plugin, "strategy", None), str):
             raise ConfigError(
                 f"`{name}` is a {type(plugin).__name__}, which does not name its strategy. "
                 "Give the class a `strategy` attribute with the name of an installed strategy."
             )
-        return plugins, plugin, strategy
-    for switch, (name, class_name) in ENGINE_PLUGINS.items():
-        if setting(switch):
+        return plugins, plugin
+    for setting, (name, class_name) in _PLUGIN_OF_SETTING.items():
+        if read(setting):
             plugin = getattr(accel_backends, class_name)()
-            return {**plugins, name: plugin}, plugin, plugin.strategy
-    return plugins, None, None
+            return {**plugins, name: plugin}, plugin
+    return plugins, None
 
 
 def one_of(**arguments: Any) -> Any:
@@ -326,9 +312,7 @@ def one_of(**arguments: Any) -> Any:
     """
     given = _without_none(arguments)
     if len(given) > 1:
-        raise ConfigError(
-            f"{' and '.join(f'`{name}`' for name in given)} say the same thing. Pass one of them."
-        )
+        raise ConfigError(f"{' and '.join(f'`{name}`' for name in given)} are one setting. Pass one of them.")
     return next(iter(given.values()), None)
 
 
@@ -365,7 +349,7 @@ def resolve_parallelism(
         return config
     if config is not None:
         raise ConfigError(
-            "`torch_tp_plugin` and `parallelism_config` both say how layers are shared. Pass the second alone."
+            "`torch_tp_plugin` and `parallelism_config` both set the tensor-parallel size. Remove `torch_tp_plugin`."
         )
     warn_user(
         f"`torch_tp_plugin` is deprecated: pass `parallelism_config=ParallelismConfig(tp_size={plugin.tp_size})`.",
@@ -377,29 +361,6 @@ def resolve_parallelism(
 def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:
     """Return the RNGs to synchronize at the start of each epoch; by default the generators of samplers."""
     return (RNGType.GENERATOR,) if rng_types is None else tuple(RNGType(kind) for kind in rng_types)
-
-
-def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
-    """Check that the strategy supports the axes of `parallelism_config`, and its `sp_backend`.
-
-    Raises:
-        ConfigError: If not; names the axes.
-    """
-    supported = strategy.capabilities.mesh_axes
-    active = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
-    idle = [axis for axis in active if axis not in supported]
-    if idle:
-        raise ConfigError(
-            f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
-            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(supported))}. Use an engine that "
-            "does, or set them to 1."
-        )
-    backend = strategy.capabilities.sp_backend
-    if config is not None and config.sp_enabled and config.sp_backend != backend:
-        raise ConfigError(
-            f"`sp_backend` of `parallelism_config` is `{config.sp_backend}`, but the strategy `{strategy.name}` shares "
-            f'sequences by `{backend}`. Pass `sp_backend="{backend}"`, or the plugin of the engine that is meant.'
-        )
 
 
 def _is_number(value: object) -> bool:

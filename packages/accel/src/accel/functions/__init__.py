@@ -1,1 +1,0 @@
-"""Functions that users import beside the Accelerator, and that belong to no other package."""

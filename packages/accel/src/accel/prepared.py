@@ -1,0 +1,251 @@
+"""Prepare models, optimizers, schedulers and loaders for a run, and keep track of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+import accel_data
+from accel import rank_settings
+from accel.configuration import RunConfiguration
+from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
+from accel_backends.strategies.bundle import BundleBuilder
+from accel_backends.strategies.checks import (
+    check_library_mesh,
+    check_parameters,
+    check_placement,
+    has_library_mesh,
+)
+from accel_data import DataLoaderConfiguration
+from accel_state.errors import ConfigError
+from accel_state.gradient_state import GradientState
+from accel_state.runtime import current_runtime
+
+
+class Prepared:
+    """The prepared models, optimizers, schedulers and loaders, each once, in the order of preparation.
+
+    Loaders are held weakly, so that a run that prepares one for each epoch keeps only the current one.
+
+    Args:
+        configuration: The configuration of the run.
+        strategy: Prepares models, optimizers and schedulers.
+        gradient_state: The accumulation, which must agree on all ranks.
+    """
+
+    def __init__(
+        self, configuration: RunConfiguration, *, strategy: Strategy, gradient_state: GradientState
+    ) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.schedulers: list[AcceleratedScheduler] = []
+        self._loaders: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
+        self._num_loaders = 0
+        self._evaluation_only: WeakSet[nn.Module] = WeakSet()
+        self._configuration = configuration
+        self._strategy = strategy
+        self._gradient_state = gradient_state
+
+    @property
+    def loaders(self) -> dict[int, DataLoader[Any]]:
+        """The loaders by their number, which stays the same when others are garbage-collected."""
+        return dict(self._loaders)
+
+    def set_loaders(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Replace the loaders."""
+        self._loaders.clear()
+        self._num_loaders = 0
+        for loader in list(loaders):
+            self._add_loader(loader)
+
+    def clear(self) -> None:
+        """Release everything that was prepared."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.set_loaders(())
+        self._strategy.release()
+
+    def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
+        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`."""
+        if device_placement is not None and len(device_placement) != len(objects):
+            raise ConfigError(
+                f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
+                "Give one per object, or leave it out."
+            )
+        places = device_placement or [self._configuration.device_placement] * len(objects)
+        builder = BundleBuilder(objects, places, earlier=list(map(self._find, objects)))
+        models, optimizers = builder.bundle.models, builder.bundle.optimizers
+        self._check(models, optimizers)
+        runtime = current_runtime()
+        if runtime.topology.world_size > 1 and any(map(_is_trainable, models)):
+            # The ranks communicate anyway, to replicate or shard the model.
+            runtime.await_arrival("prepare")
+            rank_settings.prepare(
+                builder.bundle, self._configuration.loader, num_steps=self._gradient_state.num_steps
+            )
+        ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
+        is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
+        self._add_models(ready.models, evaluation_only=not is_trained)
+        _add(self.optimizers, ready.optimizers)
+        _add(self.schedulers, ready.schedulers)
+        results = builder.results(ready)
+        return results[0] if len(results) == 1 else results
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None, *, evaluation_mode: bool
+    ) -> nn.Module:
+        """Return the prepared model; see `Accelerator.prepare_model`."""
+        if not evaluation_mode:
+            earlier = self._find_model(model)
+            if earlier is not None:
+                return earlier
+            self._check([model], [])
+        ready = self._strategy.prepare_model(
+            model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
+        )
+        is_trained = not evaluation_mode and not self._strategy.capabilities.needs_optimizer
+        self._add_models([ready], evaluation_only=not is_trained)
+        return ready
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
+        """Return the prepared optimizer; see `Accelerator.prepare_optimizer`."""
+        earlier: Optimizer | None = self._find(optimizer)
+        if earlier is not None:
+            return earlier
+        self._check([], [optimizer])
+        ready = self._strategy.prepare_optimizer(optimizer, device_placement=self._place(device_placement))
+        _add(self.optimizers, [ready])
+        return ready
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Return the prepared scheduler; see `Accelerator.prepare_scheduler`."""
+        earlier = self._find(scheduler)
+        if earlier is not None:
+            return earlier
+        ready = self._strategy.prepare_scheduler(scheduler, optimizers=self.optimizers)
+        _add(self.schedulers, [ready])
+        return ready
+
+    def prepare_data_loader(
+        self,
+        loader: DataLoader[Any],
+        device_placement: bool | None,
+        slice_fn_for_dispatch: Callable[..., Any] | None,
+    ) -> DataLoader[Any]:
+        """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
+        settings, is_placed = self._configuration.loader, self._place(device_placement)
+        if settings.dispatch_batches and not is_placed:
+            raise ConfigError(
+                "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
+                "one of them out."
+            )
+        options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
+        if not is_placed:
+            options["dispatch_batches"] = False
+        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
+            loader,
+            device=current_runtime().device,
+            put_on_device=is_placed,
+            rng_types=list(self._configuration.rng_types),
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            keeps_dataset_state=settings.use_stateful_dataloader,
+            **options,
+        )
+        self._add_loader(ready)
+        return ready
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None) -> Iterator[None]:
+        """Train on a different number of batches per rank in the block; see `Accelerator.join_uneven_inputs`."""
+        with ExitStack() as stack:
+            if even_batches is not None and current_runtime().topology.world_size > 1:
+                for loader in self.loaders.values():
+                    stack.enter_context(accel_data.override_even_batches(loader, even_batches))
+            stack.enter_context(self._strategy.join_uneven_inputs(joinables))
+            yield
+
+    @property
+    def _trained_models(self) -> list[nn.Module]:
+        return [model for model in self.models if model not in self._evaluation_only]
+
+    def _find(self, thing: object) -> Any | None:
+        """Return the prepared object for `thing`, or `thing` if it is one; None if it was not prepared."""
+        if isinstance(thing, nn.Module):
+            return self._find_model(thing)
+        for attribute, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
+            for ready in things:
+                if ready is thing or getattr(ready, attribute, None) is thing:
+                    return ready
+        return next((loader for loader in self.loaders.values() if loader is thing), None)
+
+    def _find_model(self, model: nn.Module) -> nn.Module | None:
+        """Return the model that was prepared from `model` for training, `model` if it is one, else None."""
+        unwrap = self._strategy.unwrap
+        for ready in self._trained_models:
+            inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
+            if any(model is one for one in (ready, *inner)):
+                return ready
+        return None
+
+    def _add_models(self, models: Iterable[nn.Module], *, evaluation_only: bool) -> None:
+        """Add models; the latest call decides whether they are for evaluation only."""
+        models = list(models)
+        _add(self.models, models)
+        for model in models:
+            (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
+
+    def _add_loader(self, loader: DataLoader[Any]) -> None:
+        if not any(loader is one for one in self.loaders.values()):
+            self._loaders[self._num_loaders] = loader
+            self._num_loaders += 1
+            loader._is_accelerate_prepared = True  # read by libraries
+
+    def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        runtime = current_runtime()
+        num_processes = runtime.topology.world_size
+        for model in models:
+            check_placement(
+                model,
+                num_processes=num_processes,
+                is_bypassed=self._configuration.is_device_map_allowed,
+            )
+            if num_processes > 1:
+                check_library_mesh(
+                    model,
+                    runtime.layout,
+                    strategy=self._strategy.name,
+                    shards_parameters=self._strategy.capabilities.shards_parameters,
+                )
+        if optimizers:
+            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
+            sharded = [model for model in self.models if has_library_mesh(model)]
+            trained = [*models, *self._trained_models, *sharded]
+            # A model may override `parameters()`, but the gradients of all parameters are reduced.
+            known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
+            known += self._strategy.replaced_parameters()
+        for optimizer in optimizers:
+            check_parameters(optimizer, known, num_processes=num_processes)
+
+    def _place(self, device_placement: bool | None) -> bool:
+        return self._configuration.device_placement if device_placement is None else device_placement
+
+
+def _add(things: list[Any], new: Iterable[Any]) -> None:
+    for one in new:
+        one._is_accelerate_prepared = True  # read by libraries
+        if not any(one is old for old in things):
+            things.append(one)
+
+
+def _is_trainable(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
