@@ -132,7 +132,7 @@ def _pids_of_worlds() -> frozenset[int]:
 
 def _forget_state() -> None:
     """Reset the runtime and its process group, without importing torch where no test used it."""
-    if "accel_state.runtime" in sys.modules:
+    if "accel_state.runtime" in sys.modules or "accel_state.gradient_state" in sys.modules:
         from accel_state.runtime import reset_runtime
 
         had_group = has_process_group()
