@@ -699,28 +699,24 @@ def test_a_state_of_another_version_is_refused() -> None:
         loader.load_state_dict(loader.state_dict() | {"version": 99})
 
 
-def state_of_version_1(**fields: Any) -> dict[str, Any]:
+def test_a_state_of_version_1_goes_on_in_its_order() -> None:
+    """There the state was that of a generator which the sampler was given."""
     drawn_from = torch.Generator().manual_seed(8)
-    return {
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(8)).tolist()
+    state = {
         "version": 1, "epoch": 2, "samples": 12, "batches": 4, "num_processes": 2, "rank": None, "num_samples": SIZE,
         "seed": None, "generator": base64.b64encode(drawn_from.get_state().numpy().tobytes()).decode(),
         "is_order_drawn": True, "dataset": None, "workers": None, "stream_workers": None, "num_workers": None,
         "loader": None, "is_complete": False,
-    } | fields  # fmt: skip
-
-
-def test_a_state_of_version_1_in_an_order_that_its_own_generator_drew_is_refused() -> None:
-    with pytest.raises(
-        CheckpointError, match="of release 0.2, whose sampler drew the order of the epoch from"
-    ):
-        start("shuffled", 1)[0].loader.load_state_dict(state_of_version_1())
-
-
-def test_a_state_of_version_1_in_an_order_that_need_not_be_drawn_is_loaded() -> None:
-    loader = start("in order", 1)[0].loader
-    loader.load_state_dict(state_of_version_1(generator=None, is_order_drawn=False))
+    }  # fmt: skip
+    loader = start("shuffled", 1)[0].loader
+    loader.load_state_dict(state)
     assert loader.iteration == 2
-    assert [row for batch in loader for row in rows(batch)] == list(range(12, SIZE))
+    batches = iter(loader)
+    assert [row for _ in range(3) for row in rows(next(batches))] == order[12:21]
+    again = start("shuffled", 1)[0].loader
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [row for batch in again for row in rows(batch)] == order[21:]
 
 
 def test_another_epoch_forgets_the_position() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from accel_bigmodel import (
     attach_align_device_hook,
     attach_align_device_hook_on_blocks,
     attach_execution_device_hook,
+    cpu_offload,
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
@@ -139,3 +143,22 @@ def test_buffers_that_no_checkpoint_has_stay_in_memory():
     add_hook_to_module(module, AlignDevicesHook("cpu", offload=True, offload_buffers=True))
     assert module.kept.is_meta
     assert not module.lost.is_meta
+
+
+@pytest.mark.parametrize(
+    "add", [lambda m: add_hook_to_module(m, AlignDevicesHook("cpu", offload=True)), cpu_offload]
+)
+def test_the_parameters_that_placeholders_replace_are_released(add):
+    module = nn.Linear(2, 2)
+    replaced = weakref.ref(module.weight)
+    add(module)
+    gc.collect()
+    assert replaced() is None
+
+
+def test_a_tied_weight_that_moves_stays_tied():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    add_hook_to_module(model, AlignDevicesHook("meta", place_submodules=True))
+    assert model[0].weight.is_meta
+    assert model[1].weight is model[0].weight

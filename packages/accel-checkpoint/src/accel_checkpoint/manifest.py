@@ -154,9 +154,14 @@ def has_manifest(folder: Path) -> bool:
 def version_of(folder: Path) -> tuple[int, ...] | None:
     """Return what changes when another save replaces the checkpoint in ``folder``; None if it has no manifest."""
     try:
-        status = (folder / MANIFEST_NAME).stat()
+        # Opening it renews the attributes that NFS caches; a pipe in its place does not block.
+        descriptor = os.open(folder / MANIFEST_NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 

@@ -341,6 +341,12 @@ def test_a_manifest_with_a_field_of_the_wrong_type_is_refused(checkpoint, change
     refused(checkpoint, match=r"manifest `.*accel_checkpoint.json` is damaged")
 
 
+def test_a_manifest_that_is_a_pipe_is_refused(checkpoint):
+    (checkpoint / "accel_checkpoint.json").unlink()
+    os.mkfifo(checkpoint / "accel_checkpoint.json")
+    refused(checkpoint, match="is not a regular file")
+
+
 def test_content_of_the_wrong_shape_is_refused(checkpoint):
     for name in TORCH_FILES:
         if name == "custom_checkpoint_0.pkl":

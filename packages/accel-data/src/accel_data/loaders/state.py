@@ -10,7 +10,13 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.pass_ import Progress, Resumption
 from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import get_sampler, index_shard, is_iterable, order_generator
+from accel_data.loaders.torch_loader import (
+    get_sampler,
+    index_shard,
+    is_iterable,
+    keep_generator,
+    order_generator,
+)
 from accel_data.mesh import DataRanks
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import START, Position, ReadStates
@@ -72,6 +78,7 @@ def save_progress(
         "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
         "generator": None if order is None else _to_text(order),
         "is_order_drawn": is_drawn,
+        "has_generator": order_generator(base) is not None,
         "dataset": dataset,
         "num_workers": base.num_workers,
         "loader": reached.states.loader,
@@ -107,11 +114,8 @@ def load_progress(
         if generator is not None and order is not None:
             generator.set_state(order)
         order = None
-    elif state["version"] == 1 and generator is None and order is not None:
-        raise CheckpointError(
-            "The state of a data loader is of release 0.2, whose sampler drew the order of the epoch from a generator "
-            "made for it. Load it with that release, and save at the end of an epoch."
-        )
+    elif order is not None and state.get("has_generator", state["version"] == 1):
+        keep_generator(base)
     if not is_iterable(base) and state["dataset"] is not None:
         base.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
     if not position:

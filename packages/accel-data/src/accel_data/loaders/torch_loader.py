@@ -106,6 +106,17 @@ def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
     return generator if isinstance(generator, torch.Generator) else None
 
 
+def keep_generator(loader: DataLoader[Any]) -> None:
+    """Give samplers without a generator one of their own, as they had when the state that is loaded was saved.
+
+    Release 0.2 lent them one, and torch draws another order from its default generator in the same state.
+    """
+    shard = index_shard(loader)
+    for sampler in () if shard is None else shard.order_source.samplers:
+        if getattr(sampler, "generator", loader) is None:
+            sampler.generator = torch.Generator()
+
+
 def get_sampler(dataloader: DataLoader[Any]) -> Any:
     """Return the sampler that yields single indices, under all batch samplers; None if there is none."""
     if dataloader.batch_sampler is None and dataloader._dataset_kind == 1:

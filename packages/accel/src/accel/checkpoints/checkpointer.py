@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -124,11 +125,15 @@ class Checkpointer:
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
         from accel_checkpoint.saving.handle import SaveHandle
+        from accel_checkpoint.saving.retention import checked_metrics
 
-        content, choices = self._content_and_choices(options, safe=safe_serialization)
-        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
-        numbers = self._checked_metrics(metrics)
         saver = self._get_saver()
+        is_main = saver.topology.rank == 0
+        content, choices = self._content_and_choices(
+            options, rank=saver.topology.rank, safe=safe_serialization
+        )
+        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
+        numbers = checked_metrics(metrics, self.project.retention) if is_main else {}
         saver.log_failure()
         is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
         is_numbered = self.project.automatic_checkpoint_naming
@@ -141,7 +146,7 @@ class Checkpointer:
         )
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
-        is_late = bool(absence) and not self._processes.is_main_process
+        is_late = bool(absence) and not is_main
         request = replace(self._request(content, output_dir, numbers, may_exist=is_late), token=token)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
@@ -222,15 +227,16 @@ class Checkpointer:
             folder = Path(input_dir)
         for is_last in (False, False, True):
             try:
-                next_iteration = load_checkpoint(
-                    self.content(),
-                    folder,
-                    saver=saver,
-                    layout=current_runtime().layout,
-                    hooks=tuple(self.load_hooks.values()),
-                    options=how,
-                    is_trusted=trusted or self._is_of_project(folder),
-                )
+                with torch.inference_mode(False):  # what optimizers create while they load must stay trainable
+                    next_iteration = load_checkpoint(
+                        self.content(),
+                        folder,
+                        saver=saver,
+                        layout=current_runtime().layout,
+                        hooks=tuple(self.load_hooks.values()),
+                        options=how,
+                        is_trusted=trusted or self._is_of_project(folder),
+                    )
                 break
             except ReplacedError:
                 if is_last:
@@ -241,7 +247,7 @@ class Checkpointer:
         return True
 
     def _content_and_choices(
-        self, options: Mapping[str, Any], *, safe: bool
+        self, options: Mapping[str, Any], *, rank: int, safe: bool
     ) -> tuple[RunObjects, SaveChoices]:
         """Return what to save and how, by the further arguments of `save_state`.
 
@@ -259,8 +265,8 @@ class Checkpointer:
             known = ["blocking", "metrics", "checkpoint_format", "max_shard_size", *sorted(of_format)]
             raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
         return content, SaveChoices(
-            rank=self._processes.process_index,
-            is_writer=self._processes.is_main_process,
+            rank=rank,
+            is_writer=rank == 0,
             safe=safe,
             max_shard_size=max_shard_size,
             engine_options=given,
@@ -364,7 +370,7 @@ class Checkpointer:
                 "the loop.",
                 ", ".join(left),
             )
-        if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
+        if self.project.automatic_checkpoint_naming and choices.rank == 0:
             with suppress(OSError):  # it is not needed for the save
                 self._notice_other_run(target.parent)
         has_own_disk = stage.place != 0
@@ -467,14 +473,6 @@ class Checkpointer:
             model_format=content.form.name,
             objects=class_names(content),
         )
-
-    def _checked_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics that the manifest records: those of the main process, which writes it."""
-        from accel_checkpoint.saving.retention import checked_metrics
-
-        if not self._processes.is_main_process:
-            return {}
-        return checked_metrics(metrics, self.project.retention)
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""

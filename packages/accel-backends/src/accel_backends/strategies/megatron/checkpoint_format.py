@@ -174,7 +174,7 @@ class SavedParts(_Opaque):
         return found
 
     def check(self, description: dict[str, Any]) -> None:
-        """Refuse a checkpoint that lacks a tensor, or has one of another shape.
+        """Request the files that this rank reads; refuse a checkpoint that lacks a tensor or has another shape of it.
 
         Raises:
             CheckpointError: Naming it.
@@ -183,7 +183,8 @@ class SavedParts(_Opaque):
         mapping = core("dist_checkpointing.mapping")
         for leaf in core("dist_checkpointing.dict_utils").nested_values(tree):
             if isinstance(leaf, mapping.ShardedTensor):
-                self._entry_of(leaf)
+                sizes = (1,) * leaf.prepend_axis_num + tuple(leaf.local_shape)
+                self._saved.open(self._entry_of(leaf), sizes, tuple(leaf.global_offset))
 
     def values_of(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return the state that is described, with values in place of the parts."""
