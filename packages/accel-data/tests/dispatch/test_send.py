@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from accel_data.dispatch.send import dispatched_steps, receive_steps, send_steps
-from accel_data.step import NO_BATCH, GlobalStep, ReadStates, full_step
+from accel_data.dispatch.send import DispatchedSteps, receive_steps, send_steps
+from accel_data.step import NO_BATCH, START, GlobalStep, ReadStates, full_step
 from accel_ops import gather
 from accel_ops.transport import ProcessGroupTransport, current_transport, use_transport
 from accel_state.errors import DistributedOperationException, StateError
@@ -14,18 +14,15 @@ from accel_state.errors import DistributedOperationException, StateError
 
 def exchange(pieces_of_steps: list[list[Any]]) -> list[Any]:
     """Send steps to rank 1 and return its pieces there."""
-    shape = full_step(2, 2)
-    if current_transport().rank == 0:
-        read = ((GlobalStep(pieces, shape, 2), ReadStates()) for pieces in pieces_of_steps)
-        assert len(list(dispatched_steps(send_steps(read)))) == len(pieces_of_steps)
-        return []
-    steps = [step for step, _ in dispatched_steps(receive_steps(1, None))]
-    assert [step.num_following for step in steps[:-1]] == [
-        sum(piece is not NO_BATCH for piece in pieces) for pieces in pieces_of_steps[1:]
-    ]
-    assert steps[-1].num_following == 0
-    assert all(step.shape == shape and step.num_batches == 2 for step in steps)
-    return [step.pieces[1] for step in steps]
+    shape, rank = full_step(2, 2), current_transport().rank
+    read = ((GlobalStep(pieces, shape, 2), ReadStates()) for pieces in pieces_of_steps)
+    announced = send_steps(read, 0) if rank == 0 else receive_steps(1, None)
+    steps = list(DispatchedSteps(announced, START, rank=rank, rows_per_batch=2))
+    assert len(steps) == sum(pieces[rank] is not NO_BATCH for pieces in pieces_of_steps)
+    assert [info.is_last for _, info in steps] == [False] * (len(steps) - 1) + [True]
+    assert all(info.shape == shape for _, info in steps)
+    assert [info.end.batches for _, info in steps] == list(range(2, 2 * len(steps) + 2, 2))
+    return [piece for piece, _ in steps] if rank else []
 
 
 def send_all_kinds() -> None:
@@ -38,8 +35,8 @@ def send_all_kinds() -> None:
         [None, torch.eye(3).to_sparse()],
         [torch.zeros(2, 100_000), torch.ones(2, 100_000)],
         [None, None],
-        [torch.ones(1), NO_BATCH],
         [["long" * 5000], ["text" * 5000]],
+        [torch.ones(1), NO_BATCH],
     ])  # fmt: skip
     if not pieces:
         return
@@ -51,8 +48,7 @@ def send_all_kinds() -> None:
     assert torch.equal(pieces[4].to_dense(), torch.eye(3))
     assert pieces[5].eq(1).all()
     assert pieces[6] is None
-    assert pieces[7] is NO_BATCH
-    assert pieces[8] == ["text" * 5000]
+    assert pieces[7] == ["text" * 5000]
 
 
 def test_pieces_may_differ_between_ranks_and_steps(world: Callable[[int], Any]) -> None:
@@ -104,12 +100,10 @@ def failing() -> Iterator[Any]:
 
 
 def fail() -> str:
+    rank = current_transport().rank
+    announced = send_steps(failing(), 0) if rank == 0 else receive_steps(1, None)
     try:
-        list(
-            dispatched_steps(
-                send_steps(failing()) if current_transport().rank == 0 else receive_steps(1, None)
-            )
-        )
+        list(DispatchedSteps(announced, START, rank=rank, rows_per_batch=1))
     except (KeyError, StateError) as error:
         return str(error)
     return "no error"

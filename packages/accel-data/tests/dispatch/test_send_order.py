@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from accel_data.dispatch.scatter import ScatterPlan
-from accel_data.dispatch.send import dispatched_steps, read_steps, send_steps
-from accel_data.step import ReadStates
+from accel_data.dispatch.send import DispatchedSteps, read_steps, send_steps
+from accel_data.step import START, ReadStates
 from accel_ops.transport import Transport, use_transport
 
 
@@ -49,8 +49,8 @@ def run(size: int, **flags: Any) -> list[str]:
     with use_transport(Diary()) as diary:
         steps = read_steps(diary.batches(size, **flags), plan, drop_last=False, read_states=ReadStates)
         try:
-            for step, _ in dispatched_steps(send_steps(steps)):
-                diary.entries.append(f"use {step.pieces[0][0]}, {step.num_following} follow")
+            for (piece,), step in DispatchedSteps(send_steps(steps, 0), START, rank=0, rows_per_batch=1):
+                diary.entries.append(f"use {piece}" + ", the last" * step.is_last)
         except KeyError:
             diary.entries.append("raise")
     return diary.entries
@@ -58,16 +58,16 @@ def run(size: int, **flags: Any) -> list[str]:
 
 def test_the_step_after_the_next_is_read_while_the_others_use_the_current_one() -> None:
     assert run(3) == [
-        *("read 0", "announce 0", "read 1", "announce 1", "read 2", "use 0, 1 follow"),
-        *("announce 2", "use 1, 1 follow"),
-        *("end", "use 2, 0 follow"),
+        *("read 0", "announce 0", "read 1", "announce 1", "read 2", "use 0"),
+        *("announce 2", "use 1"),
+        *("end", "use 2, the last"),
     ]
 
 
 def test_an_error_comes_when_its_step_would_have() -> None:
     assert run(2, fails=True) == [
-        *("read 0", "announce 0", "read 1", "announce 1", "use 0, 1 follow"),
-        *("KeyError: 'the disk is full'", "use 1, 1 follow"),
+        *("read 0", "announce 0", "read 1", "announce 1", "use 0"),
+        *("KeyError: 'the disk is full'", "use 1"),
         "raise",
     ]
 
@@ -80,4 +80,4 @@ def test_without_any_step_the_others_are_told_why(fails: bool, expected: list[st
 
 
 def test_the_only_step_is_known_to_be_the_last() -> None:
-    assert run(1) == ["read 0", "announce 0", "end", "use 0, 0 follow"]
+    assert run(1) == ["read 0", "announce 0", "end", "use 0, the last"]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from accel_data.dispatch.scatter import ScatterPlan
-from accel_data.step import NO_BATCH, GlobalStep, ReadStates
+from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, StepInfo
 from accel_ops.agreement import Call
 from accel_ops.nested.structures import recursively_apply
 from accel_ops.objects import broadcast_from
@@ -86,44 +86,72 @@ class Announced(NamedTuple):
     """A step that all ranks know of, while its tensors are on their way.
 
     Args:
-        step: The step, whose pieces may be outlines; the error that takes its place; None at the end.
+        step: The step; the error that takes its place; None at the end.
         states: States of data set and loader after it, on the rank that reads.
-        arrive: Waits for the tensors, and returns the step with the piece of this rank.
+        receive: Waits for the tensors, and returns the piece of this rank.
     """
 
     step: GlobalStep | Exception | None
     states: ReadStates | None = None
-    arrive: Callable[[], GlobalStep | None] = lambda: None
+    receive: Callable[[], Any] = lambda: NO_BATCH
 
 
-def dispatched_steps(announced: Iterator[Announced]) -> Iterator[tuple[GlobalStep, ReadStates | None]]:
-    """Yield the steps of an epoch, with the states after them.
+class DispatchedSteps:
+    """The steps of one pass as this rank gets them. Iterate it once.
 
-    The step after it is announced first: its tensors travel while this one is used, and it is known which ranks have a
-    batch in it. An error is raised when its step is due; until then all ranks continue.
+    The step after each is announced before it is yielded: its tensors travel while this one is used, and it is known
+    which ranks have a batch in it. An error is raised when its step is due; until then all ranks continue.
+
+    Args:
+        announced: From `send_steps` or `receive_steps`.
+        start: Where the pass begins.
+        rank: This rank among those that read different data.
+        rows_per_batch: Rows of a full batch of the given loader.
+
+    Attributes:
+        num_missed: At the end: steps of other ranks in which this one had no batch.
 
     Raises:
         Exception: What was raised while reading, on the main process; `StateError` on the others. Pickle's error, if a
             piece cannot be pickled; on the others `DistributedOperationException`.
     """
-    current = next(announced)
-    while isinstance(current.step, GlobalStep):
-        following = next(announced)
-        if isinstance(following.step, Exception) and current.step.num_with_batch < len(current.step.pieces):
-            raise following.step  # a rank without a batch would leave the loop and miss it
-        ahead = current.step if isinstance(following.step, Exception) else following.step
-        step = current.arrive()
-        assert step is not None, "a step was announced"
-        step = replace(step, num_following=0 if ahead is None else ahead.num_with_batch)
-        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
-        yield step, current.states if step.num_following else None
-        current = following
-    if current.step is not None:
-        raise current.step
+
+    def __init__(
+        self, announced: Iterator[Announced], start: Position, *, rank: int, rows_per_batch: int
+    ) -> None:
+        self.num_missed = 0
+        self._announced = announced
+        self._start = start
+        self._rank = rank
+        self._rows_per_batch = rows_per_batch
+
+    def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
+        # Not kept: what the steps are read from ends with the loop.
+        announced, self._announced = self._announced, iter(())
+        end, current = self._start, next(announced)
+        while isinstance(current.step, GlobalStep):
+            following, step = next(announced), current.step
+            if isinstance(following.step, Exception) and step.num_with_batch < len(step.pieces):
+                raise following.step  # a rank without a batch would leave the loop and miss it
+            piece = current.receive()
+            if piece is NO_BATCH:
+                self.num_missed = 1
+                return
+            end = Position(
+                end.samples + step.num_batches * self._rows_per_batch, end.batches + step.num_batches
+            )
+            ahead = step if isinstance(following.step, Exception) else following.step
+            step = replace(step, num_following=0 if ahead is None else ahead.num_with_batch)
+            # At its end the data set may only now know that the epoch has ended: its state is taken when it is saved.
+            states = current.states if step.num_following else None
+            yield piece, step.seen_by(self._rank, end=end, states=states)
+            current = following
+        if current.step is not None:
+            raise current.step
 
 
 def send_steps(
-    steps: Iterator[tuple[GlobalStep, ReadStates]], *, is_alone: bool = False
+    steps: Iterator[tuple[GlobalStep, ReadStates]], rank: int, *, is_alone: bool = False
 ) -> Iterator[Announced]:
     """Announce the steps to all ranks and start to send them, on the main process.
 
@@ -131,22 +159,21 @@ def send_steps(
 
     Args:
         steps: The epoch.
+        rank: The main process among the ranks that read different data.
         is_alone: Whether no other rank receives them.
     """
     read = _with_error(steps)
     upcoming = next(read, None)
     while True:
-        arrive = _nothing if is_alone else _send(upcoming[0] if isinstance(upcoming, tuple) else upcoming)
-        current, upcoming = upcoming, next(read, None)
-        if isinstance(current, tuple):
-            step, states = current
-            yield Announced(step, states, partial(_after, arrive, step))
-        else:
-            yield Announced(current)
+        step, states = upcoming if isinstance(upcoming, tuple) else (upcoming, None)
+        arrive = _nothing if is_alone else _send(step)
+        upcoming = next(read, None)
+        piece = step.pieces[rank] if isinstance(step, GlobalStep) else NO_BATCH
+        yield Announced(step, states, partial(_received, piece, arrive, _CPU))
 
 
 def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]:
-    """Return the steps that the main process announces, of whose pieces only that of this rank is there.
+    """Return the steps that the main process announces.
 
     Args:
         rank: This rank among those that read different data.
@@ -154,36 +181,27 @@ def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]
     """
     while True:
         step, arrive = dispatch_batch()
-        if isinstance(step, str):
+        if isinstance(step, GlobalStep):
+            yield Announced(step, None, partial(_received, step.pieces[rank], arrive, device or _CPU))
+        elif step is None:
+            yield Announced(None)
+        else:
             yield Announced(
                 StateError(
                     f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
                     "This rank stops too."
                 )
             )
-        elif step is None:
-            yield Announced(None)
-        else:
-            yield Announced(step, None, partial(_received, step, rank, device or _CPU, arrive))
 
 
 def _nothing() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def _after(arrive: Callable[[], torch.Tensor], step: GlobalStep) -> GlobalStep:
-    arrive()
-    return step
-
-
-def _received(
-    step: GlobalStep, rank: int, device: torch.device, arrive: Callable[[], torch.Tensor]
-) -> GlobalStep:
+def _received(piece: Any, arrive: Callable[[], torch.Tensor], device: torch.device) -> Any:
+    """Return a piece once its tensors have arrived; on the rank that sends it is there."""
     buffer = arrive()
-    pieces: list[Any] = [NO_BATCH] * len(step.pieces)
-    if step.pieces[rank] is not NO_BATCH:
-        pieces[rank] = _piece(step.pieces[rank], buffer, device)
-    return replace(step, pieces=pieces)
+    return _piece(piece, buffer, device) if isinstance(piece, Outline) else piece
 
 
 def _with_error(steps: Iterator[T]) -> Iterator[T | Exception]:

@@ -10,14 +10,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.dispatch.scatter import ScatterPlan
-from accel_data.dispatch.send import dispatched_steps, read_steps, receive_steps, send_steps
+from accel_data.dispatch.send import DispatchedSteps, read_steps, receive_steps, send_steps
 from accel_data.loaders.adapter import build_loader
-from accel_data.loaders.pass_ import Pass, Resumption, Steps
+from accel_data.loaders.pass_ import Pass, Resumption
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
 from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.step import NO_BATCH, GlobalStep, Position, ReadStates, ShardPlan, rows_of_rank
+from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan, rows_of_rank
 from accel_ops.transport import current_transport
 
 
@@ -152,13 +152,12 @@ class DataLoaderDispatcher(PreparedLoader):
             announced = receive_steps(ranks.rank, self.device)
         else:
             read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
-            announced = send_steps(read, is_alone=is_alone)
+            announced = send_steps(read, ranks.rank, is_alone=is_alone)
         plan = self._plan(start.samples)
         if plan is not None:
             self._expect(plan)
-        dispatched = _Dispatched(
-            dispatched_steps(announced), start, rank=ranks.rank, rows_per_batch=self._given_batch_size() or 1
-        )
+        rows_per_batch = self._given_batch_size() or 1
+        dispatched = DispatchedSteps(announced, start, rank=ranks.rank, rows_per_batch=rows_per_batch)
         return self._pass(
             start,
             iter(dispatched),
@@ -198,43 +197,3 @@ class DataLoaderDispatcher(PreparedLoader):
         torch.empty((), dtype=torch.int64).random_(generator=self.base_dataloader.generator)
         if sampler_pass is not None:
             next(iter(sampler_pass), None)
-
-
-class _Dispatched:
-    """The steps of one pass as this rank gets them.
-
-    Args:
-        steps: Sent or received.
-        start: Where the pass begins.
-        rank: This rank among those that read different data.
-        rows_per_batch: Rows of a full batch of the given loader.
-
-    Attributes:
-        num_missed: At the end: steps of other ranks in which this one had no batch.
-    """
-
-    def __init__(
-        self,
-        steps: Iterator[tuple[GlobalStep, ReadStates | None]],
-        start: Position,
-        *,
-        rank: int,
-        rows_per_batch: int,
-    ) -> None:
-        self.num_missed = 0
-        self._steps = steps
-        self._start = start
-        self._rank = rank
-        self._rows_per_batch = rows_per_batch
-
-    def __iter__(self) -> Steps:
-        end, rank = self._start, self._rank
-        # Not kept: what the steps are read from ends with the loop.
-        steps, self._steps = self._steps, iter(())
-        for step, states in steps:
-            if step.pieces[rank] is NO_BATCH:
-                self.num_missed = 1
-                return
-            samples = end.samples + step.num_batches * self._rows_per_batch
-            end = Position(samples, end.batches + step.num_batches)
-            yield step.pieces[rank], step.seen_by(rank, end=end, states=states)

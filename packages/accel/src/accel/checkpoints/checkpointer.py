@@ -227,7 +227,9 @@ class Checkpointer:
             folder = Path(input_dir)
         for is_last in (False, False, True):
             try:
-                with torch.inference_mode(False):  # what optimizers create while they load must stay trainable
+                with torch.inference_mode(
+                    False
+                ):  # what optimizers create while they load must stay trainable
                     next_iteration = load_checkpoint(
                         self.content(),
                         folder,

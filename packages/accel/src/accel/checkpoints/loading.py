@@ -98,7 +98,9 @@ class LoadOptions:
         if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
             wanted.discard("schedulers")
         if not wanted:
-            raise ConfigError("`only` and `skip` leave nothing to load. Leave one of them out, or name a kind.")
+            raise ConfigError(
+                "`only` and `skip` leave nothing to load. Leave one of them out, or name a kind."
+            )
         if not isinstance(options.get("key_map", {}), Mapping):
             raise ConfigError(
                 f"`key_map` is a {type(options['key_map']).__name__}. Pass a dict: the prefix of names in the model by "

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_data.dispatch.rows import can_join, join_rows, num_rows, take_rows
+from accel_data.dispatch.scatter import can_join, join_rows, num_rows, take_rows
 
 Pair = namedtuple("Pair", "left right")
 
