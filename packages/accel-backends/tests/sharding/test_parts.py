@@ -5,7 +5,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from accel_backends.sharding.full_state import full_tensor
-from accel_backends.sharding.parts import cut_like, local_part, new_like, own_pieces, placed_like
+from accel_backends.sharding.parts import empty_like_shard, local_part, local_pieces, shard_like, wrap_like
 
 
 def whole(shape):
@@ -19,12 +19,12 @@ def part_of(shape, layout, placements):
     part = local_part(tensor)
     assert part.data_ptr() == tensor.to_local().data_ptr()
     assert not part.requires_grad
-    new = new_like(tensor, torch.float64)
+    new = empty_like_shard(tensor, torch.float64)
     local_part(new).copy_(part)
     assert not new.requires_grad
     assert new.stride() == tensor.stride()
-    [piece] = own_pieces(tensor)
-    assert local_part(cut_like(tensor, whole(shape))).equal(part)
+    [piece] = local_pieces(tensor)
+    assert local_part(shard_like(tensor, whole(shape))).equal(part)
     return piece.offset, part, new.full_tensor()
 
 
@@ -55,8 +55,8 @@ def test_a_tensor_that_is_not_sharded_is_its_own_part():
     tensor = torch.nn.Parameter(torch.ones(2, 3))
     assert local_part(tensor).data_ptr() == tensor.data_ptr()
     assert not local_part(tensor).requires_grad
-    assert [piece.offset for piece in own_pieces(tensor)] == [(0, 0)]
-    new = new_like(tensor, torch.bfloat16)
+    assert [piece.offset for piece in local_pieces(tensor)] == [(0, 0)]
+    new = empty_like_shard(tensor, torch.bfloat16)
     assert (new.shape, new.dtype, new.requires_grad) == (tensor.shape, torch.bfloat16, False)
     assert new.data_ptr() != tensor.data_ptr()
 
@@ -77,8 +77,8 @@ def parts_and_whole(shape, placements, kept):
     like = DTensor.from_local(
         local, mesh, placements, run_check=False, shape=shape, stride=whole(shape).stride()
     )
-    assert local_part(cut_like(like, whole(shape))).equal(local)
-    for piece in own_pieces(placed_like(like, local)):
+    assert local_part(shard_like(like, whole(shape))).equal(local)
+    for piece in local_pieces(wrap_like(like, local)):
         assert piece.local.equal(whole(shape)[piece.offset[0] :][: len(piece.local)])
     return full_tensor(like)
 

@@ -38,6 +38,7 @@ class SavedFiles:
         self._entries = {} if manifest is None else {one.name: one for one in manifest.files_here}
         self._waiting: list[tuple[Path, Callable[[], str], str]] = []
         self._threads: ThreadPoolExecutor | None = None
+        self._is_in_block = False
 
     @classmethod
     def of(cls, folder: Path) -> Self:
@@ -63,9 +64,10 @@ class SavedFiles:
         path = regular_file(self.folder, name)
         entry = self._entries.get(name)
         if entry is not None:
-            if self._threads is None or entry.num_bytes <= _SMALL_BYTES:
+            if not self._is_in_block or entry.num_bytes <= _SMALL_BYTES:
                 _compare(path, digest_of(path, like=entry.digest), entry.digest)
             else:
+                self._threads = self._threads or digest_threads()
                 digest = begin_digest(path, like=entry.digest, threads=self._threads)
                 self._waiting.append((path, digest, entry.digest))
             del self._entries[name]
@@ -77,21 +79,21 @@ class SavedFiles:
             self.path(name)
 
     def __enter__(self) -> Self:
-        self._threads = digest_threads()
+        self._is_in_block = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._threads is not None
         try:
             # Damage explains any other error; an interruption does not wait for the threads.
             if error is None or isinstance(error, Exception):
                 for path, digest, expected in self._waiting:
                     _compare(path, digest(), expected)
         finally:
-            self._threads.shutdown(cancel_futures=True)
-            self._threads = None
+            if self._threads is not None:
+                self._threads.shutdown(cancel_futures=True)
+            self._threads, self._is_in_block = None, False
             self._waiting.clear()
 
 

@@ -64,8 +64,8 @@ from accel_state.lazy import attach_stub
 from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # what only annotations name is not imported
-    from accel.accelerator_names import *  # noqa: F403  (further names that users import from here)
+if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
+    from accel.accelerator_names import *  # noqa: F403
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -95,7 +95,7 @@ _OWNERS = {
     "scaler": ("_precision", "scaler"),
     "step_scheduler_with_optimizer": ("configuration.scheduling", "step_with_optimizer"),
     "dataloader_config": ("configuration", "loader"),
-    "project_configuration": ("configuration", "project"),
+    "project_configuration": ("_checkpointer", "project"),
     "rng_types": ("configuration", "rng_types"),
     "device_placement": ("configuration", "device_placement"),
     "even_batches": ("configuration.loader", "even_batches"),
@@ -1285,12 +1285,12 @@ class Accelerator(ProcessView):
     @property
     def project_dir(self) -> str | None:
         """Folder for everything the project writes."""
-        return self.configuration.project.project_dir
+        return self.project_configuration.project_dir
 
     @property
     def logging_dir(self) -> str | None:
         """Folder of the local trackers."""
-        return self.configuration.project.logging_dir
+        return self.project_configuration.logging_dir
 
     @property
     def log_with(self) -> list[str | accel_trackers.GeneralTracker]:

@@ -155,3 +155,24 @@ def test_other_names_for_models_that_are_not_loaded_are_refused(folder):
     accelerator, *_ = build()
     with pytest.raises(ConfigError, match="`key_map` has no effect: no models are loaded"):
         accelerator.load_state(folder, only="optimizers", key_map={"a.": "b."})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"only": []}, "`only` and `skip` leave nothing to load"),
+        ({"only": "models", "skip": "models"}, "`only` and `skip` leave nothing to load"),
+        ({"key_map": lambda name: name}, "`key_map` is a function. Pass a dict"),
+    ],
+)
+def test_arguments_that_select_nothing_or_cannot_be_read_are_refused(folder, arguments, message):
+    accelerator, *_ = build()
+    with pytest.raises(ConfigError, match=message):
+        accelerator.load_state(folder, **arguments)
+
+
+def test_what_is_loaded_in_inference_mode_can_be_trained(folder):
+    objects = build(seed=1)
+    with torch.inference_mode():
+        objects[0].load_state(folder)
+    train(*objects)

@@ -17,7 +17,7 @@ from accel_backends.checkpoint_formats.named import (
 )
 from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import HeldTensor
-from accel_backends.sharding.parts import local_part, new_like, own_pieces
+from accel_backends.sharding.parts import empty_like_shard, local_part, local_pieces
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,
@@ -125,8 +125,8 @@ class ShardedFormat(NamedFormat):
             elif entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
                 value = saved.value(entry)
             else:
-                value = new_like(parameter, entry.dtype)
-                for piece in own_pieces(value):
+                value = empty_like_shard(parameter, entry.dtype)
+                for piece in local_pieces(value):
                     saved.read_into(piece.local, entry, piece.offset)
             state.setdefault(numbers[name], {})[kind] = value
         content = {
@@ -151,7 +151,7 @@ class _SavedModel(SavedState):
     def open(self, own: Mapping[str, Any]) -> None:
         for entry, value in self._read_here(own):
             if _is_filled(value):
-                for piece in own_pieces(value):
+                for piece in local_pieces(value):
                     self._saved.open(entry, tuple(piece.local.shape), piece.offset)
             else:
                 self._saved.open(entry, entry.shape, (0,) * len(entry.shape))
@@ -167,7 +167,7 @@ class _SavedModel(SavedState):
             if isinstance(value, DeferredTensor):
                 state[name] = _deferred(self._saved, entry)
             elif _is_filled(value):
-                for piece in own_pieces(value):
+                for piece in local_pieces(value):
                     self._saved.read_into(piece.local, entry, piece.offset)
                 state[name] = value
             else:

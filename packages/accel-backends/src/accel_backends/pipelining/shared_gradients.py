@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.sharding.parts import local_part, placed_like
+from accel_backends.sharding.parts import local_part, wrap_like
 
 
 def shared_parameters(staged: StagedModel) -> Iterator[tuple[int, frozenset[int]]]:
@@ -55,7 +55,7 @@ def add_up_shared(
         total = _summed(total.contiguous(), [ranks[user] for user in sorted(users)])
         if number in earlier:
             total = total + local_part(earlier[number])
-        tensor.grad = placed_like(tensor, total)
+        tensor.grad = wrap_like(tensor, total)
 
 
 def _summed(own: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor:

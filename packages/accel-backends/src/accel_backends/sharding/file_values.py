@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.parts import own_pieces
+from accel_backends.sharding.parts import local_pieces
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.ranks.agreement import Agreement, DeferredError
@@ -64,7 +64,7 @@ class FileValues:
             found.tensor = shard
             replace_tensor(found, torch.empty_like(shard.detach(), device=device))
             shard = found.tensor
-        for piece in own_pieces(shard):
+        for piece in local_pieces(shard):
             self._read_piece(piece, found.names)
 
     def finish(self) -> None:

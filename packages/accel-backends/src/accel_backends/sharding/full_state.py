@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.parts import own_pieces, placed_like
+from accel_backends.sharding.parts import local_pieces, wrap_like
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.formats.deferred import DeferredTensor
@@ -74,7 +74,7 @@ def full_tensor(tensor: DTensor) -> torch.Tensor:
         return tensor.full_tensor()
     # `full_tensor` of torch 2.13 warns about a dimension that two axes shard, and orders some of them wrongly.
     full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    for piece in own_pieces(tensor):
+    for piece in local_pieces(tensor):
         ends = zip(piece.offset, piece.local.shape, strict=True)
         full[tuple(slice(begin, begin + size) for begin, size in ends)] = piece.local
     for axis, placement in enumerate(tensor.placements):
@@ -89,7 +89,7 @@ def _on_device_of_mesh(tensor: DTensor) -> DTensor:
     local, mesh = tensor.to_local(), tensor.device_mesh
     if local.device.type != "cpu" or mesh.device_type == "cpu":
         return tensor
-    return cast(DTensor, placed_like(tensor, local.to(mesh.device_type)))
+    return cast(DTensor, wrap_like(tensor, local.to(mesh.device_type)))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def _deferred(value: Any, *, is_writer: bool) -> Any:
 
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> Any:
-    """Load a whole state into the shards of ``model``; each rank cuts its own parts. No communication."""
+    """Load a full state into the shards of ``model``. No communication."""
     own = model.state_dict()
     parts = {
         name: like_parameter(value, own[name]) if name in own else value for name, value in state.items()
@@ -166,13 +166,14 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool
 def load_state_of_rank_0(
     model: nn.Module, state: Mapping[str, Any], *, device: torch.device, shard_device: torch.device
 ) -> None:
-    """Load a whole state that only rank 0 needs to have into the shards of ``model``. Every rank must call it.
+    """Load a full state that only rank 0 needs to have into the shards of ``model``. Every rank must call it.
 
-    A rank holds one whole tensor at a time beside what it was given. What is on the meta device is replaced.
+    A rank holds one full tensor at a time. Tensors on the meta device are replaced. torch 2.13's `set_model_state_dict`
+    with `broadcast_from_rank0` names no tensor of another shape, and leaves the other ranks waiting.
 
     Args:
         model: The sharded model.
-        state: The state dict; only that of rank 0 is looked at.
+        state: The state dict; only that of rank 0 is used.
         device: Where tensors are sent and received.
         shard_device: Where parameters on the meta device get their memory; buffers are kept on ``device``.
 
@@ -180,10 +181,10 @@ def load_state_of_rank_0(
         CheckpointError: On every rank, if names or shapes differ, naming all.
     """
     tensors = [found for found in named_tensors(model) if found.is_persistent]
-    said = [difference(tensors, state)] if dist.get_rank() == 0 else [""]
-    dist.broadcast_object_list(said, src=0, device=device)
-    if said[0]:
-        raise CheckpointError(said[0])
+    differences = [difference(tensors, state)] if dist.get_rank() == 0 else [""]
+    dist.broadcast_object_list(differences, src=0, device=device)
+    if differences[0]:
+        raise CheckpointError(differences[0])
     for found in tensors:
         whole = torch.empty(found.tensor.shape, dtype=found.tensor.dtype, device=device)
         if dist.get_rank() == 0:
@@ -197,7 +198,7 @@ def load_state_of_rank_0(
 
 
 def difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
-    """Return in what names and shapes a state differs from the tensors of a model; empty if it does not."""
+    """Describe the names and shapes in which a state differs from the tensors of a model; empty if none differ."""
     of_name = {name: found for found in tensors for name in found.names}
     differences = [
         f"`{name}` has the shape {tuple(value.shape)} in the state and {tuple(of_name[name].tensor.shape)} in the model"
@@ -212,7 +213,7 @@ def difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
 
 
 def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole state with each part cut like the parameter it belongs to. No communication."""
+    """Shard the full state of an optimizer like its parameters. No communication."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_number = dict(zip(numbers, parameters, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.parts import cut_like
+from accel_backends.sharding.parts import shard_like
 from accel_state.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ class ReplacedParameters:
 
 @torch.no_grad()
 def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
-    """Return optimizer state placed like its parameter if it has its shape, else as it is. No communication.
+    """Shard optimizer state like its parameter if it has its shape; pass other values through. No communication.
 
     Args:
         value: A state in full, the same on every rank.
@@ -93,4 +93,4 @@ def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
     if moved.is_floating_point():
         # Up only: master weights are stored in fp32, and fp32 state of half-precision parameters stays fp32.
         moved = moved.to(torch.promote_types(moved.dtype, parameter.dtype))
-    return cut_like(parameter, moved)
+    return shard_like(parameter, moved)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_backends.sharding.parts import local_part, placed_like
+from accel_backends.sharding.parts import local_part, wrap_like
 from accel_state.errors import CheckpointError
 
 
@@ -47,4 +47,4 @@ def restore_gradients(models: list[nn.Module], gradients: Mapping[str, Any]) -> 
         if saved is None:
             parameter.grad = None
             continue
-        parameter.grad = placed_like(parameter, saved.clone().to(parameter.device))
+        parameter.grad = wrap_like(parameter, saved.clone().to(parameter.device))

@@ -7,13 +7,16 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel_launch.commands.protocol import COMMAND_GROUP, Command
 from accel_state.environment import snapshot
 from accel_state.registry import Registry
 
-_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+if TYPE_CHECKING:
+    _Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+else:  # which is not generic when annotations are evaluated
+    _Subparsers = argparse._SubParsersAction
 
 
 def make_parser(

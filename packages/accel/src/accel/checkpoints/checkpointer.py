@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -226,15 +227,18 @@ class Checkpointer:
             folder = Path(input_dir)
         for is_last in (False, False, True):
             try:
-                next_iteration = load_checkpoint(
-                    self.content(),
-                    folder,
-                    saver=saver,
-                    layout=current_runtime().layout,
-                    hooks=tuple(self.load_hooks.values()),
-                    options=how,
-                    is_trusted=trusted or self._is_of_project(folder),
-                )
+                with torch.inference_mode(
+                    False
+                ):  # what optimizers create while they load must stay trainable
+                    next_iteration = load_checkpoint(
+                        self.content(),
+                        folder,
+                        saver=saver,
+                        layout=current_runtime().layout,
+                        hooks=tuple(self.load_hooks.values()),
+                        options=how,
+                        is_trusted=trusted or self._is_of_project(folder),
+                    )
                 break
             except ReplacedError:
                 if is_last:

@@ -97,6 +97,15 @@ class LoadOptions:
             wanted.discard("optimizers")
         if others.get("load_module_only", False) or not others.get("load_lr_scheduler_states", True):
             wanted.discard("schedulers")
+        if not wanted:
+            raise ConfigError(
+                "`only` and `skip` leave nothing to load. Leave one of them out, or name a kind."
+            )
+        if not isinstance(options.get("key_map", {}), Mapping):
+            raise ConfigError(
+                f"`key_map` is a {type(options['key_map']).__name__}. Pass a dict: the prefix of names in the model by "
+                "the prefix in the checkpoint."
+            )
         if options.get("key_map") and "models" not in wanted:
             raise ConfigError(
                 "`key_map` has no effect: no models are loaded. Leave it out, or load `models`."

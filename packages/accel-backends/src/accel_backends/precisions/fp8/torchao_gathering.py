@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.parts import placed_like
+from accel_backends.sharding.parts import wrap_like
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 
@@ -107,7 +107,7 @@ def stored(parameter: torch.Tensor) -> torch.Tensor:
     local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
     if not isinstance(local, WeightWithDynamicFloat8CastTensor):
         return parameter
-    return placed_like(parameter, local._tensor)
+    return wrap_like(parameter, local._tensor)
 
 
 def _store_plain(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
