@@ -10,18 +10,12 @@ import torch.distributed as dist
 
 from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step import StepShape, full_step
-from accel_data.trimming import (
-    average_blocks,
-    items_without_rows,
-    select_blocks,
-    select_rows,
-    tensor_without_rows,
-)
+from accel_data.trimming import Selection, average_blocks, items_without_rows, tensor_without_rows
 from accel_ops.collectives import gather
 from accel_ops.nested.describe import find_device, iterate_leaves
 from accel_ops.nested.move import send_to_device
 from accel_ops.nested.rows import concatenate
-from accel_ops.objects import gather_object, items_of
+from accel_ops.objects import gather_object
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient
@@ -83,14 +77,12 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
             _warn_of_missing_rows(found, rows)
     if needs_all:
         return _gather(input_data, use_gather_object)
-    if use_gather_object:
-        return _select_items(
-            gather_object([input_data]), shape, ranks.representatives, loader.counts_batches, full_rows
-        )
-    gathered = _gather_averaged(input_data, ranks)
-    if loader.counts_batches:
-        return select_blocks(gathered, shape, ranks.representatives, len(ranks.of_world))
-    return select_rows(gathered, shape, ranks.representatives, len(ranks.of_world), full_rows)
+    return _gather_selected(
+        input_data,
+        Selection(shape, ranks.representatives, len(ranks.of_world), full_rows, loader.counts_batches),
+        ranks,
+        use_gather_object,
+    )
 
 
 def _gather(data: Any, use_gather_object: bool) -> Any:
@@ -101,17 +93,19 @@ def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
     """Gather everything, from one of the ranks that read the same data."""
     if not ranks.is_shared:
         return _gather(data, use_gather_object)
-    if use_gather_object:
-        values = gather_object([data])
-        return [item for rank in ranks.representatives for item in items_of(values[rank])]
     shape = full_step(1, ranks.num_ranks)
-    return select_blocks(_gather_averaged(data, ranks), shape, ranks.representatives, len(ranks.of_world))
+    selection = Selection(shape, ranks.representatives, len(ranks.of_world), counts_batches=True)
+    return _gather_selected(data, selection, ranks, use_gather_object)
 
 
-def _gather_averaged(data: Any, ranks: DataRanks) -> Any:
-    """Gather tensors; ranks with parts of the same sequences then have the mean of what each computed from its part."""
+def _gather_selected(data: Any, selection: Selection, ranks: DataRanks, use_gather_object: bool) -> Any:
+    """Gather, and select. Ranks with parts of the same sequences have the mean of what each computed from its part."""
+    if use_gather_object:
+        return selection.select_items(gather_object([data]))
     gathered = gather(data)
-    return average_blocks(gathered, ranks.of_world) if ranks.share_sequences else gathered
+    return selection.select_rows(
+        average_blocks(gathered, ranks.of_world) if ranks.share_sequences else gathered
+    )
 
 
 def _holds_objects(data: Any) -> bool:
@@ -120,35 +114,13 @@ def _holds_objects(data: Any) -> bool:
     return bool(leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
-def _select_items(
-    values: list[Any],
-    shape: StepShape,
-    representatives: tuple[int, ...],
-    counts_batches: bool,
-    full_rows: int | None,
-) -> list[Any]:
-    selected: list[Any] = []
-    for rank, rows, num_valid in zip(representatives, shape.rows, shape.num_valid, strict=True):
-        value = values[rank]
-        if counts_batches:
-            selected += items_of(value) if num_valid else []
-        elif items_without_rows(value, rows, full_rows):
-            selected += items_of(value)
-        else:
-            selected += value[:num_valid]
-    return selected
-
-
 def _gather_uneven(
     data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool, full_rows: int | None
 ) -> Any:
     """Gather among the ranks with a batch. Their lengths may differ; a batch is padding as a whole or not at all."""
     members = tuple(rank for rank, number in enumerate(ranks.of_world) if shape.rows[number])
-    own_rows = shape.num_valid[ranks.rank]
-    if not use_gather_object:
-        data = select_rows(data, full_step(own_rows, 1), (0,), 1, full_rows)
-    elif items_without_rows(data, own_rows, full_rows) is None:
-        data = data[:own_rows]
+    own = Selection(full_step(shape.num_valid[ranks.rank], 1), (0,), 1, full_rows)
+    data = own.select_items([data]) if use_gather_object else own.select_rows(data)
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
     values = _gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
@@ -160,7 +132,7 @@ def _gather_uneven(
     if not use_gather_object:
         joined = concatenate(kept)
         return joined if device is None else send_to_device(joined, device)
-    return [item for value in kept for item in items_of(value)]
+    return [item for value in kept for item in value]
 
 
 def _data_ranks(loader: Any) -> DataRanks:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,53 +12,60 @@ import torch
 from accel_data.step import StepShape
 from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
+from accel_ops.objects import items_of
 
 
-def select_rows(
-    data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int, full_rows: int | None = None
-) -> Any:
-    """Return nested tensors, gathered from an even step, without padding. Of tensors that have another number of
-    rows, all rows of ``ranks`` are kept.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The values to keep of a step that all ranks of the world have gathered.
 
     Args:
-        data: Tensors with the rows of all ranks of the world.
         shape: The step, over the ranks that read different data.
-        ranks: For each of these, the rank of the world whose rows are kept.
+        ranks: For each of these, the rank of the world whose values are kept.
         world_size: The ranks of the world.
-        full_rows: Rows of a rank in a full step; tensors with as many are reduced to its new samples, too.
+        full_rows: Rows of a rank in a full step; values with as many are reduced to its new samples, too.
+        counts_batches: Whether the shape counts batches of any number of rows.
     """
-    return _select(
-        data,
-        ranks,
-        world_size,
-        lambda rows: shape.num_valid if rows in (shape.rows[0], full_rows) else [rows] * len(ranks),
-    )
 
+    shape: StepShape
+    ranks: tuple[int, ...]
+    world_size: int
+    full_rows: int | None = None
+    counts_batches: bool = False
 
-def select_blocks(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
-    """Return nested tensors as `select_rows` does, where the shape counts batches of any number of rows."""
-    return _select(data, ranks, world_size, lambda rows: [rows * bool(valid) for valid in shape.num_valid])
+    def select_rows(self, data: Any) -> Any:
+        """Return nested tensors without padding. Of tensors with another number of rows, all of ``ranks`` are kept."""
+        return recursively_apply(self._select, data)
 
+    def select_items(self, values: Sequence[Any]) -> list[Any]:
+        """Return the items of the objects of all ranks, as `select_rows`."""
+        items: list[Any] = []
+        for rank, rows, num_valid in zip(self.ranks, self.shape.rows, self.shape.num_valid, strict=True):
+            value = values[rank]
+            if self.counts_batches:
+                items += items_of(value) if num_valid else []
+            elif items_without_rows(value, rows, self.full_rows):
+                items += items_of(value)
+            else:
+                items += value[:num_valid]
+        return items
 
-def _select(
-    data: Any, ranks: tuple[int, ...], world_size: int, num_kept: Callable[[int], Sequence[int]]
-) -> Any:
-    """Keep the leading rows of the blocks of ``ranks``: ``num_kept(rows)`` for blocks of ``rows`` each."""
-
-    def select(tensor: torch.Tensor) -> torch.Tensor:
+    def _select(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.ndim:  # has not been gathered yet
             return tensor
-        rows = tensor.shape[0] // world_size
+        rows, valid = tensor.shape[0] // self.world_size, self.shape.num_valid
+        if self.counts_batches:
+            kept = [rows * bool(number) for number in valid]
+        else:
+            kept = list(valid) if rows in (self.shape.rows[0], self.full_rows) else [rows] * len(valid)
         parts = [
-            slice(rank * rows, rank * rows + kept)
-            for rank, kept in zip(ranks, num_kept(rows), strict=True)
-            if kept
+            slice(rank * rows, rank * rows + number)
+            for rank, number in zip(self.ranks, kept, strict=True)
+            if number
         ]
         if all(one.stop == two.start for one, two in pairwise(parts)):  # a view
             return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
         return torch.cat([tensor[part] for part in parts])
-
-    return recursively_apply(select, data)
 
 
 def average_blocks(data: Any, of_world: tuple[int, ...]) -> Any:

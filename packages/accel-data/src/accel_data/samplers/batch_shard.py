@@ -247,14 +247,12 @@ class SamplerPass:
         for indices, step in self._sampled() if self.plan is None else self._planned(self.plan):
             self.steps.append(step)
             yield indices
+        if self.plan is not None:
+            self.num_missed = self.plan.num_steps - self.plan.num_local_steps
 
     def _planned(self, plan: ShardPlan) -> Iterator[tuple[list[int], StepInfo]]:
-        yield from plan.steps(
-            self.order.indices(),
-            first_batch=self._start.batches,
-            batches_per_step=self._sharding.batches_per_step,
-        )
-        self.num_missed = plan.num_steps - plan.num_local_steps
+        per_step = self._sharding.batches_per_step
+        return plan.steps(self.order.indices(), first_batch=self._start.batches, batches_per_step=per_step)
 
     def _sampled(self) -> Iterator[tuple[list[int], StepInfo]]:
         end, rank = self._start, self._rank
