@@ -125,6 +125,53 @@ def test_dispatched_map_style_evaluation_is_exact(world: Callable[[int], Any], n
     assert world(num).run(evaluate_dispatched_map_style) == [[]] * num
 
 
+def ragged(rows: list[int]) -> dict[str, Any]:
+    return {"images": [torch.zeros(row % 3 + 1, 2) for row in rows], "ids": torch.tensor(rows)}
+
+
+def packed(rows: list[int]) -> dict[str, Any]:
+    return {"tokens": torch.zeros(1, 4 * len(rows)), "ids": torch.tensor(rows)}
+
+
+def with_a_table(rows: list[int]) -> dict[str, Any]:
+    return {"table": torch.zeros(5, 2), "ids": torch.tensor(rows)}
+
+
+def doubled(rows: list[int]) -> dict[str, Any]:
+    return {"ids": torch.tensor([row for row in rows for _ in range(2)])}
+
+
+def detected(rows: list[int]) -> dict[str, Any]:
+    return {"images": [torch.zeros(2, 4, 4) for _ in rows], "ids": [str(row) for row in rows]}
+
+
+def evaluate_batches_whose_first_tensor_has_other_rows() -> list[Any]:
+    wrong: list[Any] = []
+    kinds = (ragged, packed, with_a_table, doubled, detected)
+    for collate, size, even in product(kinds, (0, 1, 7, 13, 18), (True, False)):
+        for dataset in (Numbers(size), list(range(size))):
+            loader = DataLoader(dataset, batch_size=3, collate_fn=collate)
+            prepared = prepare_data_loader(loader, dispatch_batches=True, even_batches=even)
+            seen, num_steps = list[int](), 0
+            for batch in prepared:
+                ids = gather_for_metrics(batch["ids"], use_gather_object=isinstance(batch["ids"], list))
+                seen, num_steps = (
+                    seen + (ids[::2].tolist() if collate is doubled else list(map(int, ids))),
+                    num_steps + 1,
+                )
+            expected = size if even else min(size, num_steps * 3 * PartialState().num_processes)
+            if seen != list(range(expected)):
+                wrong.append((collate.__name__, size, even, seen))
+    return wrong
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_samples_come_once_where_the_first_tensor_of_a_batch_has_other_rows(
+    world: Callable[[int], Any], num: int
+) -> None:
+    assert world(num).run(evaluate_batches_whose_first_tensor_has_other_rows) == [[]] * num
+
+
 def evaluate_batches_of_the_data_set() -> list[int]:
     prepared = prepare_data_loader(DataLoader(Chunks(5), batch_size=None))
     return [row for batch in prepared for row in gather_for_metrics(batch).tolist()]

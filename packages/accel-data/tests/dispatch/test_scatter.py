@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 import torch
 
 from accel_data.dispatch.scatter import ScatterPlan
 from accel_data.step import NO_BATCH, StepShape, full_step
+from accel_state.errors import ConfigError
 
 
 def test_full_batches_are_handed_on_untouched() -> None:
@@ -45,3 +47,12 @@ def test_without_a_known_size_a_rank_that_lacks_a_batch_repeats_rows() -> None:
     deal = ScatterPlan(num_ranks=2, rows=None, split=False, even=True).scatter(batches, batches)
     assert deal.shape.is_even
     assert deal.shape.num_samples == 3
+
+
+def test_a_batch_whose_rows_are_ambiguous_is_not_split() -> None:
+    batch = {"tokens": torch.zeros(4, 8), "ids": torch.arange(2)}
+    with pytest.raises(ConfigError, match="batch of 2 samples has 4 rows in its first tensor"):
+        ScatterPlan(num_ranks=2, rows=1, split=True, even=True).scatter([batch], [batch], [2])
+    alone = ScatterPlan(num_ranks=1, rows=2, split=True, even=False).scatter([batch], [batch], [2])
+    assert alone.pieces == [batch]
+    assert alone.shape == full_step(2, 1)

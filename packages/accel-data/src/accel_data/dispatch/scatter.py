@@ -48,19 +48,27 @@ class ScatterPlan:
             batches: What was read: `batches_per_step` batches, fewer at the end.
             first: The batches of the first step of the epoch.
             sizes: Samples that each batch was collated from. Where a batch has another number of rows, its
-                rows are not samples, and a short batch cannot be completed with rows of others.
+                rows are not samples: ranks get whole batches.
 
         Raises:
-            ConfigError: If a batch must be cut and has no rows.
+            ConfigError: If a batch must be cut and has no rows, or it is unknown which of its rows are samples.
         """
         counts = [num_rows(batch) for batch in batches]
-        rows_are_samples = sizes is None or all(
-            size in (None, count) for size, count in zip(sizes, counts, strict=True)
-        )
-        if not self.split and self.slice_fn is None and (not rows_are_samples or self._are_full(counts)):
-            pieces, shape = self._whole(batches, counts)
+        known_sizes = counts if sizes is None else sizes
+        rows_are_samples = all(size in (None, count) for size, count in zip(known_sizes, counts, strict=True))
+        takes_whole = self.slice_fn is None and (not self.split or self.num_ranks == 1)
+        if takes_whole and (not rows_are_samples or (not self.split and self._are_full(counts))):
+            # Results have a row for each sample where a part of the batch has, whatever its first tensor has.
+            in_samples = all(map(_has_items, batches, known_sizes))
+            pieces, shape = self._whole(batches, known_sizes if in_samples else counts)
             return GlobalStep(pieces, shape, len(batches))
         known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
+        if not rows_are_samples and self.slice_fn is None and any(map(_has_items, batches, known_sizes)):
+            raise ConfigError(
+                f"A batch of {known_sizes[0]} samples has {known[0]} rows in its first tensor and one for each sample "
+                "in others, so it cannot be split for the processes. Pass `split_batches=False`, or a "
+                "`slice_fn_for_dispatch` that cuts it."
+            )
         fewest = -(-sum(known) // self.num_ranks)
         rows = fewest if self.even or not rows_are_samples else self.rows or fewest
         if all(can_join(batches[0], other) for other in batches[1:]):
@@ -148,6 +156,15 @@ def _checked(count: int | None, batch: Any) -> int:
             "Return tensors or lists from `collate_fn`, or pass `dispatch_batches=False`."
         )
     return count
+
+
+def _has_items(batch: Any, size: int | None) -> bool:
+    """Whether some tensor in a batch has ``size`` rows, or some list ``size`` items, of whatever kind."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[:1] == (size,)
+    if isinstance(batch, list) and len(batch) == size:
+        return True
+    return is_container(batch) and any(_has_items(child, size) for child in children(batch))
 
 
 def num_rows(batch: Any) -> int | None:
