@@ -165,7 +165,9 @@ def test_groups_that_a_body_keeps_are_gone_in_the_next(world):
     world(2).run(keep_groups_in_a_cycle)
     before = world(2).run(num_threads)
     world(2).run(keep_groups_in_a_cycle)
-    assert world(2).run(num_threads) == before
+    after = world(2).run(num_threads)
+    # Threads of earlier tests may end in between.
+    assert all(now <= then for now, then in zip(after, before, strict=True))
 
 
 def test_local_function_is_refused_before_anything_starts():

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,28 @@ def test_the_digest_is_that_of_the_file(tmp_path):
         content = (tmp_path / entry.name).read_bytes()
         assert (entry.num_bytes, entry.digest) == (len(content), digest_of(tmp_path / entry.name))
         assert entry.rank == 1
+
+
+def test_several_files_are_written_in_forked_processes(tmp_path):
+    files = [
+        file
+        for index in range(4)
+        for file in pending_weights({"a": torch.ones(50_000)}, index=index, safe=True, max_shard_size=None)
+    ]
+    torch.set_num_threads(torch.get_num_threads())  # makes the pool that a forked process replaces
+    codes = []
+    for number in range(30):
+        (folder := tmp_path / str(number)).mkdir()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                write_files(files, folder, num_threads=4)
+                code = 0
+            finally:
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    assert codes == [0] * 30
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path):

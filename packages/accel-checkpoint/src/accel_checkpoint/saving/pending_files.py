@@ -285,6 +285,8 @@ def write_files(
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
+    # In a forked process torch replaces its pool of threads at the first use, which fails in two threads at once.
+    torch.set_num_threads(torch.get_num_threads())
     with ThreadPoolExecutor(min(num_threads, MAX_WRITERS), thread_name_prefix="accel-checkpoint") as pool:
         return list(pool.map(write, files))
 

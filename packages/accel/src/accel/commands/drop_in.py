@@ -36,7 +36,7 @@ MARK = SCRIPT.splitlines()[3]
 class DropInCommand:
     """``accel drop-in``; writes two files, or removes them."""
 
-    help = "Make `import accelerate` import accel in this Python environment, or undo that"
+    help = "Install or remove the drop-in: in a Python environment, `import accelerate` imports accel"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add what to do."""
