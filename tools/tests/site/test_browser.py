@@ -69,7 +69,7 @@ def test_a_page_can_be_read_by_everybody_and_asks_nobody(show, page, width, sche
 
 MESSAGES = {
     "accel_state.errors.ConfigError: `total_limit` must be a whole number of at least 1, or None (keep all), got 0.": (
-        "#run-total-limit-must-be"
+        "#configuration-total-limit-must-be"
     ),
     "error: `--num_processes` is 7, which cannot be divided among 2 machines equally. It counts the processes of all"
     " machines. Give a multiple of the machines.": "#request-num-processes-is-which-cannot-be-divided",
