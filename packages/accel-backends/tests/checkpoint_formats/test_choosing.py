@@ -10,8 +10,8 @@ from accel_state.errors import UnknownNameError
 class ZipFormat(FullFormat):
     name = "zip"
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        return [index for index in range(9) if f"model_{index}.zip" in names]
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        return [index for index in range(9) if f"model_{index}.zip" in names], []
 
 
 def formats_of(names, *, form=None, saved_as="", num_models=9):

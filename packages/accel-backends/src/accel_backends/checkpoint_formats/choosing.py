@@ -18,6 +18,11 @@ class SavedFormats:
     models: dict[int, CheckpointFormat] = field(default_factory=dict)
     optimizers: dict[int, CheckpointFormat] = field(default_factory=dict)
 
+    @property
+    def are_open(self) -> bool:
+        """Whether opening a model or an optimizer opens all its files, so that another save may replace them then."""
+        return all(one.opens_all for one in (*self.models.values(), *self.optimizers.values()))
+
 
 def format_called(name: str) -> CheckpointFormat:
     """Return the format of that name.
@@ -53,9 +58,10 @@ def saved_formats(
     """
     saved = SavedFormats()
     for one in _in_turn(form, saved_as):
-        for index in one.model_numbers(names):
+        models, optimizers = one.indexes_in(names)
+        for index in models:
             saved.models.setdefault(index, one)
-        for index in one.optimizer_numbers(names):
+        for index in optimizers:
             saved.optimizers.setdefault(index, one)
         if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
             break

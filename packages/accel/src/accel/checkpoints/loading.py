@@ -14,13 +14,12 @@ from torch import nn
 from accel.checkpoints.items import (
     KINDS,
     ModelItem,
+    RankItem,
     RunObjects,
-    SavedRun,
     StateItem,
-    model_items,
     other_items,
 )
-from accel.checkpoints.rank_state import RankItem
+from accel.checkpoints.saved_run import SavedRun
 from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
@@ -166,8 +165,7 @@ def load_checkpoint(
         with _not_loaded(saver, "opened", folder) as deferred, files:
             if options.verify and topology.local_rank == 0:
                 files.compare_all()
-            bare = run.bare_models
-            left = [] if ModelItem in options.skipped else list(bare)
+            left = [] if ModelItem in options.skipped else list(run.models)
             for hook in hooks:
                 hook(left, str(found.path))
             formats = saved_formats(
@@ -188,10 +186,9 @@ def load_checkpoint(
                 restore_loaders=options.restore_loaders,
                 key_map=options.key_map,
             )
-            models = [run.models[bare.index(model)] for model in left]
-            reading = Reading(run, models, saved, skipped=options.skipped)
+            reading = Reading(run, left, saved, skipped=options.skipped)
         deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
-        is_open = reading.is_open
+        is_open = formats.are_open
         with _not_loaded(saver, "loaded", folder) as deferred:
             reading.load()
         deferred.agree(is_replaced=not is_open and _is_replaced(folder, version))
@@ -224,8 +221,9 @@ class Reading:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
-        rank = RankItem(run, saved.rank, None)
-        items = [*model_items(run, models), *other_items(run, saved), rank]
+        of_models = [ModelItem(run, index, model) for index, model in enumerate(models)]
+        *others, rank = other_items(run, saved)
+        items = [*of_models, *others, rank]
         items = [item for item in items if type(item) not in skipped]
         _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
         names = [(item, item.file_in(saved)) for item in items]
@@ -241,11 +239,6 @@ class Reading:
                     item.strictness(saved).report_error(error, file_name=name, into=item.label)
         if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
             self._contents.append((rank, rank.file, None))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether all files are open, so that another save may replace them before they are loaded."""
-        return all(item.is_open(content, self._saved) for item, _, content in self._contents)
 
     def load(self) -> None:
         """Load all items."""

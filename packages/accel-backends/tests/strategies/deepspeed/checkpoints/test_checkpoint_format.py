@@ -30,11 +30,11 @@ def test_engines_and_their_optimizers_are_known_by_their_files():
 
 def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():
     names = [*STAGE_3, "pytorch_model/optimizer_1.json", "pytorch_model_1/optimizer_0.json"]
-    assert FORMAT.optimizer_numbers(names) == [0, 1]
+    assert FORMAT.indexes_in(names)[1] == [0, 1]
 
 
 def test_without_zero_the_optimizer_is_in_the_file_of_the_model():
-    assert FORMAT.optimizer_numbers(["pytorch_model/mp_rank_00_model_states.pt"]) == [0]
+    assert FORMAT.indexes_in(["pytorch_model/mp_rank_00_model_states.pt"])[1] == [0]
 
 
 def test_a_model_without_an_engine_is_saved_whole():
@@ -54,9 +54,6 @@ class FakeStrategy:
 
     def __init__(self, named):
         self._named = named
-
-    def bare_optimizer(self, optimizer):
-        return optimizer
 
     def local_optimizer_state(self, optimizer):
         return optimizer.state_dict()
@@ -92,7 +89,7 @@ def test_an_engine_without_zero_loads_into_a_plain_optimizer(plain_engine):
     assert torch.equal(read["state"][0]["exp_avg"], wanted["state"][0]["exp_avg"])
     assert read["param_groups"] == wanted["param_groups"]
     saved = FORMAT.open_state(SavedFiles.of(folder), index=0)
-    assert saved.shapes() == {"weight": (2,)}
+    assert saved.shapes == {"weight": (2,)}
     assert saved.read({})["weight"].tolist() == wanted_weights()
 
 
