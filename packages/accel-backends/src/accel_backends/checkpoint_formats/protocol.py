@@ -13,6 +13,7 @@ from torch import nn
 from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import Files as Files
+from accel_state.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +162,6 @@ class CheckpointFormat(ABC):
             CheckpointError: If a file is missing or damaged, or the state is not that of the optimizer's parameters.
             ValueError: If the state does not fit the optimizer; says why.
         """
+
+
+FORMATS: Registry[Callable[[], CheckpointFormat]] = Registry("checkpoint format", "accel.checkpoint_formats")

@@ -330,7 +330,7 @@ class Checkpointer:
         strategy, prepared, runtime = self._strategy, self._prepared, current_runtime()
         name = format_name or strategy.checkpoint_format
         if name not in self._formats:
-            from accel_backends.checkpoint_formats.choosing import FORMATS
+            from accel_backends.checkpoint_formats.protocol import FORMATS
 
             self._formats[name] = FORMATS.get(name)
         return RunObjects(

@@ -19,8 +19,7 @@ from accel.checkpoints.items import (
     StateItem,
     other_items,
 )
-from accel.checkpoints.saved_run import SavedRun
-from accel_backends.checkpoint_formats.choosing import saved_formats
+from accel.checkpoints.saved_run import SavedRun, saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.manifest import version_of

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from accel_backends.checkpoint_formats.choosing import SavedFormats
+from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat
 from accel_checkpoint.file_names import gradients_file, ranks_of_random_states
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_weights
@@ -23,6 +23,60 @@ from accel_state.mesh_layout import MeshLayout
 logger = get_logger(__name__)
 GRADIENTS = "the gradients of this rank"
 _STARTS_OVER = "the gradient accumulation starts over"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFormats:
+    """The format of each model and optimizer in a checkpoint, by index."""
+
+    models: dict[int, CheckpointFormat] = field(default_factory=dict)
+    optimizers: dict[int, CheckpointFormat] = field(default_factory=dict)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether opening a model or an optimizer opens all its files, so that another save may replace them then."""
+        return all(one.opens_all for one in (*self.models.values(), *self.optimizers.values()))
+
+
+def saved_formats(
+    names: Collection[str],
+    *,
+    form: CheckpointFormat,
+    saved_as: str = "",
+    num_models: int,
+    num_optimizers: int,
+) -> SavedFormats:
+    """Return the formats in which models and optimizers are in a checkpoint.
+
+    Formats are asked in turn until all prepared objects are found. The first is the one that the manifest names, then
+    follow the others by name, on every rank the same.
+
+    Args:
+        names: The files of the checkpoint.
+        form: The format of the run, which comes first if the checkpoint has no manifest.
+        saved_as: The format that the manifest names; empty if there is none.
+        num_models: Number of prepared models.
+        num_optimizers: Number of prepared optimizers.
+
+    Raises:
+        UnknownNameError: If no format is called ``saved_as``.
+    """
+    saved = SavedFormats()
+    for one in _in_turn(form, saved_as):
+        models, optimizers = one.indexes_in(names)
+        for index in models:
+            saved.models.setdefault(index, one)
+        for index in optimizers:
+            saved.optimizers.setdefault(index, one)
+        if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
+            break
+    return saved
+
+
+def _in_turn(form: CheckpointFormat, saved_as: str) -> Iterator[CheckpointFormat]:
+    first = form if saved_as in ("", form.name) else FORMATS.get(saved_as)()
+    yield first
+    yield from (FORMATS.get(name)() for name in FORMATS.names() if name != first.name)
 
 
 @dataclass

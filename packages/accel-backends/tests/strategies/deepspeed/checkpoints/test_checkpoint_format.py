@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.checkpoint_format import DeepSpeedFormat
@@ -21,11 +20,9 @@ STAGE_3 = [
 
 def test_engines_and_their_optimizers_are_known_by_their_files():
     names = [*STAGE_3, "model_2.safetensors"]
-    saved = saved_formats(names, form=FullFormat(), num_models=3, num_optimizers=1)
-    models = {index: form.name for index, form in saved.models.items()}
-    assert models == {0: "deepspeed", 1: "deepspeed", 2: "full"}
-    # That of the second engine: the first has none.
-    assert {n: form.name for n, form in saved.optimizers.items()} == {0: "deepspeed"}
+    # The optimizer is that of the second engine: the first has none.
+    assert FORMAT.indexes_in(names) == ([0, 1], [0])
+    assert FullFormat().indexes_in(names) == ([2], [])
 
 
 def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():
