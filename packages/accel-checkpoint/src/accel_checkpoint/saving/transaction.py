@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,17 +19,15 @@ from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import (
-    NOTE_SUFFIX,
-    CollectiveFile,
-    Files,
-    MergedFile,
+    Advance,
     PendingFile,
     pending_file,
+    progress_bar,
+    write_file,
     write_files,
 )
 from accel_checkpoint.saving.retention import Retention, remove_old
-from accel_checkpoint.saving.sink import Advance, FileSink, progress_bar
-from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.saving.snapshot import HostBuffers, fetching_all
 from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
@@ -102,9 +100,7 @@ class Stage:
         self.is_owner = topology.rank == 0
         """Whether this rank commits the files on its file system."""
         self._files: list[PendingFile] = []
-        self._collective: list[CollectiveFile] = []
         self._is_collective = False
-        self._merged: list[MergedFile] = []
         self._foreign: list[str] = []
         self._failure: BaseException | None = None
         self._is_rejected = False  # whether the last round failed while the checkpoint was not saved
@@ -156,21 +152,20 @@ class Stage:
         """
         self._foreign.extend(names)
 
-    def gather(self, collect: Callable[[Stage], Files], *, is_collective: bool = False) -> None:
+    def gather(
+        self, collect: Callable[[Stage], Iterable[PendingFile]], *, is_collective: bool = False
+    ) -> None:
         """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends.
 
         Args:
-            collect: Returns the files of this rank; called at once.
-            is_collective: Whether they may include collective ones; the same on every rank.
+            collect: Returns the files of this rank, and those that all ranks write together; called at once.
+            is_collective: Whether all ranks may write some together; the same on every rank.
         """
         self._is_collective = self._is_collective or is_collective
         with self._recording_failure():
             # Even after a failure: the other ranks may wait in its collectives.
             if self._failure is None or self._topology.world_size > 1:
-                files = collect(self)
-                self._files += files.own
-                self._collective += files.collective
-                self._merged += files.merged
+                self._files += collect(self)
 
     def __enter__(self) -> Self:
         self._begin()
@@ -250,7 +245,7 @@ class Stage:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
         """
         written = self._write(num_threads, advance)
-        self._files, self._collective = [], []  # the handle of a save may live longer than the snapshot
+        files, self._files = self._files, []  # the handle of a save may live longer than the snapshot
         is_main = self._topology.rank == 0
         parts = self._agree("written", written)
         # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
@@ -263,7 +258,7 @@ class Stage:
         is_saved: bool | None = False
         with self._recording_failure():
             if is_main:
-                self._entries += self._write_merged()
+                self._entries += self._write_tables(files)
                 self._commit_part(self._entries)
                 is_saved = True
         if is_main and not is_saved and self._staging.is_committed:
@@ -281,59 +276,58 @@ class Stage:
     def _take_snapshot(self, buffers: HostBuffers) -> None:
         """Replace the content by a copy of it as it is now; a failure is reported in the next round."""
         self._check_all_collected()
-        files: list[PendingFile] = []
+        own, together = self._own_and_together()
+        copies: list[PendingFile] = []
         buffers.begin()
         with self._recording_failure():
             if self._failure is None:
-                files += [file.snapshot(buffers) for file in self._files]
-        for one in self._collective:
-            with self._recording_failure():
-                copied = one.snapshot(buffers)
-                files += [] if copied is None else [copied]
+                copies += [file.snapshot(buffers) for file in own]
+        for file in together:
+            with self._recording_failure(), fetching_all(file.deferred):
+                if file.is_writer:
+                    copies.append(file.snapshot(buffers))
         with self._recording_failure():
             buffers.join_streams()
-        self._files, self._collective, self._is_collective = files, [], False
+        self._files, self._is_collective = copies, False
 
     def _write(self, num_threads: int, advance: Advance | None) -> list[FileEntry]:
         """Write this rank's files, force them to disk and return their entries."""
-        folder, written = self.path, list[tuple[PendingFile, FileSink]]()
-        foreign: list[FileEntry] = []
+        folder, written = self.path, list[FileEntry]()
         self._check_all_collected()
-        for one in self._collective:
+        own, together = self._own_and_together()
+        for file in together:
             with self._recording_failure():
-                sink = one.write(folder, advance=advance)
-                if one.file is not None and sink is not None:
-                    written.append((one.file, sink))
+                entry = write_file(file, folder, advance=advance)
+                written += [] if entry is None else [entry]
         with self._recording_failure():
             if self._failure is None:
-                sinks = write_files(self._files, folder, num_threads=num_threads, advance=advance)
-                written += zip(self._files, sinks, strict=True)
-                for inner in folders_of(file.name for file in self._files):
+                written += write_files(own, folder, num_threads=num_threads, advance=advance)
+                for inner in folders_of(entry.name for entry in written):
                     force_to_disk(folder / inner)
-                foreign += self._foreign_entries(self._foreign)
+                written += self._foreign_entries(self._foreign)
                 force_to_disk(folder)
-        rank = self._topology.rank
-        return [*(sink.entry(file.name, rank=rank, place=self.place) for file, sink in written), *foreign]
+        return [replace(entry, rank=self._topology.rank, place=self.place) for entry in written]
+
+    def _own_and_together(self) -> tuple[list[PendingFile], list[PendingFile]]:
+        """Return the files that this rank writes by itself, and those of which all ranks fetch tensors."""
+        own = [file for file in self._files if file.is_writer and not file.deferred]
+        return own, [file for file in self._files if file.deferred]
 
     def _check_all_collected(self) -> None:
         """Before the first collective file: raise on every rank if one has failed, since it would not take part."""
         if self._is_collective:
             self._agree("collected")
 
-    def _write_merged(self) -> list[FileEntry]:
-        """On rank 0: write the files that need to know about those of all ranks, and return their entries."""
-        notes, written = dict[str, str](), list[FileEntry]()
-        for entry in self._entries if self._merged else ():
-            with suppress(FileNotFoundError):
-                note = self.path / f"{entry.name}{NOTE_SUFFIX}"
-                notes[entry.name] = note.read_text(encoding="utf-8")
-                note.unlink()
-        for file in self._merged if self._failure is None else ():
-            with FileSink(self.path / file.name) as sink:
-                file.write(sink, notes)
-            written.append(sink.entry(file.name))
-            force_to_disk((self.path / file.name).parent)
-        return written
+    def _write_tables(self, files: Sequence[PendingFile]) -> list[FileEntry]:
+        """On rank 0: write the tables of states that all ranks have written parts of, and return their entries."""
+        if self._failure is not None:
+            return []
+        names = [entry.name for entry in self._entries]
+        tables = [table for file in files if (table := file.table(names)) is not None]
+        entries = write_files(tables, self.path)
+        for folder in folders_of(entry.name for entry in entries):
+            force_to_disk(self.path / folder)
+        return entries
 
     def _commit_part(self, listed: Sequence[FileEntry]) -> list[FileEntry]:
         """Commit the part on this file system, and return those of its files that no rank has reported."""
