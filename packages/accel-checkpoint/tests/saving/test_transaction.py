@@ -103,7 +103,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
             if killed is not None and killed[0] == rank:
                 stage._begin()
                 collect(rank, stage)
-                stage._complete()
+                stage._complete(stage._files)
             else:
                 with stage:
                     collect(rank, stage)

@@ -189,6 +189,12 @@ def pending_file(name: str, content: Any) -> PendingFile:
     )
 
 
+def snapshot_of(file: PendingFile, buffers: HostBuffers) -> PendingFile | None:
+    """Return a snapshot of a file; None on a rank that does not write it. See `write_file`."""
+    with fetching_all(file.deferred):
+        return file.snapshot(buffers) if file.is_writer else None
+
+
 def write_files(
     files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, advance: Advance | None = None
 ) -> list[FileEntry]:
