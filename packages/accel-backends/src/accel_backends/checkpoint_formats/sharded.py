@@ -24,11 +24,10 @@ from accel_checkpoint.file_names import (
     numbers_of_sharded,
     sharded_folder,
 )
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece, pieces_of
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_checkpoint.saving.snapshot import is_plain
 from accel_state.errors import CheckpointError

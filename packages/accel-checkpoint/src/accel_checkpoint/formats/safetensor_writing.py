@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
-from accel_checkpoint.formats.safetensor_ranges import DTYPES
+from accel_checkpoint.formats.weight_files import DTYPES
 from accel_state.errors import CheckpointError
 
 ALIGNMENT = 64

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Self
 
-from accel_checkpoint.digests import Digest
-from accel_checkpoint.manifest import FileEntry
+from accel_checkpoint.files import Digest, FileEntry
 from accel_checkpoint.saving.snapshot import nonfinite_in
 from accel_state.availability import is_tqdm_available
 

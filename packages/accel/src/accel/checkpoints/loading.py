@@ -24,14 +24,12 @@ from accel.checkpoints.rank_state import RankItem
 from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
+from accel_checkpoint.listing import Found, check_loadable, checkpoints_in, part_of_save, token_of
 from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
-from accel_checkpoint.reading.listing import Found, checkpoints_in
-from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
-from accel_checkpoint.reading.strictness import MISMATCH_ERRORS, Strictness
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
+from accel_checkpoint.strictness import MISMATCH_ERRORS, Strictness
 from accel_state.errors import AccelError, ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -161,7 +159,7 @@ def load_checkpoint(
     value = deferred.agree(value, _first_and_highest, is_replaced=_is_replaced(folder, version))
     token, next_number = value.split(",")
     assert found is not None
-    files = SavedFiles(found.path, found.manifest)
+    files = found.files
     with trusted_files(is_trusted or is_saved_here(token)):
         with _not_loaded(saver, "opened", folder) as deferred, files:
             if options.verify and topology.local_rank == 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from accel_checkpoint.saved_files import DamagedFileError
+from accel_checkpoint.files import DamagedFileError
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.user_warnings import warn_user
 
