@@ -7,7 +7,8 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.files import SavedFiles, regular_file
+from accel_checkpoint.files import DamagedFileError, SavedFiles, regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, name_of_displaced
@@ -174,7 +175,9 @@ def inspect_all(paths: Iterable[Path]) -> list[Found]:
     return found
 
 
-def find_newest(folder: Path, *, allow_foreign: bool = True, report: bool = False) -> Path | None:
+def find_newest(
+    folder: Path, *, allow_foreign: bool = True, report: bool = False, other_than: Path | None = None
+) -> Path | None:
     """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
 
     Retries if the last one cannot be loaded, since a running job may just be replacing it.
@@ -183,6 +186,7 @@ def find_newest(folder: Path, *, allow_foreign: bool = True, report: bool = Fals
         folder: The folder of checkpoints.
         allow_foreign: Whether it may be another package's, which has no manifest.
         report: Warn of newer checkpoints that are incomplete or damaged; raise an error if one cannot be read.
+        other_than: A checkpoint that is left out.
 
     Raises:
         CheckpointError: If the folder cannot be read.
@@ -190,7 +194,7 @@ def find_newest(folder: Path, *, allow_foreign: bool = True, report: bool = Fals
     states = (State.COMMITTED, State.FOREIGN) if allow_foreign else (State.COMMITTED,)
     try:
         for wait_s in (0.02, 0.1, 0.0):
-            checkpoints = checkpoints_in(folder)
+            checkpoints = [one for one in checkpoints_in(folder) if one.path != other_than]
             good = [number for number, found in enumerate(checkpoints) if found.state in states]
             newest = checkpoints[good[-1]].path if good else None
             skipped = [one for one in checkpoints[good[-1] + 1 if good else 0 :] if not one.can_be_loaded]
@@ -279,13 +283,19 @@ def is_part(folder: Path) -> bool:
     return any(one.manifest is not None and one.manifest.place != 0 for one in found)
 
 
+def highest_number(folder: Path) -> int:
+    """Return the highest number that the name of a folder in ``folder`` has; -1 if none has one."""
+    with os.scandir(folder) as entries:
+        numbers = [checkpoint_number(name_of_displaced(Path(entry.name))) for entry in entries]
+    return max((number for number in numbers if number is not None), default=-1)
+
+
 def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]:
     """Return the highest number in ``folder``, and whether that checkpoint is of another run that still goes on.
 
     That is so if the process of the run is alive here, or if the number was at most ``before`` at the last call.
     """
-    numbers = [checkpoint_number(path.name) for path in folder.iterdir()]
-    newest = max((number for number in numbers if number is not None), default=-1)
+    newest = highest_number(folder)
     match = re.fullmatch(TOKEN, token_of(folder / checkpoint_name(newest)))
     # The parent may be a notebook that has trained before.
     if match is None or match[1] == stamp() or match[1].split("-")[1] == str(os.getppid()):
@@ -293,11 +303,19 @@ def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]
     return newest, (before is not None and newest > before) or has_ended_by_stamp(match[1]) is False
 
 
+@contextmanager
+def naming_another(folder: Path) -> Iterator[None]:
+    """Add the newest other checkpoint to the error of a damaged file in the checkpoint in ``folder``."""
+    try:
+        yield
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}{_hint(folder)}") from error
+
+
 def _hint(folder: Path) -> str:
+    """Return a sentence with the newest checkpoint that can be loaded instead; empty if there is none."""
     inside = find_newest(folder_of_checkpoints(folder))
     if inside is not None:
         return f" The newest complete one in it is `{inside}`."
-    good = find_newest(folder.parent)
-    if good is None or good == folder:
-        return ""
-    return f" The newest complete one beside it is `{good}`."
+    good = find_newest(folder.parent, other_than=folder)
+    return "" if good is None else f" The newest complete one beside it is `{good}`."
