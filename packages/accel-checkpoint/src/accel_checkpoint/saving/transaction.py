@@ -12,9 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
+from accel_checkpoint.files import (
+    FileEntry,
+    digest_of,
+    files_below,
+    folders_of,
+    force_to_disk,
+    make_durably,
+    regular_file,
+)
+from accel_checkpoint.manifest import Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
