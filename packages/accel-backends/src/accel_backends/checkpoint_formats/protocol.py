@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import Files as Files
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.saving.pending_files import PendingFile
 from accel_state.registry import Registry
 
 
@@ -126,7 +126,9 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the files of a model.
 
         Raises:
@@ -134,7 +136,9 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the files of an optimizer. It may communicate.
 
         Raises:

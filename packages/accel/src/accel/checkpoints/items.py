@@ -24,7 +24,6 @@ from accel.checkpoints.saved_run import GRADIENTS, RankState, SavedRun
 from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
-    Files,
     PreparedModel,
     PreparedOptimizer,
     SaveChoices,
@@ -48,10 +47,10 @@ from accel_checkpoint.file_names import (
     ranks_of_random_states,
     weight_format,
 )
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.random_states import to_file as states_to_file
-from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
+from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
 from accel_ops.random import capture_rng_states
@@ -163,7 +162,7 @@ class StateItem(ABC):
         return name if name in saved.files.names else None
 
     @abstractmethod
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the files that this rank writes."""
 
     @abstractmethod
@@ -214,7 +213,7 @@ class ModelItem(StateItem):
         form = saved.formats.models.get(self.index)
         return None if form is None else form.model_file(self.index)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> SavedModel:
@@ -272,7 +271,7 @@ class OptimizerItem(StateItem):
         form = saved.formats.optimizers.get(self.index)
         return None if form is None else form.optimizer_file(self.index)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         return self.run.form.optimizer_files(self._prepared({}), index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> Callable[[], None]:
@@ -299,9 +298,13 @@ class CustomItem(StateItem):
     key = "custom"
     file_of = staticmethod(custom_file)
     numbers_in = staticmethod(numbers_of_custom)
+    is_trained: ClassVar[bool] = False
+    """Whether its values should be finite."""
 
-    def save(self, choices: SaveChoices) -> Files:
-        return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
+        if not choices.is_writer:
+            return []
+        return [TorchFile(self.file, self.value.state_dict(), is_trained=self.is_trained)]
 
     def read(self, saved: SavedRun, name: str) -> Any:
         return saved.content(name)
@@ -340,6 +343,7 @@ class ScalerItem(CustomItem):
     label = "the gradient scaler"
     file_of = staticmethod(lambda index: SCALER_NAME)
     numbers_in = staticmethod(lambda names: [0] if SCALER_NAME in names else [])
+    is_trained = True
 
     def report_missing(self, saved: SavedRun) -> None:
         note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
@@ -376,7 +380,7 @@ class LoaderItem(StateItem):
                 return of_rank
         return super().file_in(saved)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
         names, is_under_way = [self.file] if choices.is_writer else [], self.is_under_way
         if choices.rank > 0 and self._has_state_per_rank:
@@ -389,7 +393,7 @@ class LoaderItem(StateItem):
                 self.label,
             )
         content = to_file(self.value, is_under_way=is_under_way) if names else {}
-        return Files([TorchFile(name, content) for name in names])
+        return [TorchFile(name, content) for name in names]
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
         return name, saved.content(name)
@@ -441,15 +445,17 @@ class RankItem(StateItem):
         name = random_states_file(saved.rank_source[0])
         return name if name in saved.files.names else None
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.accumulation["is_accumulating"]:
-            files.append(SafetensorsFile(gradients_file(self.index), open_gradients(run.models), {}))
+            name, gradients = gradients_file(self.index), open_gradients(run.models)
+            # The gradients of a scaled loss may overflow.
+            files.append(SafetensorsFile(name, gradients, {}, is_trained=False))
         states = states_to_file(
             capture_rng_states(), accumulation=run.accumulation, device_index=run.device_index
         )
-        return Files([*files, TorchFile(self.file, states)])
+        return [*files, TorchFile(self.file, states)]
 
     def read(self, saved: SavedRun, name: str) -> RankState:
         """Return the random states and the accumulation."""
@@ -530,7 +536,7 @@ def files_to_save(
     *,
     hooks: Sequence[SaveHook],
     value_of_rank_0: Callable[[str], str],
-) -> Files:
+) -> list[PendingFile]:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
@@ -547,7 +553,7 @@ def files_to_save(
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
     before = [run.form.model_state(PreparedModel(run.strategy, model)) for model in run.models]
-    models, weights, parts = list(run.models), list(before), list[Files]()
+    models, weights, files = list(run.models), list(before), list[PendingFile]()
     try:
         for hook in hooks:
             hook(models, weights, str(folder))
@@ -558,13 +564,8 @@ def files_to_save(
         kept_on_0 = value_of_rank_0(kept)
         weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         items = [ModelItem(run, index, None, state) for index, state in enumerate(weights)]
-        parts += [item.save(choices) for item in (*items, *run.others) if item.is_collective]
-    parts += [item.save(choices) for item in run.others if not item.is_collective]
-    return Files(
-        own=[file for part in parts for file in part.own],
-        collective=[file for part in parts for file in part.collective],
-        merged=[file for part in parts for file in part.merged],
-    )
+        files += [f for item in (*items, *run.others) if item.is_collective for f in item.save(choices)]
+    return [*files, *(f for item in run.others if not item.is_collective for f in item.save(choices))]
 
 
 @contextmanager

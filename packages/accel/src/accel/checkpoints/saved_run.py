@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat
 from accel_checkpoint.file_names import gradients_file, ranks_of_random_states
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_weights
+from accel_checkpoint.listing import Found
 from accel_checkpoint.random_states import States, from_file, reseed_for
-from accel_checkpoint.reading.listing import Found
-from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.strictness import Strictness
 from accel_ops.random import restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
