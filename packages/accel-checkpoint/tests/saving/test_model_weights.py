@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.saving.model_weights import save_model
 from accel_checkpoint.saving.pending_files import SafetensorsFile
+from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_state.errors import CheckpointError, ConfigError
 
 
