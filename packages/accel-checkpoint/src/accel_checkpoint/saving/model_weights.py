@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat, weight_format
 from accel_checkpoint.files import force_to_disk
-from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.pending_files import (
     Advance,
     JsonFile,
@@ -34,12 +29,10 @@ from accel_checkpoint.saving.snapshot import (
     second_names_in,
     sharable_in,
 )
+from accel_checkpoint.saving.staging import temporary_folder
 from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
-
-_PREFIX = ".saving-"
-_STAGED = re.compile(rf"{re.escape(_PREFIX)}({STAMP})-.*")
 
 
 def save_model(
@@ -106,7 +99,7 @@ def save_weights(
         written = SAFETENSORS if safe_serialization else PICKLED
         names = [file.name for file in files]
         folder = _make_folder(save_directory)
-        with _staging_folder(folder) as staged:
+        with temporary_folder(folder, "weights") as staged:
             for file in files:
                 _write(file, staged, folder=folder, advance=advance)
             _publish(staged, names, index=written.index)
@@ -123,24 +116,6 @@ def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | 
             f"`{folder / file.name}` could not be written: {error}. "
             "Free space on the disk or fix its permissions, and save again."
         ) from error
-
-
-@contextmanager
-def _staging_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder inside ``folder``, on the same disk, and remove it in the end.
-
-    Folders that killed processes of this machine left behind are removed first.
-    """
-    for path in folder.glob(f"{_PREFIX}*"):
-        abandoned = _STAGED.fullmatch(path.name)
-        if abandoned and has_ended_by_stamp(abandoned[1]):
-            with suppress(FileNotFoundError):  # another process may remove it, too
-                shutil.rmtree(path)
-    staged = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{stamp()}-", dir=folder))
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged)
 
 
 def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:

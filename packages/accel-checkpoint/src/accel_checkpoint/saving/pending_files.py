@@ -257,9 +257,10 @@ class FileSink:
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._buffer = bytearray()
-        self._digest = Digest()
+        self._digest: Digest | None = None  # begun with the first bytes
         self._advance = advance
         self._error: OSError | None = None
+        self._num_written = 0
         self._num_begun = 0  # bytes that the disk has been told to write
         self.num_bytes = 0
         self.digest = ""
@@ -274,7 +275,7 @@ class FileSink:
         try:
             if error is None:
                 self._flush()
-                self.digest = str(self._digest)
+                self.digest = str(self._digest or Digest())
                 os.fsync(self._descriptor)
         except OSError as failed:
             self._keep(failed)
@@ -308,27 +309,28 @@ class FileSink:
             self._append(memoryview(collected))
 
     def _append(self, chunk: memoryview) -> None:
+        self._digest = self._digest or Digest()
         self._digest.update(chunk)
         if self._advance is not None:
             self._advance(len(chunk))
         try:
             while chunk:
-                chunk = chunk[os.write(self._descriptor, chunk) :]
-            self._begin_flush()
+                num_bytes = os.write(self._descriptor, chunk)
+                chunk = chunk[num_bytes:]
+                self._num_written += num_bytes
+            if self._num_written - self._num_begun >= _CHUNK_BYTES:
+                self._begin_flush()
         except OSError as error:
             self._keep(error)
             raise self._error from error  # type: ignore[misc]  # `_keep` has set it
 
     def _begin_flush(self) -> None:
         """Let the disk write while more is computed: `fsync` would begin with it at the end."""
-        written = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        if written - self._num_begun >= _CHUNK_BYTES and hasattr(os, "posix_fadvise"):
+        begin, self._num_begun = self._num_begun, self._num_written
+        if hasattr(os, "posix_fadvise"):
             with suppress(OSError):  # a hint that some file systems do not take
                 # Linux begins to write these pages, and drops only those that are on the disk by then.
-                os.posix_fadvise(
-                    self._descriptor, self._num_begun, written - self._num_begun, os.POSIX_FADV_DONTNEED
-                )
-            self._num_begun = written
+                os.posix_fadvise(self._descriptor, begin, self._num_written - begin, os.POSIX_FADV_DONTNEED)
 
     def _keep(self, error: OSError) -> None:
         """Keep the first error, with the name of the file: `torch.save` may call `write` again after one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,9 +114,10 @@ def _not_plain(content: Any, where: str) -> Iterator[tuple[str, Any]]:
     if kind in CONTAINERS:
         is_mapping = isinstance(content, Mapping)
         for name, value in content.items() if is_mapping else enumerate(content):
-            if is_mapping:
+            if is_mapping and type(name) is not str:
                 yield from _not_plain(name, f"{where} key")
-            yield from _not_plain(value, f"{where}.{name}" if where else str(name))
+            if type(value) not in LEAVES:  # such as the hundreds of numbers of a random state
+                yield from _not_plain(value, f"{where}.{name}" if where else str(name))
     elif isinstance(content, np.generic) or kind is np.ndarray:
         if content.dtype.kind not in "biufc":
             yield where, content
@@ -148,13 +149,15 @@ def _is_loadable(content: Any) -> bool:
 
 def leaves(content: Any, path: Keys = ()) -> list[tuple[Keys, Any]]:
     """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
-    if isinstance(content, Mapping):
-        members: Iterable[tuple[Any, Any]] = content.items()
-    elif isinstance(content, (list, tuple)):
-        members = enumerate(content)
-    else:
+    if not isinstance(content, (Mapping, list, tuple)):
         return [(path, content)]
-    return [leaf for name, value in members for leaf in leaves(value, (*path, name))]
+    found: list[tuple[Keys, Any]] = []
+    for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+        if isinstance(value, (Mapping, list, tuple)):
+            found += leaves(value, (*path, name))
+        else:
+            found.append(((*path, name), value))
+    return found
 
 
 def map_tensors(content: Any, copy: Copy) -> Any:

@@ -40,7 +40,8 @@ from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _saved: set[str] = set()
 """Tokens of the saves of this process."""
 
@@ -256,17 +257,17 @@ class Stage:
     def _write(self, files: Sequence[PendingFile], num_threads: int) -> list[FileEntry]:
         """Write the files, force them to disk, and return the entries of those that this rank writes."""
         self._check_all_collected()
+        folder, written = self.path, list[FileEntry]()
         is_shown = self._topology.rank == 0 and self._buffers is None
-        written = list[FileEntry]()
         with progress_bar(f"Saving {self.target.name}", is_shown=is_shown) as advance:
             for file in files:
                 if file.deferred:
-                    entry = self._attempt(write_file, file, self.path, advance=advance)
+                    entry = self._attempt(write_file, file, folder, advance=advance)
                     written += [] if entry is None else [entry]
             if self._failure is None:
                 own = [file for file in files if file.is_writer and not file.deferred]
                 written += (
-                    self._attempt(write_files, own, self.path, num_threads=num_threads, advance=advance) or ()
+                    self._attempt(write_files, own, folder, num_threads=num_threads, advance=advance) or ()
                 )
         if self._failure is None:
             self._attempt(self._force_folders_to_disk, [entry.name for entry in written])
@@ -353,8 +354,9 @@ class Stage:
         return entries
 
     def _force_folders_to_disk(self, names: Iterable[str]) -> None:
+        path = self.path
         for folder in folders_of(names):
-            force_to_disk(self.path / folder)
+            force_to_disk(path / folder)
 
     def _clean_up(self, nonfinite: str) -> None:
         """Remove what the new checkpoint replaces, but not the last finite one."""
@@ -368,7 +370,7 @@ class Stage:
             self._staging.finalize(keep_finite=bool(nonfinite))
             if self._request.retention is not None:
                 remove_old(self.target.parent, retention=self._request.retention, newest=self.target)
-            remove_stale_folders(self.path.parent)
+            remove_stale_folders(self._staging.path.parent)
         except OSError as error:
             warn_user(
                 f"`{self.target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
