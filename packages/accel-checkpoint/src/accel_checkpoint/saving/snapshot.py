@@ -18,8 +18,6 @@ from accel_checkpoint.formats.torch_files import CONTAINERS, LEAVES, harmless_gl
 from accel_ops.shared_tensors import Name, aliases
 from accel_state.errors import CheckpointError
 
-_NUMPY_KINDS = "biufc"
-
 Keys = tuple[Any, ...]
 Copy = Callable[[torch.Tensor], torch.Tensor]
 
@@ -121,7 +119,7 @@ def _not_plain(content: Any, where: str) -> Iterator[tuple[str, Any]]:
             if type(value) not in LEAVES:  # such as the hundreds of numbers of a random state
                 yield from _not_plain(value, f"{where}.{name}" if where else str(name))
     elif isinstance(content, np.generic) or kind is np.ndarray:
-        if content.dtype.kind not in _NUMPY_KINDS:
+        if content.dtype.kind not in "biufc":
             yield where, content
     elif isinstance(content, torch.Tensor):
         if kind not in _registered():

@@ -40,7 +40,8 @@ from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _saved: set[str] = set()
 """Tokens of the saves of this process."""
 
@@ -246,7 +247,7 @@ class Stage:
         self._check_all_collected()
         self._is_collective = False
         buffers.begin()
-        copies = []
+        copies: list[PendingFile | None] = []
         for file in files:
             if file.deferred or (file.is_writer and self._failure is None):
                 copies.append(self._attempt(snapshot_of, file, buffers))
