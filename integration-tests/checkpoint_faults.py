@@ -26,10 +26,10 @@ from forking import Runs
 from safetensors import safe_open
 
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
-from accel_checkpoint.formats.deferred import fetched
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.snapshot import fetched
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")

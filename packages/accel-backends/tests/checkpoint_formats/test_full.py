@@ -14,7 +14,7 @@ STATE = {"w": WEIGHT, "tied": WEIGHT, "b": torch.ones(2)}
 def files_of(state, *, is_writer=True, **options):
     index = options.pop("index", 0)
     choices = SaveChoices(rank=0, is_writer=is_writer, **options)
-    return FullFormat().model_files(state, index=index, choices=choices).own
+    return FullFormat().model_files(state, index=index, choices=choices)
 
 
 @pytest.mark.parametrize("safe", [True, False])

@@ -10,7 +10,6 @@ from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveCh
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError
 
 FORMAT = ShardedFormat()
@@ -25,14 +24,13 @@ def whole(name, add=0):
 
 def write(files, folder):
     """Write the files of all ranks as a save does, and return the names of what this rank wrote."""
-    notes = {file.name: write_file(file, folder).note for file in files.own}
+    names = [write_file(file, folder).name for file in files]
     gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, notes)
-    for file in files.merged:
-        with FileSink(folder / file.name) as sink:
-            file.write(sink, {name: note for notes in gathered for name, note in notes.items()})
+    dist.all_gather_object(gathered, names)
+    for file in files if dist.get_rank() == 0 else ():
+        write_file(file.table([name for names in gathered for name in names]), folder)
     dist.barrier()
-    return [piece.name for file in files.own for piece in file.pieces]
+    return [piece.name for file in files for piece in file.pieces]
 
 
 def choices():

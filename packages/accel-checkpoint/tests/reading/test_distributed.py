@@ -9,9 +9,8 @@ import torch.distributed.checkpoint as dcp
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.distributed_files import part_of_rank
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
@@ -21,15 +20,14 @@ CUTS = [(0, 3), (3, 6), (6, 7), (7, 7)]
 def save_parts(folder, cuts=CUTS):
     """Save ``WHOLE`` in rows, as four ranks would, and another value on rank 0."""
     paths = {"w": ("model", "w"), "tied": ("model", "tied"), "n": ("model", "n")}
-    notes = {}
+    names = []
     for rank, (begin, end) in enumerate(cuts):
         pieces = [Piece("w", WHOLE[begin:end], (7, 5), (begin, 0), aliases=("tied",))]
         pieces += [Piece("n", {"lr": 0.1}, is_writer=rank == 0)]
         part = part_of_rank("state", pieces, paths, rank=rank)
-        notes[part.name] = write_file(part, folder).note
-    table = DistributedTable("state")
-    with FileSink(folder / table.name) as sink:
-        table.write(sink, notes)
+        write_file(part, folder)
+        names.append(part.name)
+    write_file(part.table(names), folder)
     return DistributedState(SavedFiles.of(folder), "state")
 
 

@@ -19,10 +19,10 @@ from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
 from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
 from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 

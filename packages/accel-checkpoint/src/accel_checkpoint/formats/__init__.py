@@ -1,5 +1,5 @@
 """File formats: safetensors, `torch.save` and `torch.distributed.checkpoint`, with safe reading.
 
-For the packages above: `deferred`, `distributed_metadata`, `plain_data`, `safetensor_ranges`, `safetensor_writing`,
-`torch_files` and `weight_files`. The others are internal.
+For the packages above: `distributed_metadata`, `safetensor_ranges`, `torch_files` and `weight_files`. The others are
+internal.
 """

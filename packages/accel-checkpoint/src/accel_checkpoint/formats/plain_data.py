@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -13,13 +11,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
 
-_LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype,
+LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype,
            torch.device)  # fmt: skip
-_CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
-_NUMPY_KINDS = "biufc"
+CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
+NUMPY_KINDS = "biufc"
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
@@ -60,21 +57,6 @@ def _no_bytes() -> bytes:
     return b""
 
 
-def check_plain(content: Any, *, file_name: str) -> None:
-    """Reject content that could not be loaded again without running code.
-
-    Raises:
-        CheckpointError: If there is any; names the file, the path of the value, and its type.
-    """
-    for where, kind in _unsafe_values(content, ""):
-        raise CheckpointError(
-            f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
-            "which could not be loaded without running code. Let `state_dict` return tensors, numbers, strings and "
-            "containers of these. Register other classes that are safe to load with "
-            "`torch.serialization.add_safe_globals`, and what they are made of."
-        )
-
-
 def check_loaded(content: Any, *, num_bytes: int) -> None:
     """Reject forged arrays and tensors, which claim more than the file holds, or have indices outside their shape.
 
@@ -111,55 +93,12 @@ def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> 
     elif isinstance(content, np.ndarray):  # of numbers: `check_pickle` lets no other dtype pass
         if content.nbytes > num_bytes:
             yield where, "array, larger than the file"
-    elif isinstance(content, _CONTAINERS) and id(content) not in seen:
+    elif isinstance(content, CONTAINERS) and id(content) not in seen:
         seen.add(id(content))
         for name, value in _members(content):
-            if type(value) in _LEAVES:  # such as the hundreds of numbers of a random state
+            if type(value) in LEAVES:  # such as the hundreds of numbers of a random state
                 continue
             yield from _forged_values(value, f"{where}.{name}" if where else str(name), num_bytes, seen)
-
-
-def _unsafe_values(content: Any, where: str) -> Iterator[tuple[str, type]]:
-    kind = type(content)
-    if isinstance(content, torch.Tensor):
-        if kind not in (torch.Tensor, torch.nn.Parameter) and kind not in _registered():
-            yield where, kind
-        return
-    if kind in _LEAVES or kind is DeferredTensor:
-        return
-    if isinstance(content, (np.ndarray, np.generic)):
-        if content.dtype.kind not in _NUMPY_KINDS or (
-            kind is not np.ndarray and not isinstance(content, np.generic)
-        ):
-            yield where, kind
-        return
-    if kind not in _CONTAINERS:
-        if kind not in _registered() or not _is_loadable(content):
-            yield where, kind
-        return
-    for name, value in _members(content):
-        if isinstance(content, Mapping):
-            yield from _unsafe_values(name, f"{where} key")
-        yield from _unsafe_values(value, f"{where}.{name}" if where else str(name))
-
-
-def _registered() -> list[object]:
-    """Return the classes registered with torch as safe to load, such as quantized tensors."""
-    known = torch.serialization.get_safe_globals()
-    return [entry[0] if isinstance(entry, tuple) else entry for entry in known]
-
-
-def _is_loadable(content: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` can build a value of a registered class, which is not so of a deque."""
-    file = io.BytesIO()
-    try:
-        torch.save(content, file)
-        file.seek(0)
-        with torch.serialization.safe_globals(harmless_globals()):
-            torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError):
-        return False
-    return True
 
 
 def _members(content: Any) -> Iterable[tuple[Any, Any]]:

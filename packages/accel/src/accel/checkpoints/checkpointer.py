@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.saving import SaveHook
     from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_checkpoint.saving.pending_files import Files
+    from accel_checkpoint.saving.pending_files import PendingFile
     from accel_checkpoint.saving.saver import Saver
     from accel_checkpoint.saving.transaction import Request, Stage
 
@@ -96,8 +96,8 @@ class Checkpointer:
                 f"{', '.join(bad)} lack one. Give them both."
             )
         from accel_checkpoint.file_names import custom_file
-        from accel_checkpoint.formats.plain_data import check_plain
         from accel_checkpoint.reading.strictness import MISMATCH_ERRORS
+        from accel_checkpoint.saving.snapshot import check_plain
 
         for number, one in enumerate(objects, len(self.custom_objects)):
             state = None
@@ -360,7 +360,7 @@ class Checkpointer:
         target: Path,
         choices: SaveChoices,
         value_of_rank_0: Callable[[str], str],
-    ) -> Files:
+    ) -> list[PendingFile]:
         from accel.checkpoints.items import loader_items
         from accel.checkpoints.saving import collect
 

@@ -24,7 +24,8 @@ from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.random_states import from_file, to_file
 from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
+from accel_checkpoint.saving.model_weights import pending_weights
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, write_file
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state import PartialState
 

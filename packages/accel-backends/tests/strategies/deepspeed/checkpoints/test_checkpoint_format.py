@@ -41,7 +41,7 @@ def test_a_model_without_an_engine_is_saved_whole():
     files = FORMAT.model_files(
         {"weight": torch.ones(2)}, index=1, choices=SaveChoices(rank=0, is_writer=True)
     )
-    assert [file.name for file in files.own] == ["model_1.safetensors"]
+    assert [file.name for file in files] == ["model_1.safetensors"]
 
 
 def test_an_optimizer_without_an_engine_is_refused():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
-from accel_checkpoint.formats.deferred import fetched
 from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.snapshot import fetched
 from accel_state.errors import CheckpointError
 
 ODD = torch.arange(15.0).reshape(
