@@ -246,7 +246,7 @@ def save_with_limit(size: int, folder: Path) -> Work:
 
 def list_checkpoints(size: int, folder: Path) -> Work:
     """List a folder of as many checkpoints."""
-    from accel_checkpoint.reading.listing import checkpoints_in
+    from accel_checkpoint.listing import checkpoints_in
 
     save_with_limit(size, folder)
     return lambda: checkpoints_in(folder / "checkpoints")
@@ -254,7 +254,7 @@ def list_checkpoints(size: int, folder: Path) -> Work:
 
 def table_of_ranks(size: int, folder: Path) -> Work:
     """Write the table of a sharded checkpoint of as many ranks, and read it."""
-    from accel_checkpoint.formats.distributed_metadata import read_metadata
+    from accel_checkpoint.formats.distributed import read_metadata
     from accel_checkpoint.saving.distributed_files import DistributedTable, part_name
     from accel_checkpoint.saving.pending_files import write_file
 

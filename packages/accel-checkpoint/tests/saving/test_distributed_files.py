@@ -5,7 +5,7 @@ import zipfile
 import pytest
 import torch
 
-from accel_checkpoint.formats.distributed_metadata import Entry, read_metadata
+from accel_checkpoint.formats.distributed import Entry, read_metadata
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.distributed_files import part_of_rank
 from accel_checkpoint.saving.pending_files import write_file

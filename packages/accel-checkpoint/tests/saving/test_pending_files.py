@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_checkpoint.digests import digest_of
+from accel_checkpoint.files import digest_of
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.saving.model_weights import pending_weights
 from accel_checkpoint.saving.pending_files import TorchFile, write_file, write_files

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from accel_checkpoint.digests import digest_of
+from accel_checkpoint.files import digest_of
 from accel_checkpoint.saving.pending_files import FileSink
 
 PIECE = bytes(range(256)) * 2**14  # 4 MiB

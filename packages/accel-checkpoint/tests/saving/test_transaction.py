@@ -7,9 +7,9 @@ from collections import defaultdict
 import pytest
 
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.listing import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_checkpoint.saving.retention import Retention

@@ -18,9 +18,9 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     weight_format,
 )
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.model_weights import pending_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
 from accel_checkpoint.saving.snapshot import DeferredTensor

@@ -24,8 +24,8 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile
 
 

@@ -24,10 +24,9 @@ from accel_checkpoint.file_names import (
     numbers_of_sharded,
     sharded_folder,
 )
-from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece, pieces_of
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
 from accel_checkpoint.saving.snapshot import DeferredTensor, is_plain
 from accel_state.errors import CheckpointError

@@ -38,9 +38,9 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, write_file
+from accel_checkpoint.strictness import Strictness
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -113,7 +113,7 @@ def load_fsdp_model(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
-    files = SavedFiles.of(_home(Path(input_dir), name))
+    files = saved_files(_home(Path(input_dir), name))
     with Strictness().loading(name, f"model {model_index}"):
         with files:
             if isinstance(form, FullFormat):
@@ -162,7 +162,7 @@ def load_fsdp_optimizer(
     prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
-    files = SavedFiles.of(_home(Path(input_dir), name))
+    files = saved_files(_home(Path(input_dir), name))
     try:
         with files:
             state = form.read_optimizer(files, prepared, index=optimizer_index)

@@ -13,7 +13,7 @@ import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
-from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
+from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.pending_files import FileSink, PendingFile
 from accel_checkpoint.saving.snapshot import (

@@ -19,11 +19,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.digests import Digest
 from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file
-from accel_checkpoint.files import is_plain_name
-from accel_checkpoint.formats.safetensor_ranges import DTYPES
-from accel_checkpoint.manifest import FileEntry
+from accel_checkpoint.files import Digest, FileEntry, is_plain_name
+from accel_checkpoint.formats.weight_files import DTYPES
 from accel_checkpoint.saving.snapshot import (
     DeferredTensor,
     HostBuffers,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.plain_data import CONTAINERS, LEAVES, NUMPY_KINDS, harmless_globals
+from accel_checkpoint.formats.torch_files import CONTAINERS, LEAVES, harmless_globals
 from accel_ops.shared_tensors import Name, aliases
 from accel_state.errors import CheckpointError
 
@@ -119,7 +119,7 @@ def _not_plain(content: Any, where: str) -> Iterator[tuple[str, Any]]:
             if type(value) not in LEAVES:  # such as the hundreds of numbers of a random state
                 yield from _not_plain(value, f"{where}.{name}" if where else str(name))
     elif isinstance(content, np.generic) or kind is np.ndarray:
-        if content.dtype.kind not in NUMPY_KINDS:
+        if content.dtype.kind not in "biufc":
             yield where, content
     elif isinstance(content, torch.Tensor):
         if kind not in _registered():

@@ -12,9 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
+from accel_checkpoint.files import (
+    FileEntry,
+    digest_of,
+    files_below,
+    folders_of,
+    force_to_disk,
+    make_durably,
+    regular_file,
+)
+from accel_checkpoint.manifest import Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
@@ -33,7 +40,8 @@ from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _saved: set[str] = set()
 """Tokens of the saves of this process."""
 

@@ -41,12 +41,12 @@ from accel_checkpoint.file_names import (
     ranks_of_random_states,
     weight_format,
 )
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.listing import Found
-from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.listing import Found
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
 from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
 from accel_data.loader_files import load_into, to_file
 from accel_state.errors import CheckpointError

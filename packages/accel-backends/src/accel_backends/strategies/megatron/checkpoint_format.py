@@ -12,10 +12,9 @@ from accel_backends.checkpoint_formats.per_rank import PartsFormat
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices, SavedModel
 from accel_backends.strategies.megatron.packages import core
 from accel_checkpoint.file_names import engine_folder
-from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
 from accel_state.errors import CheckpointError
 

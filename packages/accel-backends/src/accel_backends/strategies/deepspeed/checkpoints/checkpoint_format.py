@@ -27,7 +27,7 @@ from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import JsonFile, PendingFile
 from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
 from accel_state.errors import CheckpointError
