@@ -16,8 +16,8 @@ from accel_data.loaders.pass_ import Pass, Resumption
 from accel_data.loaders.prepared import PreparedLoader, fork_rng
 from accel_data.loaders.torch_loader import index_shard
 from accel_data.mesh import data_ranks, ranks_of_run
-from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan, rows_of_rank
+from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
+from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 

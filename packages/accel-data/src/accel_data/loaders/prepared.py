@@ -234,7 +234,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
         shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
         is_known = resumption is not None and resumption.order is not None
-        if shard is not None and shard.order_source.lacks_generator and not is_known:
+        if shard is not None and shard.lacks_generator and not is_known:
             return False
         return self.skip_batches > 0 or self._progress.is_within_epoch
 

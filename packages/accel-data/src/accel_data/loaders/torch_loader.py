@@ -112,7 +112,7 @@ def keep_generator(loader: DataLoader[Any]) -> None:
     Release 0.2 lent them one, and torch draws another order from its default generator in the same state.
     """
     shard = index_shard(loader)
-    for sampler in () if shard is None else shard.order_source.samplers:
+    for sampler in () if shard is None else shard.samplers:
         if getattr(sampler, "generator", loader) is None:
             sampler.generator = torch.Generator()
 
