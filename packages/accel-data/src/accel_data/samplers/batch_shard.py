@@ -161,6 +161,12 @@ class BatchSamplerShard(BatchSamplerWrapper):
         """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
         return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
 
+    def keep_generator(self) -> None:
+        """Give samplers without a generator one of their own."""
+        for sampler in self.samplers:
+            if getattr(sampler, "generator", self) is None:
+                sampler.generator = torch.Generator()
+
     @property
     def can_start_anywhere(self) -> bool:
         """Whether a pass from the middle of an epoch takes no longer than one from its start."""

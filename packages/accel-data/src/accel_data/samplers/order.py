@@ -109,7 +109,7 @@ class EpochOrder:
         The default generator of torch moves only if the order is a new one, and then as in plain PyTorch.
         """
         if not self._has_begun:
-            self._begin()
+            self.begin()
         if self._own is None:
             yield
             if self._is_shared and self._draws_from_default:
@@ -123,7 +123,8 @@ class EpochOrder:
                 self._own = torch.get_rng_state()
                 torch.set_rng_state(before)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Fix the state to draw from. A collective, if the ranks share the default generator."""
         self._has_begun = True
         generator, state = self._generator, self.state
         if generator is not None:
