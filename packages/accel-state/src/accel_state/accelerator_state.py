@@ -17,6 +17,7 @@ from accel_state.partial_state import PartialState, ProcessState
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
+    current_runtime,
     get_or_create_runtime,
     has_runtime,
     reset_runtime,
@@ -138,11 +139,12 @@ class AcceleratorState(ProcessState):
             device_mesh=mesh,
             layout=layout,
         )
+        runtime.arrange(layout)
         if self.deepspeed_plugins:
             try:
                 self._select(next(iter(self.deepspeed_plugins)))
             except AccelError:
-                self._attributes.clear()
+                self._reset_state()
                 raise
 
     def _check_agrees(self, given: Mapping[str, Any]) -> None:
@@ -179,6 +181,8 @@ class AcceleratorState(ProcessState):
         AcceleratorState._attributes.clear()
         if reset_partial_state:
             reset_runtime(keep_process_group=True)
+        elif has_runtime():
+            current_runtime().arrange(None)
 
     @property
     def mixed_precision(self) -> str:

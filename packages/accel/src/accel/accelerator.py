@@ -202,26 +202,32 @@ class Accelerator(ProcessView):
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
-        configuration = self.configuration
+        configuration, runtime = self.configuration, current_runtime()
         self._is_triggered = False
         self._preemption: Preemption | None = None
-        self._precision = engine.make_precision(configuration, self.state)
+        self._precision = accel_backends.select_precision(
+            self.mixed_precision, device_backend=runtime.device_backend, handlers=configuration.handlers
+        )
         self._strategy = engine.make_strategy(
-            configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
+            configuration,
+            self.parallelism_config,
+            runtime=runtime,
+            precision=self._precision,
+            make_loader=self.prepare_data_loader,
         )
         self._prepared = Prepared(configuration, strategy=self._strategy, gradient_state=self.gradient_state)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
             gradient=self.gradient_state,
-            weights=engine.make_weighted_loss(self.state),
+            weights=engine.make_weighted_loss(runtime.layout, self.torch_device_mesh),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
-            num_processes=self.num_processes,
+            num_processes=runtime.topology.world_size,
         )
         self._checkpointer = Checkpointer(
             configuration,
-            processes=PartialState(),
+            processes=self.state,
             strategy=self._strategy,
             precision=self._precision,
             prepared=self._prepared,

@@ -14,7 +14,6 @@ from typing import Any, Self
 from accel_checkpoint.digests import Digest
 from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.snapshot import nonfinite_in
-from accel_state.availability import is_tqdm_available
 
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
@@ -42,11 +41,13 @@ def progress_bar(
         total: Number of bytes in the end, if known; headers of files come on top.
         quiet_s: How long the work takes before the bar appears.
     """
-    if not (is_shown and is_tqdm_available()):
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError:
+        is_shown = False
+    if not is_shown:
         yield None
         return
-    from tqdm.auto import tqdm
-
     with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
         yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
 
