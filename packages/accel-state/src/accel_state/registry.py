@@ -121,4 +121,4 @@ def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
 def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
     from importlib.metadata import entry_points as installed
 
-    return installed()
+    return cast("EntryPoints", installed())
