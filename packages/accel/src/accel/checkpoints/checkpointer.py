@@ -177,7 +177,7 @@ class Checkpointer:
                     ),
                     is_collective=self._strategy.capabilities.shards_parameters,
                 )
-        except BaseException:
+        except BaseException:  # also Ctrl-C: which folder the next save may use does not depend on the error
             # The number is used up behind the loop, and where what failed came after the checkpoint.
             if not blocking or request.target.exists():
                 self._count(request)
