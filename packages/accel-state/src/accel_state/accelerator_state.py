@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from accel_state.delegation import delegated
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
@@ -187,14 +188,8 @@ class AcceleratorState(ProcessState):
         """The precision of the forward pass."""
         return self._mixed_precision
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """The type of the distributed run: the engine's, else the device's."""
-        return self._distributed_type
-
-    @distributed_type.setter
-    def distributed_type(self, distributed_type: DistributedType) -> None:
-        self._distributed_type = distributed_type
+    distributed_type: DistributedType = delegated("_distributed_type")
+    """The type of the distributed run: the engine's, else the device's."""
 
     @property
     def is_fsdp2(self) -> bool:

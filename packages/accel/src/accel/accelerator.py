@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -51,6 +50,7 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
+from accel_state.delegation import delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
 from accel_state.enums import FP8BackendType as FP8BackendType
@@ -72,33 +72,6 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
-
-
-class _Part:
-    """An attribute that scripts read and assign, and that a component of the Accelerator owns.
-
-    Args:
-        path: Attributes from the Accelerator to the value.
-        convert: Converts an assigned value.
-    """
-
-    def __init__(self, path: str, *, convert: Callable[[Any], Any] | None = None) -> None:
-        owner, _, self._name = path.rpartition(".")
-        self._owner, self._value, self._convert = attrgetter(owner), attrgetter(path), convert
-
-    def __get__(self, accelerator: Accelerator | None, kind: type | None = None) -> Any:
-        return self if accelerator is None else self._value(accelerator)
-
-    def __set__(self, accelerator: Accelerator, value: Any) -> None:
-        value = value if self._convert is None else self._convert(value)
-        setattr(self._owner(accelerator), self._name, value)
-
-
-class _ListPart(_Part):
-    """A list, which components hold: an assignment replaces its items."""
-
-    def __set__(self, accelerator: Accelerator, value: Iterable[Any]) -> None:
-        self._value(accelerator)[:] = value
 
 
 class _Handler:
@@ -130,10 +103,7 @@ class _Handler:
             handlers[self._kind] = value
 
 
-# Declared without their types, so that attributes have those of the values.
-_part: Any = _Part
-_list_part: Any = _ListPart
-_handler: Any = _Handler
+_handler: Any = _Handler  # without its type, so that attributes have those that the class declares
 
 
 class Accelerator(ProcessView):
@@ -230,7 +200,7 @@ class Accelerator(ProcessView):
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.logging_dir)
+        self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
@@ -282,12 +252,12 @@ class Accelerator(ProcessView):
         return self._strategy
 
     # These private names are read and assigned by third-party libraries.
-    _models: list[nn.Module] = _list_part("_prepared.models")
-    _optimizers: list[Any] = _list_part("_prepared.optimizers")
-    _schedulers: list[Any] = _list_part("_prepared.schedulers")
-    _custom_objects: list[Any] = _list_part("_checkpointer.custom_objects")
-    _save_model_state_pre_hook: Mapping[int, Callable[..., None]] = _part("_checkpointer.save_hooks")
-    _load_model_state_pre_hook: Mapping[int, Callable[..., None]] = _part("_checkpointer.load_hooks")
+    _models: list[nn.Module] = delegated("_prepared.models", replaces_items=True)
+    _optimizers: list[Any] = delegated("_prepared.optimizers", replaces_items=True)
+    _schedulers: list[Any] = delegated("_prepared.schedulers", replaces_items=True)
+    _custom_objects: list[Any] = delegated("_checkpointer.custom_objects", replaces_items=True)
+    _save_model_state_pre_hook: Mapping[int, Callable[..., None]] = delegated("_checkpointer.save_hooks")
+    _load_model_state_pre_hook: Mapping[int, Callable[..., None]] = delegated("_checkpointer.load_hooks")
 
     @property
     def _dataloaders(self) -> Sequence[DataLoader[Any]]:
@@ -461,16 +431,16 @@ class Accelerator(ProcessView):
 
     # Settings
 
-    dataloader_config: DataLoaderConfiguration = _part("configuration.loader", convert=copy)
+    dataloader_config: DataLoaderConfiguration = delegated("configuration.loader", convert=copy)
     """How loaders are sharded, dispatched and shuffled."""
 
-    step_scheduler_with_optimizer: bool = _part("configuration.scheduling.step_with_optimizer")
+    step_scheduler_with_optimizer: bool = delegated("configuration.scheduling.step_with_optimizer")
     """Whether schedulers step only when the optimizer steps."""
 
-    rng_types: list[RNGType] = _part("configuration.rng_types", convert=resolve_rng_types)
+    rng_types: list[RNGType] = delegated("configuration.rng_types", convert=resolve_rng_types)
     """RNGs that are synchronized across ranks at the start of each epoch."""
 
-    scaler: torch.amp.GradScaler | None = _part("_precision.scaler")
+    scaler: torch.amp.GradScaler | None = delegated("_precision.scaler")
     """The fp16 gradient scaler; None in other precisions."""
 
     @property
@@ -517,7 +487,7 @@ class Accelerator(ProcessView):
 
     # Preparing
 
-    device_placement: bool = _part("configuration.device_placement")
+    device_placement: bool = delegated("configuration.device_placement")
     """Whether prepared objects are moved to this process's device."""
 
     @overload
@@ -653,7 +623,7 @@ class Accelerator(ProcessView):
     def step(self, value: int) -> None:
         self._stepper.set_step(value)
 
-    sync_gradients: bool = _part("gradient_state.sync_gradients")
+    sync_gradients: bool = delegated("gradient_state.sync_gradients")
     """Whether this micro-batch completes an accumulation: gradients are reduced and the optimizer steps."""
 
     @property
@@ -852,7 +822,7 @@ class Accelerator(ProcessView):
         """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
         return self.configuration.loader.dispatch_batches
 
-    even_batches: bool = _part("configuration.loader.even_batches")
+    even_batches: bool = delegated("configuration.loader.even_batches")
     """Whether the last batches are padded so that all ranks get the same number."""
 
     @property
@@ -1048,7 +1018,7 @@ class Accelerator(ProcessView):
 
     # Checkpoints
 
-    project_configuration: ProjectConfiguration = _part("_checkpointer.project")
+    project_configuration: ProjectConfiguration = delegated("_checkpointer.project")
     """Folders of the project, and how its checkpoints are named and retained."""
 
     @property
