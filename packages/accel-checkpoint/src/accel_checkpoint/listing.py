@@ -29,8 +29,8 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import DamagedFileError, SavedFiles, regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
-from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.saving.staging import TOKEN, displaced_in, name_of_displaced
+from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, stamp
+from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
 from accel_state.errors import CheckpointError
 from accel_state.user_warnings import warn_user
 
