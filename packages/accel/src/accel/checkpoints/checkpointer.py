@@ -21,9 +21,10 @@ from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
-from accel_state import GradientState, PartialState, current_runtime
+from accel_state import GradientState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
+from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
@@ -56,7 +57,7 @@ class Checkpointer:
         self,
         configuration: RunConfiguration,
         *,
-        processes: PartialState,
+        processes: ProcessView,
         strategy: Strategy,
         precision: Precision,
         prepared: Prepared,
@@ -152,9 +153,8 @@ class Checkpointer:
                 "about the same time: move it out of `if accelerator.is_main_process`.",
                 main_process_only=False,
             )
-        is_counted = (
-            is_late or not blocking
-        )  # the number of a save in the background is used up if it fails, too
+        # The number of a save in the background is used up if it fails, too; with Ctrl-C as with any error.
+        is_counted = is_late or not blocking
         try:
             if is_late:
                 handle = _handle_of_main_process(request.target, blocking=blocking)

@@ -52,7 +52,7 @@ from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, 
 from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
-from accel_data.loader_files import load_into, to_file
+from accel_data.loaders.state import load_into, to_file
 from accel_ops.random import capture_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
