@@ -18,7 +18,6 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.capabilities import Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
-from accel_backends.transforms.compile import check_compiler, compile_model
 from accel_backends.unwrap import extract_model_from_parallel
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
@@ -64,6 +63,8 @@ class Strategy:
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
         if context.dynamo is not None:
+            from accel_backends.transforms.compile import check_compiler
+
             check_compiler(context.dynamo, context.runtime.device_backend.vendor)
         ddp = context.handlers.of(DistributedDataParallelKwargs)
         if ddp is not None and context.topology.world_size > 1:
@@ -103,6 +104,8 @@ class Strategy:
             model = place_model(model, self.context.runtime.device)
         model = self.context.precision.convert(model)
         if self.context.dynamo is not None:
+            from accel_backends.transforms.compile import compile_model
+
             model = compile_model(model, self.context.dynamo)
         return model if evaluation_mode else self._parallelise(model)
 
