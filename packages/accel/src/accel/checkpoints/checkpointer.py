@@ -21,9 +21,10 @@ from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
-from accel_state import GradientState, PartialState, current_runtime
+from accel_state import GradientState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
+from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
@@ -57,7 +58,7 @@ class Checkpointer:
         self,
         configuration: RunConfiguration,
         *,
-        processes: PartialState,
+        processes: ProcessView,
         strategy: Strategy,
         precision: Precision,
         prepared: Prepared,
@@ -176,7 +177,7 @@ class Checkpointer:
                     ),
                     is_collective=self._strategy.capabilities.shards_parameters,
                 )
-        except BaseException:
+        except BaseException:  # also Ctrl-C: which folder the next save may use does not depend on the error
             # The number is used up behind the loop, and where what failed came after the checkpoint.
             if not blocking or request.target.exists():
                 self._count(request)

@@ -48,7 +48,7 @@ from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
 from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
-from accel_data.loader_files import load_into, to_file
+from accel_data.loaders.state import load_into, to_file
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
