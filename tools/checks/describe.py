@@ -112,7 +112,7 @@ def describe_member(name: str, member: Any) -> str | None:
         return f"staticmethod {name}{signature_of(member.__func__)}"
     if inspect.isfunction(member):
         return f"def {name}{signature_of(member)}"
-    if inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member):
+    if inspect.isdatadescriptor(member):
         return None
     return None if not callable(member) and is_plain(member) else f"{name}: {type(member).__name__}"
 

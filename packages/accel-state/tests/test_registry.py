@@ -86,7 +86,9 @@ def test_an_entry_point_into_nothing_is_an_error_of_its_package(tmp_path, monkey
     (tmp_path / "hollow_module.py").write_text("")
     install(tmp_path, "hollow", ["ghost = hollow_module:Ghost"])
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="shape `ghost` of `hollow`.*`hollow_module` has no `Ghost`"):
+    with pytest.raises(
+        ConfigError, match="shape `ghost` of `hollow`.*module 'hollow_module' has no attribute 'Ghost'"
+    ):
         Registry("shape", "test.shapes").get("ghost")
 
 

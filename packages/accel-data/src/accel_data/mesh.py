@@ -55,11 +55,9 @@ def ranks_of_layout(layout: MeshLayout, rank: int) -> DataRanks:
 
 def ranks_of_run() -> DataRanks:
     """Return the data ranks of this run; builds its state if there is none yet."""
-    from accel_state.partial_state import PartialState
-    from accel_state.runtime import current_runtime
+    from accel_state.runtime import get_or_create_runtime
 
-    PartialState()
-    runtime = current_runtime()
+    runtime = get_or_create_runtime(cpu=False, options={})
     layout = runtime.layout
     # A script may have assigned a `num_processes` that is below its rank.
     return ranks_of_layout(layout, runtime.topology.rank % layout.world_size)

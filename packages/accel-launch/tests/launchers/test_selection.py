@@ -5,7 +5,7 @@ import pytest
 from accel_launch.launchers.selection import BUILT_IN, accepting_launchers, route, select_launcher
 from accel_launch.launchers.single import SingleProcessLauncher
 from accel_state.errors import ConfigError, LaunchError, UnknownNameError
-from accel_state.registry import Registry, entry_points
+from accel_state.registry import Registry, distribution_of, entry_points
 
 
 class Greedy(SingleProcessLauncher):
@@ -145,5 +145,7 @@ def test_a_launcher_that_is_named_says_what_it_lacks(request_for, name, rest, ne
 
 
 def test_our_launchers_are_those_that_are_known_as_ours():
-    ours = {point.name for point in entry_points("accel.launchers") if point.distribution == "accel-launch"}
+    ours = {
+        point.name for point in entry_points("accel.launchers") if distribution_of(point) == "accel-launch"
+    }
     assert ours == BUILT_IN

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from accel_state.delegation import delegated
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
@@ -17,6 +18,7 @@ from accel_state.partial_state import PartialState, ProcessState
 from accel_state.registry import Registry
 from accel_state.runtime import (
     Runtime,
+    current_runtime,
     get_or_create_runtime,
     has_runtime,
     reset_runtime,
@@ -89,10 +91,12 @@ class AcceleratorState(ProcessState):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._attributes
+        if deepspeed_plugin is not None and not isinstance(deepspeed_plugin, dict):
+            deepspeed_plugin = {"default": deepspeed_plugin}
         given = {
             "mixed_precision": None if mixed_precision is None else check_precision(mixed_precision),
             "dynamo_plugin": dynamo_plugin,
-            "deepspeed_plugins": _by_name(deepspeed_plugin) or None,
+            "deepspeed_plugins": deepspeed_plugin or None,
             "fsdp_plugin": fsdp_plugin,
             "torch_tp_plugin": torch_tp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
@@ -107,14 +111,13 @@ class AcceleratorState(ProcessState):
                 self._check_agrees(given)
 
     def _build(self, runtime: Runtime, given: Mapping[str, Any]) -> None:
-        precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
-        precision = _settled_precision(given["deepspeed_plugins"] or {}, precision)
         distributed_type = _distributed_type(given) or runtime.distributed_type
+        precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
+        deepspeed = list((given["deepspeed_plugins"] or {}).values())
+        settled = [one.settle_precision(precision) for one in deepspeed if hasattr(one, "settle_precision")]
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
             config = ParallelismConfig()
-        mesh = None
-        deepspeed = (given["deepspeed_plugins"] or {}).values()
         engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], given["strategy_plugin"], *deepspeed]
         layout = _engine_layout(engines, runtime)
         if config is None and layout.num_data_ranks < layout.world_size:
@@ -126,23 +129,21 @@ class AcceleratorState(ProcessState):
         for engine in engines:
             if hasattr(engine, "settle_layout"):
                 engine.settle_layout(layout)
-        if config is not None:
-            mesh = config.get_device_mesh(runtime.device.type)
-        plugins = {name: value for name, value in given.items() if name.endswith(("_plugin", "_plugins"))}
         self._attributes.update(
-            plugins,
-            _mixed_precision=precision,
+            {name: value for name, value in given.items() if name.endswith(("_plugin", "_plugins"))},
+            _mixed_precision=next(iter(settled), precision),
             _distributed_type=distributed_type,
             _selected_deepspeed_plugin=None,
             parallelism_config=config,
-            device_mesh=mesh,
+            device_mesh=None if config is None else config.get_device_mesh(runtime.device.type),
             layout=layout,
         )
+        runtime.arrange(layout)
         if self.deepspeed_plugins:
             try:
                 self._select(next(iter(self.deepspeed_plugins)))
             except AccelError:
-                self._attributes.clear()
+                self._reset_state()
                 raise
 
     def _check_agrees(self, given: Mapping[str, Any]) -> None:
@@ -179,20 +180,16 @@ class AcceleratorState(ProcessState):
         AcceleratorState._attributes.clear()
         if reset_partial_state:
             reset_runtime(keep_process_group=True)
+        elif has_runtime():
+            current_runtime().arrange(None)
 
     @property
     def mixed_precision(self) -> str:
         """The precision of the forward pass."""
         return self._mixed_precision
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """The type of the distributed run: the engine's, else the device's."""
-        return self._distributed_type
-
-    @distributed_type.setter
-    def distributed_type(self, distributed_type: DistributedType) -> None:
-        self._distributed_type = distributed_type
+    distributed_type: DistributedType = delegated("_distributed_type")
+    """The type of the distributed run: the engine's, else the device's."""
 
     @property
     def is_fsdp2(self) -> bool:
@@ -254,18 +251,9 @@ def check_precision(name: str) -> str:
 
 def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
     """Return the distributed type of the engine's plugin, None without one."""
-    deepspeed = next(iter((given["deepspeed_plugins"] or {}).values()), None)
-    plugins = {
-        "deepspeed_plugin": deepspeed,
-        "fsdp_plugin": given["fsdp_plugin"],
-        "megatron_lm_plugin": given["megatron_lm_plugin"],
-        "strategy_plugin": given["strategy_plugin"],
-    }
-    names = {
-        name: plugin.distributed_type
-        for name, plugin in plugins.items()
-        if getattr(plugin, "distributed_type", None) is not None
-    }
+    plugins = {"deepspeed_plugin": next(iter((given["deepspeed_plugins"] or {}).values()), None), **given}
+    types = {name: getattr(plugin, "distributed_type", None) for name, plugin in plugins.items()}
+    names = {name: kind for name, kind in types.items() if kind is not None}
     if len(names) > 1:
         raise ConfigError(
             f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given. "
@@ -274,23 +262,9 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
     return next(iter(names.values()), None)
 
 
-def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
-    """Resolve the precision in the config of each DeepSpeed plugin; return that of the first, or ``asked``."""
-    settled = [
-        plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
-    ]
-    return settled[0] if settled else asked
-
-
 def _engine_layout(plugins: Iterable[Any], runtime: Runtime) -> MeshLayout:
     """Return the default layout of the first engine that has one, else that of the runtime."""
     arranging = (plugin.default_layout for plugin in plugins if hasattr(plugin, "default_layout"))
     arrange = next(arranging, None)
     layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)
     return layout
-
-
-def _by_name(plugins: Any) -> dict[str, Any]:
-    if plugins is None:
-        return {}
-    return dict(plugins) if isinstance(plugins, dict) else {"default": plugins}

@@ -55,24 +55,26 @@ def why_not(name: str) -> str | None:
 # --- packages: by the name of the function, the module if it differs, and what has to be installed
 
 
-def _package(
-    name: str,
-    *distributions: str,
-    module: str | None = None,
-    minimum: str | None = None,
-    install: str | None = None,
-) -> Callable[[], bool]:
-    """Return the check ``is_<name>_available`` for a package whose first distribution has its name by default."""
-    package = Package(module or name, distributions or (name,), minimum, install)
-    at_least = f", version {minimum} or newer" if minimum else ""
+def _check(name: str, description: str, reason: Callable[[], str | None]) -> Callable[[], bool]:
+    """Return the check ``is_<name>_available``; ``reason`` returns why it is unavailable, None if it is available."""
 
     def is_available() -> bool:
-        return package.unavailable_reason() is None
+        return reason() is None
 
-    _REASONS[name] = package.unavailable_reason
+    _REASONS[name] = reason
     is_available.__name__ = is_available.__qualname__ = f"is_{name}_available"
-    is_available.__doc__ = f"Whether `{package.distributions[0]}` is installed{at_least}; not imported."
+    is_available.__doc__ = description
     return is_available
+
+
+def _package(
+    name: str, *distributions: str, module: str | None = None, minimum: str | None = None
+) -> Callable[[], bool]:
+    """Return the check ``is_<name>_available`` for a package whose first distribution has its name by default."""
+    package = Package(module or name, distributions or (name,), minimum)
+    at_least = f", version {minimum} or newer" if minimum else ""
+    description = f"Whether `{package.distributions[0]}` is installed{at_least}; not imported."
+    return _check(name, description, package.unavailable_reason)
 
 
 is_4bit_bnb_available = _package("4bit_bnb", "bitsandbytes", module="bitsandbytes", minimum="0.39.0")
@@ -132,21 +134,6 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
     return Package("numpy", ("numpy",), min_version).unavailable_reason() is None
 
 
-def is_fp8_available() -> bool:
-    """Whether a library for FP8 training is installed: Transformer Engine or torchao."""
-    return _no_fp8_reason() is None
-
-
-def is_rich_available() -> bool:
-    """Whether `rich` is installed and ``ACCELERATE_ENABLE_RICH`` enables it."""
-    return _no_rich_reason() is None
-
-
-def is_tensorboard_available() -> bool:
-    """Whether TensorBoard's writer is installed, by `tensorboard` or `tensorboardX`; not imported."""
-    return _no_tensorboard_reason() is None
-
-
 def _no_fp8_reason() -> str | None:
     if is_transformer_engine_available() or is_torchao_available():
         return None
@@ -167,12 +154,21 @@ def _no_tensorboard_reason() -> str | None:
     return package.unavailable_reason()
 
 
+is_fp8_available = _check(
+    "fp8", "Whether a library for FP8 training is installed: Transformer Engine or torchao.", _no_fp8_reason
+)
+is_rich_available = _check(
+    "rich", "Whether `rich` is installed and ``ACCELERATE_ENABLE_RICH`` enables it.", _no_rich_reason
+)
+is_tensorboard_available = _check(
+    "tensorboard",
+    "Whether TensorBoard's writer is installed, by `tensorboard` or `tensorboardX`; not imported.",
+    _no_tensorboard_reason,
+)
 _REASONS |= {
     "bnb": Package("bitsandbytes", ("bitsandbytes",)).unavailable_reason,
-    "fp8": _no_fp8_reason,
     "numpy": Package("numpy", ("numpy",), "1.25.0").unavailable_reason,
-    "rich": _no_rich_reason,
-    "tensorboard": _no_tensorboard_reason,
+    "torch_xla": find_vendor("xla").not_installed_reason,
 }
 
 
@@ -245,11 +241,6 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
         return True
     device_type = import_module("torch_xla.runtime").device_type()
     return device_type == "TPU" if check_is_tpu else device_type in ("CUDA", "ROCM", "GPU")
-
-
-def is_torch_distributed_available() -> bool:
-    """Whether this torch can run several processes together."""
-    return _no_torch_distributed_reason() is None
 
 
 def is_xccl_available() -> bool:
@@ -329,10 +320,11 @@ def _no_torch_distributed_reason() -> str | None:
     )
 
 
-_REASONS |= {
-    "torch_distributed": _no_torch_distributed_reason,
-    "torch_xla": find_vendor("xla").not_installed_reason,
-}
+is_torch_distributed_available = _check(
+    "torch_distributed",
+    "Whether this torch can run several processes together.",
+    _no_torch_distributed_reason,
+)
 
 
 # --- calls that need a package, and the system
@@ -369,17 +361,13 @@ def check_os_kernel() -> None:
     uname = platform.uname()
     if uname.system != "Linux":
         return
-    release = uname.release
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
-    if match is None:
-        return
-    if tuple(int(part or 0) for part in match.groups()) < _OLDEST_LINUX:
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", uname.release)
+    if match is not None and tuple(int(part or 0) for part in match.groups()) < _OLDEST_LINUX:
         oldest = ".".join(map(str, _OLDEST_LINUX))
-        message = (
-            f"The Linux kernel {release} is older than {oldest}, under which processes have been seen to "
-            f"hang. Use kernel {oldest} or newer."
+        logger.warning(
+            f"The Linux kernel {uname.release} is older than {oldest}, under which processes have been seen to hang. "  # noqa: G004
+            f"Use kernel {oldest} or newer."
         )
-        logger.warning(message)
 
 
 __all__ = [name for name in globals() if name.startswith(("are_", "check_", "get_", "is_"))]

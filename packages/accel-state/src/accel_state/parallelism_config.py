@@ -188,34 +188,17 @@ class ParallelismConfig:
 
         The enabled axes are in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
         ``dp_cp`` and ``loss`` can be looked up by name too. A mesh of one process is None. Without a process group,
-        torch makes one from the environment, and the mesh has no ``loss``.
+        torch makes one from the environment.
 
         Raises:
             ConfigError: If the sizes do not multiply to the number of processes.
         """
         layout = self.layout
+        if layout.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group()
         if dist.is_initialized():
             check_layout(layout, num_processes=dist.get_world_size())
-        if layout.world_size == 1:
-            return None
-        if dist.is_initialized():
-            return layout.mesh(device_type, self.active_mesh_dims)
-        return self._mesh_with_new_group(device_type)
-
-    def _mesh_with_new_group(self, device_type: str) -> DeviceMesh:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        axes, sizes = self._get_mesh()
-        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=axes)
-        unions = {
-            "dp": self.dp_dim_names,
-            "dp_shard_cp": self.dp_shard_cp_dim_names,
-            "dp_cp": self.dp_cp_dim_names,
-        }
-        for name, members in unions.items():
-            if members:
-                mesh[members]._flatten(name)  # type: ignore[index]  # torch takes lists too
-        return mesh
+        return layout.mesh(device_type, self.active_mesh_dims) if layout.world_size > 1 else None
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
         """Return the mesh, building it for ``device_type`` on the first call.

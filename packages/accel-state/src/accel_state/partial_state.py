@@ -11,6 +11,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from accel_state.delegation import delegated
 from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
@@ -35,14 +36,8 @@ class ProcessView:
     def _runtime(self) -> Runtime:
         return current_runtime()
 
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self._runtime.device
-
-    @device.setter
-    def device(self, device: torch.device) -> None:
-        self._runtime.device = device
+    device: torch.device = delegated("_runtime.device")
+    """The device of this process."""
 
     @property
     def num_processes(self) -> int:
@@ -165,41 +160,17 @@ class ProcessView:
 class ProcessState(ProcessView):
     """A `ProcessView` with the process group and the launch; the base of both state classes."""
 
-    @property
-    def backend(self) -> str | None:
-        """The process group's backend, None in a single process."""
-        return self._runtime.backend
+    backend: str | None = delegated("_runtime.backend")
+    """The process group's backend, None in a single process."""
 
-    @backend.setter
-    def backend(self, backend: str | None) -> None:
-        self._runtime.backend = backend
+    distributed_type: DistributedType = delegated("_runtime.distributed_type")
+    """The type of the distributed run."""
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """The type of the distributed run."""
-        return self._runtime.distributed_type
+    debug: bool = delegated("_runtime.debug")
+    """Whether collectives check their inputs first (`ACCELERATE_DEBUG_MODE`)."""
 
-    @distributed_type.setter
-    def distributed_type(self, distributed_type: DistributedType) -> None:
-        self._runtime.distributed_type = distributed_type
-
-    @property
-    def debug(self) -> bool:
-        """Whether collectives check their inputs first (`ACCELERATE_DEBUG_MODE`)."""
-        return self._runtime.debug
-
-    @debug.setter
-    def debug(self, debug: bool) -> None:
-        self._runtime.debug = debug
-
-    @property
-    def fork_launched(self) -> bool:
-        """Whether this process was forked from a notebook."""
-        return self._runtime.fork_launched
-
-    @fork_launched.setter
-    def fork_launched(self, fork_launched: bool) -> None:
-        self._runtime.fork_launched = fork_launched
+    fork_launched: bool = delegated("_runtime.fork_launched")
+    """Whether this process was forked from a notebook."""
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Destroy a process group, the default one if none is named; nothing happens if there is none.

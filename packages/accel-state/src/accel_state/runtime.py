@@ -35,8 +35,11 @@ from accel_state.user_warnings import warn_user
 class Runtime:
     """The rank, device and process group of this process. Built once, by the first `PartialState` or `Accelerator`.
 
-    ``backend`` is the process group's, None in a single process. ``distributed_type`` knows devices only; an
-    engine's is that of the `AcceleratorState`.
+    Attributes:
+        backend: The process group's, None in a single process.
+        distributed_type: Of the devices only; an engine's is that of the `AcceleratorState`.
+        layout: The layout of the ranks: that of the `ParallelismConfig`, by default a replica of the model on every
+            rank.
     """
 
     topology: Topology
@@ -48,20 +51,23 @@ class Runtime:
     debug: bool
     fork_launched: bool
     group_request: Mapping[str, Any] = field(default_factory=dict)
+    layout: MeshLayout = field(init=False)
+    _arranged: MeshLayout = field(init=False)
 
-    @property
-    def layout(self) -> MeshLayout:
-        """The layout of the ranks: that of the `ParallelismConfig`, by default a replica of the model on every rank."""
-        layout: MeshLayout | None = _Current.training.get("layout")
-        # A script may have assigned another `num_processes` since the layout was made.
-        if layout is not None and layout.world_size == self.topology.world_size:
-            return layout
-        return MeshLayout.of_replicas(self.topology.world_size)
+    def __post_init__(self) -> None:
+        self.arrange(None)
+
+    def arrange(self, layout: MeshLayout | None) -> None:
+        """Set the layout of the ranks; None: a replica of the model on every rank."""
+        self.layout = self._arranged = layout or MeshLayout.of_replicas(self.topology.world_size)
 
     def set_rank(self, field: str, value: int) -> None:
         """Set one field of the topology, as scripts do one by one: it need not fit the others yet."""
         self.topology = copy(self.topology)
         object.__setattr__(self.topology, field, value)
+        world_size = self.topology.world_size
+        fits = self._arranged.world_size == world_size
+        self.layout = self._arranged if fits else MeshLayout.of_replicas(world_size)
 
     def wait_for_everyone(self) -> None:
         """Block until every rank has called this; return at once in a single process."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -26,7 +25,7 @@ import accel_ops
 import accel_trackers
 from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
-from accel.configuration import NOT_GIVEN, RunConfiguration, resolve
+from accel.configuration import NOT_GIVEN, RunConfiguration, resolve, resolve_rng_types
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
 from accel.preemption import SIGNALS, Preemption
 from accel.prepared import Prepared
@@ -51,6 +50,7 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
+from accel_state.delegation import delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
 from accel_state.enums import FP8BackendType as FP8BackendType
@@ -73,35 +73,37 @@ C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
 
-# Attributes that scripts assign, and the components that own them.
-_HANDLERS: dict[str, type[KwargsHandler]] = {
-    "autocast_handler": AutocastKwargs,
-    "scaler_handler": GradScalerKwargs,
-    "init_handler": InitProcessGroupKwargs,
-    "profile_handler": ProfileKwargs,
-    "ddp_handler": DistributedDataParallelKwargs,
-    "ao_recipe_handler": AORecipeKwargs,
-    "te_recipe_handler": TERecipeKwargs,
-    "fp8_recipe_handler": FP8RecipeKwargs,
-}
-_LATE = ("autocast_handler", "profile_handler", "ddp_handler")  # those read after the Accelerator is built
-_LISTS = {
-    "_models": "_prepared.models",
-    "_optimizers": "_prepared.optimizers",
-    "_schedulers": "_prepared.schedulers",
-    "_custom_objects": "_checkpointer.custom_objects",
-}
-_OWNERS = {
-    "scaler": ("_precision", "scaler"),
-    "step_scheduler_with_optimizer": ("configuration.scheduling", "step_with_optimizer"),
-    "dataloader_config": ("configuration", "loader"),
-    "project_configuration": ("_checkpointer", "project"),
-    "rng_types": ("configuration", "rng_types"),
-    "device_placement": ("configuration", "device_placement"),
-    "even_batches": ("configuration.loader", "even_batches"),
-    "_save_model_state_pre_hook": ("_checkpointer", "save_hooks"),
-    "_load_model_state_pre_hook": ("_checkpointer", "load_hooks"),
-}
+
+class _Handler:
+    """The handler of a class that was passed in `kwargs_handlers`, None without one.
+
+    Args:
+        kind: The class.
+        is_late: Whether it is read after the Accelerator is built, so that an assignment has an effect.
+    """
+
+    def __init__(self, kind: type[KwargsHandler], *, is_late: bool = False) -> None:
+        self._kind = kind
+        self._is_late = is_late
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, accelerator: Accelerator | None, kind: type | None = None) -> Any:
+        return self if accelerator is None else accelerator.configuration.handlers.of(self._kind)
+
+    def __set__(self, accelerator: Accelerator, value: KwargsHandler | None) -> None:
+        if not self._is_late:
+            warn_user(
+                f"`{self._name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
+            )
+        handlers = accelerator.configuration.handlers
+        handlers.pop(self._kind, None)
+        if value is not None:
+            handlers[self._kind] = value
+
+
+_handler: Any = _Handler  # without its type, so that attributes have those that the class declares
 
 
 class Accelerator(ProcessView):
@@ -198,30 +200,36 @@ class Accelerator(ProcessView):
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.logging_dir)
+        self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
-        configuration = self.configuration
+        configuration, runtime = self.configuration, current_runtime()
         self._is_triggered = False
         self._preemption: Preemption | None = None
-        self._precision = engine.make_precision(configuration, self.state)
+        self._precision = accel_backends.select_precision(
+            self.mixed_precision, device_backend=runtime.device_backend, handlers=configuration.handlers
+        )
         self._strategy = engine.make_strategy(
-            configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
+            configuration,
+            self.parallelism_config,
+            runtime=runtime,
+            precision=self._precision,
+            make_loader=self.prepare_data_loader,
         )
         self._prepared = Prepared(configuration, strategy=self._strategy, gradient_state=self.gradient_state)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
             gradient=self.gradient_state,
-            weights=engine.make_weighted_loss(self.state),
+            weights=engine.make_weighted_loss(runtime.layout, self.torch_device_mesh),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
-            num_processes=self.num_processes,
+            num_processes=runtime.topology.world_size,
         )
         self._checkpointer = Checkpointer(
             configuration,
-            processes=PartialState(),
+            processes=self.state,
             strategy=self._strategy,
             precision=self._precision,
             prepared=self._prepared,
@@ -229,33 +237,6 @@ class Accelerator(ProcessView):
             gradient_state=self.gradient_state,
             resumes_loaders=self._resumes_loaders,
         )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; on the component that owns it, if scripts written for Accelerate assign it."""
-        if name in _HANDLERS:
-            if name not in _LATE:
-                warn_user(
-                    f"`{name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
-                )
-            handlers, kind = self.configuration.handlers, _HANDLERS[name]
-            if value is None:
-                handlers.pop(kind, None)
-            else:
-                handlers[kind] = value
-        elif name == "trackers":
-            self._trackers.replace(value)
-        elif name == "_dataloaders":
-            self._prepared.set_loaders(value)
-        elif name in _LISTS:
-            current, new = attrgetter(_LISTS[name])(self), list(value)
-            current.clear()
-            current.extend(new)
-        elif name in _OWNERS:
-            owner, attribute = _OWNERS[name]
-            is_users = name == "dataloader_config"  # which is never written to
-            setattr(attrgetter(owner)(self), attribute, copy(value) if is_users else value)
-        else:
-            super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
         """Return this object: a copied trainer, for example, belongs to the same run."""
@@ -270,34 +251,21 @@ class Accelerator(ProcessView):
         """The training strategy."""
         return self._strategy
 
-    @property
-    def _models(self) -> list[nn.Module]:
-        """The prepared models. This and the following private names are read by third-party libraries."""
-        return self._prepared.models
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return self._prepared.optimizers
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return self._prepared.schedulers
+    # These private names are read and assigned by third-party libraries.
+    _models: list[nn.Module] = delegated("_prepared.models", replaces_items=True)
+    _optimizers: list[Any] = delegated("_prepared.optimizers", replaces_items=True)
+    _schedulers: list[Any] = delegated("_prepared.schedulers", replaces_items=True)
+    _custom_objects: list[Any] = delegated("_checkpointer.custom_objects", replaces_items=True)
+    _save_model_state_pre_hook: Mapping[int, Callable[..., None]] = delegated("_checkpointer.save_hooks")
+    _load_model_state_pre_hook: Mapping[int, Callable[..., None]] = delegated("_checkpointer.load_hooks")
 
     @property
     def _dataloaders(self) -> Sequence[DataLoader[Any]]:
         return list(self._prepared.loaders.values())
 
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self._checkpointer.custom_objects
-
-    @property
-    def _save_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
-        return self._checkpointer.save_hooks
-
-    @property
-    def _load_model_state_pre_hook(self) -> Mapping[int, Callable[..., None]]:
-        return self._checkpointer.load_hooks
+    @_dataloaders.setter
+    def _dataloaders(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        self._prepared.set_loaders(loaders)
 
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
@@ -463,25 +431,17 @@ class Accelerator(ProcessView):
 
     # Settings
 
-    @property
-    def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders are sharded, dispatched and shuffled."""
-        return self.configuration.loader
+    dataloader_config: DataLoaderConfiguration = delegated("configuration.loader", convert=copy)
+    """How loaders are sharded, dispatched and shuffled."""
 
-    @property
-    def step_scheduler_with_optimizer(self) -> bool:
-        """Whether schedulers step only when the optimizer steps."""
-        return self.configuration.scheduling.step_with_optimizer
+    step_scheduler_with_optimizer: bool = delegated("configuration.scheduling.step_with_optimizer")
+    """Whether schedulers step only when the optimizer steps."""
 
-    @property
-    def rng_types(self) -> list[RNGType]:
-        """RNGs that are synchronized across ranks at the start of each epoch."""
-        return [RNGType(kind) for kind in self.configuration.rng_types]
+    rng_types: list[RNGType] = delegated("configuration.rng_types", convert=resolve_rng_types)
+    """RNGs that are synchronized across ranks at the start of each epoch."""
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The fp16 gradient scaler; None in other precisions."""
-        return self._precision.scaler
+    scaler: torch.amp.GradScaler | None = delegated("_precision.scaler")
+    """The fp16 gradient scaler; None in other precisions."""
 
     @property
     def native_amp(self) -> bool:
@@ -496,45 +456,29 @@ class Accelerator(ProcessView):
                 f"Build the Accelerator with `mixed_precision={'bf16' if value else 'no'}`."
             )
 
-    @property
-    def autocast_handler(self) -> AutocastKwargs | None:
-        """The autocast settings that were given, if any."""
-        return self.configuration.handlers.of(AutocastKwargs)
+    autocast_handler: AutocastKwargs | None = _handler(AutocastKwargs, is_late=True)
+    """The autocast settings that were given, if any."""
 
-    @property
-    def scaler_handler(self) -> GradScalerKwargs | None:
-        """The gradient scaler settings that were given, if any."""
-        return self.configuration.handlers.of(GradScalerKwargs)
+    scaler_handler: GradScalerKwargs | None = _handler(GradScalerKwargs)
+    """The gradient scaler settings that were given, if any."""
 
-    @property
-    def init_handler(self) -> InitProcessGroupKwargs | None:
-        """The process group settings that were given, if any."""
-        return self.configuration.handlers.of(InitProcessGroupKwargs)
+    init_handler: InitProcessGroupKwargs | None = _handler(InitProcessGroupKwargs)
+    """The process group settings that were given, if any."""
 
-    @property
-    def profile_handler(self) -> ProfileKwargs | None:
-        """The profiler settings that were given, if any."""
-        return self.configuration.handlers.of(ProfileKwargs)
+    profile_handler: ProfileKwargs | None = _handler(ProfileKwargs, is_late=True)
+    """The profiler settings that were given, if any."""
 
-    @property
-    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
-        """The DDP settings that were given, if any; they apply to models that are prepared later."""
-        return self.configuration.handlers.of(DistributedDataParallelKwargs)
+    ddp_handler: DistributedDataParallelKwargs | None = _handler(DistributedDataParallelKwargs, is_late=True)
+    """The DDP settings that were given, if any; they apply to models that are prepared later."""
 
-    @property
-    def ao_recipe_handler(self) -> AORecipeKwargs | None:
-        """The torchao settings that were given, if any."""
-        return self.configuration.handlers.of(AORecipeKwargs)
+    ao_recipe_handler: AORecipeKwargs | None = _handler(AORecipeKwargs)
+    """The torchao settings that were given, if any."""
 
-    @property
-    def te_recipe_handler(self) -> TERecipeKwargs | None:
-        """The Transformer Engine settings that were given, if any."""
-        return self.configuration.handlers.of(TERecipeKwargs)
+    te_recipe_handler: TERecipeKwargs | None = _handler(TERecipeKwargs)
+    """The Transformer Engine settings that were given, if any."""
 
-    @property
-    def fp8_recipe_handler(self) -> FP8RecipeKwargs | None:
-        """The deprecated 8-bit settings that were given, if any."""
-        return self.configuration.handlers.of(FP8RecipeKwargs)
+    fp8_recipe_handler: FP8RecipeKwargs | None = _handler(FP8RecipeKwargs)
+    """The deprecated 8-bit settings that were given, if any."""
 
     @property
     def fp8_enabled(self) -> bool:
@@ -543,10 +487,8 @@ class Accelerator(ProcessView):
 
     # Preparing
 
-    @property
-    def device_placement(self) -> bool:
-        """Whether prepared objects are moved to this process's device."""
-        return self.configuration.device_placement
+    device_placement: bool = delegated("configuration.device_placement")
+    """Whether prepared objects are moved to this process's device."""
 
     @overload
     def prepare(self, a: A, /, *, device_placement: Sequence[bool] | None = None) -> A: ...
@@ -681,14 +623,8 @@ class Accelerator(ProcessView):
     def step(self, value: int) -> None:
         self._stepper.set_step(value)
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-batch completes an accumulation: gradients are reduced and the optimizer steps."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
+    sync_gradients: bool = delegated("gradient_state.sync_gradients")
+    """Whether this micro-batch completes an accumulation: gradients are reduced and the optimizer steps."""
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -886,10 +822,8 @@ class Accelerator(ProcessView):
         """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
         return self.configuration.loader.dispatch_batches
 
-    @property
-    def even_batches(self) -> bool:
-        """Whether the last batches are padded so that all ranks get the same number."""
-        return self.configuration.loader.even_batches
+    even_batches: bool = delegated("configuration.loader.even_batches")
+    """Whether the last batches are padded so that all ranks get the same number."""
 
     @property
     def use_seedable_sampler(self) -> bool:
@@ -1084,10 +1018,8 @@ class Accelerator(ProcessView):
 
     # Checkpoints
 
-    @property
-    def project_configuration(self) -> ProjectConfiguration:
-        """Folders of the project, and how its checkpoints are named and retained."""
-        return self._checkpointer.project
+    project_configuration: ProjectConfiguration = delegated("_checkpointer.project")
+    """Folders of the project, and how its checkpoints are named and retained."""
 
     @property
     def save_iteration(self) -> int:
@@ -1305,6 +1237,10 @@ class Accelerator(ProcessView):
     def trackers(self) -> list[accel_trackers.GeneralTracker]:
         """The started trackers. After they were read, `log` calls them directly, so that the order of calls is kept."""
         return self._trackers.take_all()
+
+    @trackers.setter
+    def trackers(self, value: Sequence[accel_trackers.GeneralTracker]) -> None:
+        self._trackers.replace(value)
 
     def init_trackers(
         self,

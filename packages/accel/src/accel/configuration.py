@@ -103,7 +103,7 @@ class RunConfiguration:
     project: ProjectConfiguration
     dynamo: TorchDynamoPlugin
     handlers: Handlers
-    rng_types: tuple[RNGType, ...]
+    rng_types: list[RNGType]
     plugins: Mapping[str, Any]
     plugin: Any
     parallelism: ParallelismConfig | None
@@ -358,9 +358,9 @@ def resolve_parallelism(
     return ParallelismConfig(tp_size=plugin.tp_size)
 
 
-def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:
+def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> list[RNGType]:
     """Return the RNGs to synchronize at the start of each epoch; by default the generators of samplers."""
-    return (RNGType.GENERATOR,) if rng_types is None else tuple(RNGType(kind) for kind in rng_types)
+    return [RNGType.GENERATOR] if rng_types is None else [RNGType(kind) for kind in rng_types]
 
 
 def _is_number(value: object) -> bool:

@@ -1,23 +1,20 @@
-"""The state, strategy, precision and weighted loss of a run, created from its configuration."""
+"""The state, strategy and weighted loss of a run, created from its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from accel.configuration import RunConfiguration
-from accel_backends import (
-    Precision,
-    Strategy,
-    StrategyContext,
-    select_precision,
-    select_strategy,
-)
+from accel_backends import Precision, Strategy, StrategyContext, select_strategy
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.selection import check_axes
-from accel_state import AcceleratorState, current_runtime
+from accel_state import AcceleratorState, MeshLayout, ParallelismConfig
 from accel_state.enums import DynamoBackend
 from accel_state.kwargs_handler import InitProcessGroupKwargs
+from accel_state.runtime import Runtime
 
 
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
@@ -43,19 +40,11 @@ def make_state(configuration: RunConfiguration, **arguments: Any) -> Accelerator
     )
 
 
-def make_precision(configuration: RunConfiguration, state: AcceleratorState) -> Precision:
-    """Return the precision of forward and backward."""
-    return select_precision(
-        state.mixed_precision,
-        device_backend=current_runtime().device_backend,
-        handlers=configuration.handlers,
-    )
-
-
 def make_strategy(
     configuration: RunConfiguration,
-    state: AcceleratorState,
+    parallelism: ParallelismConfig | None,
     *,
+    runtime: Runtime,
     precision: Precision,
     make_loader: Callable[..., Any],
 ) -> Strategy:
@@ -64,7 +53,7 @@ def make_strategy(
     Raises:
         ConfigError: If the strategy does not support the configuration.
     """
-    runtime, dynamo = current_runtime(), configuration.dynamo
+    dynamo = configuration.dynamo
     strategy = select_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
@@ -81,17 +70,17 @@ def make_strategy(
             make_loader=make_loader,
             scheduling=configuration.scheduling,
             dynamo=None if dynamo.backend == DynamoBackend.NO else dynamo,
-            parallelism=state.parallelism_config,
+            parallelism=parallelism,
         )
     )
-    check_axes(state.parallelism_config, strategy)
+    check_axes(parallelism, strategy)
     return strategy
 
 
-def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
+def make_weighted_loss(layout: MeshLayout, mesh: DeviceMesh | None) -> WeightedLoss:
     """Return the weighting of losses by their number of items, over the ranks with different items."""
-    layout, mesh = current_runtime().layout, state.device_mesh
+    num_ranks = layout.num_loss_ranks
     group = None
-    if mesh is not None and 1 < layout.num_loss_ranks < layout.world_size:
+    if mesh is not None and 1 < num_ranks < layout.world_size:
         group = mesh.get_group("loss")
-    return WeightedLoss(num_ranks=layout.num_loss_ranks, group=group)
+    return WeightedLoss(num_ranks=num_ranks, group=group)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -36,9 +37,6 @@ POLL_S = 0.5
 
 AGREEMENT_TIMEOUT_S = 60.0
 """How long to wait for the answers of the other ranks; their watcher threads send them at once."""
-
-ANSWER_POLL_S = 0.01
-"""How often a rank checks for the answers of the other ranks."""
 
 LEAVE_TIMEOUT_S = 5.0
 """How long rank 0 waits for the other ranks to stop using the store, which may end with rank 0."""
@@ -282,7 +280,8 @@ class PreemptionSync:
     def _watch(self) -> None:
         try:
             is_asked = self._wait_for_request()
-            if self._store is not None and (not is_asked or self._agree_on_last_step(self._store)):
+            if self._store is not None:
+                self._agree(self._store, is_asked=is_asked)
                 self._leave(self._store)
         except RuntimeError as error:  # torch's, from the store
             self._failure = f"The ranks could not agree when to stop: {error}"
@@ -293,24 +292,40 @@ class PreemptionSync:
 
     def _wait_for_request(self) -> bool:
         """Return True once any rank is asked to stop, False if this rank closes or rank 0 ends its training first."""
+        store = self._store
         while True:
-            if self.asked_at is not None and self._store is not None:
-                self._store.set("asked", "")
-            if self.asked_at is not None or (self._store is not None and self._store.check(["asked"])):
+            if self.asked_at is not None and store is not None:
+                store.set("asked", "")
+            if self.asked_at is not None or (store is not None and store.check(["asked"])):
                 self.asked_at = self.asked_at or time.monotonic()
                 return True
-            if self._is_closing or self._has_rank_0_left():
+            if self._is_closing:
+                return False
+            if store is not None and self._rank != 0 and store.check(["rank_0_left"]):
+                self._failure = "The ranks could not agree when to stop: rank 0 has ended its training."
                 return False
             with suppress(queue.Empty):
-                self._wake.get(timeout=None if self._store is None else POLL_S)
+                self._wake.get(timeout=None if store is None else POLL_S)
 
-    def _has_rank_0_left(self) -> bool:
-        """Whether rank 0 has ended its training, so that no agreement is possible any more."""
-        store = self._store
-        if store is None or self._rank == 0 or not store.check(["rank_0_left"]) or store.check(["last_step"]):
-            return False
-        self._failure = "The ranks could not agree when to stop: rank 0 has ended its training."
-        return True
+    def _agree(self, store: Store, *, is_asked: bool) -> None:
+        """Report this rank's next step, also if it ends its training; if asked to stop, wait for all reports."""
+        # Set the flag before reading the step: the main thread then either waits at its next step, or has already
+        # counted that step.
+        self._is_pending = is_asked
+        steps = [f"step/{rank}" for rank in range(self._world_size)]
+        store.set(steps[self._rank], str(self._step + 1))
+        if not is_asked:
+            return
+        try:
+            store.wait(steps, timedelta(seconds=AGREEMENT_TIMEOUT_S))
+        except dist.DistStoreError:
+            missing = [str(rank) for rank, key in enumerate(steps) if not store.check([key])]
+            self._failure = (
+                f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
+                f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
+            )
+            return
+        self._last_step = max(map(int, store.multi_get(steps)))
 
     def _leave(self, store: Store) -> None:
         """Report that this rank no longer uses the store; rank 0 waits until no rank does.
@@ -324,36 +339,6 @@ class PreemptionSync:
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         while store.add("num_left", 0) < self._world_size - 1 and time.monotonic() < deadline:
             time.sleep(0.005)
-
-    def _agree_on_last_step(self, store: Store) -> bool:
-        """Report this rank's next step, and wait for the largest one that any rank has reported."""
-        # Set the flag before reading the step: the main thread then either waits at its next step, or has already
-        # counted that step.
-        self._is_pending = True
-        steps = [f"step/{rank}" for rank in range(self._world_size)]
-        store.set(steps[self._rank], str(self._step + 1))
-        is_complete = (
-            store.add("num_steps", 1) == self._world_size
-        )  # the last rank determines the result for all
-        deadline = time.monotonic() + AGREEMENT_TIMEOUT_S
-        while not store.check(["last_step"]):
-            if not is_complete and time.monotonic() > deadline:
-                missing = [str(rank) for rank, key in enumerate(steps) if not store.check([key])]
-                if missing:
-                    self._failure = (
-                        f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
-                        f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
-                    )
-                    return False
-                is_complete = True  # the last rank has ended in between
-            if is_complete:
-                store.set("last_step", str(max(int(store.get(key)) for key in steps)))
-            elif self._has_rank_0_left():
-                return False
-            else:
-                time.sleep(ANSWER_POLL_S)
-        self._last_step = int(store.get("last_step"))
-        return True
 
     def _enforce(self, grace_period_s: float) -> None:
         assert self.asked_at is not None

@@ -260,7 +260,7 @@ class AlignDevicesHook(ModelHook):
             args = tuple([_moved(value, self.execution_device) for value in args])
             if kwargs:
                 kwargs = send_to_device(kwargs, self.execution_device, skip_keys=self.skip_keys)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the forward pass does not run, so that `finish` is not called
             self.after_error(module)
             raise
         return args, kwargs
@@ -288,7 +288,7 @@ class AlignDevicesHook(ModelHook):
             for slot in self.slots.values():
                 slot.fill()
                 filled.append(slot)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no `offload_weights` follows
             self._empty(filled)
             raise
 

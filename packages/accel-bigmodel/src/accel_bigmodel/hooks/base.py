@@ -68,7 +68,9 @@ class SequentialHook(ModelHook):
             for hook in self.hooks:
                 args, kwargs = hook.pre_forward(module, *args, **kwargs)
                 entered.append(hook)
-        except BaseException:
+        except (
+            BaseException
+        ):  # also Ctrl-C: the hooks that have begun must end, since no `post_forward` follows
             for hook in reversed(entered):
                 call_if_defined(hook, "after_error", module)
             raise
@@ -111,7 +113,7 @@ class HookedForward:
         try:
             with torch.no_grad() if hook.no_grad else contextlib.nullcontext():
                 output = module._old_forward(*args, **kwargs)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no `post_forward` follows
             call_if_defined(hook, "after_error", module)
             raise
         return hook.post_forward(module, output)

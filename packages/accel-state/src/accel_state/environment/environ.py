@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 from accel_state.environment import parsers
-from accel_state.environment.settings import find_setting
+from accel_state.environment.settings import SETTINGS, find_setting
 from accel_state.errors import ConfigError
 
 _ARE_SETTINGS_IGNORED = ContextVar("settings are ignored", default=False)
@@ -49,8 +49,9 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
         UnknownNameError: If the table has no such setting.
         ConfigError: If the text is not what the setting accepts.
     """
-    setting = find_setting(name)
-    return setting.value_of(_variables(environ).get(setting.variable))
+    setting = SETTINGS.get(name) or find_setting(name)
+    given = _variables(environ).get(setting.variable)
+    return setting.value_of(given) if given else setting.default
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:

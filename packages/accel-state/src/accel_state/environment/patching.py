@@ -68,27 +68,19 @@ def purge_accelerate_environment(func_or_cls: Wrapped) -> Wrapped:
 def _purge_function(function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             with _kept():
                 return await function(*args, **kwargs)
 
-        return run_async
+        return functools.wraps(function)(run_async)
     if inspect.isgeneratorfunction(function):
 
-        @functools.wraps(function)
         def run_generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with _kept():
                 yield from function(*args, **kwargs)
 
-        return run_generator
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with _kept():
-            return function(*args, **kwargs)
-
-    return run
+        return functools.wraps(function)(run_generator)
+    return _kept()(function)
 
 
 def _purge_class(cls: type[Any]) -> None:

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import sysconfig
-from importlib.metadata import distributions
 from pathlib import Path
 
 from accel_launch.messages import show
@@ -55,7 +54,7 @@ class DropInCommand:
         elif arguments.action == "remove":
             has_script = is_ours(script) and remove(script)
             if remove(file) or has_script:
-                rest = f" `{script}` belongs to {owner_of(script)} and stays." if script.exists() else ""
+                rest = f" `{script}` is not accel's and stays." if script.exists() else ""
                 show(f"Removed `{file}`: `accelerate` no longer means accel.{rest}")
             else:
                 show("The drop-in is not installed here; nothing was removed.")
@@ -88,18 +87,9 @@ def state_of(script: Path) -> str:
     if is_ours(script):
         return f"The command `{script}` starts it."
     if os.path.lexists(script):
-        return f"The command `{script}` belongs to {owner_of(script)} and stays: {instead}"
+        return f"The command `{script}` is not accel's and stays: {instead}"
     reason = ", since only an installer can write an `.exe`" if os.name == "nt" else ""
     return f"There is no command `accelerate`{reason}: {instead}"
-
-
-def owner_of(script: Path) -> str:
-    """Return the installed distribution to which a file belongs."""
-    for one in distributions():
-        for file in one.files or ():
-            if file.name == script.name and Path(str(one.locate_file(file))).resolve() == script.resolve():
-                return f"`{one.metadata['Name']} {one.version}`"
-    return "no installed package"
 
 
 def install(file: Path, script: Path) -> None:

@@ -30,7 +30,7 @@ class DropInFinder(MetaPathFinder):
         """Return where `accelerate` or a module of it comes from, None for what accel does not have."""
         if fullname == THEIRS:
             require_no_accelerate()
-            return ModuleSpec(fullname, _RootLoader(), origin=__file__, is_package=True)
+            return ModuleSpec(fullname, _Alias(_Root(THEIRS)), origin=__file__, is_package=True)
         if not fullname.startswith(f"{THEIRS}."):
             return None
         name = OURS + fullname.removeprefix(THEIRS)
@@ -40,23 +40,20 @@ class DropInFinder(MetaPathFinder):
             if error.name == name:
                 return None
             raise
-        return ModuleSpec(
-            fullname,
-            _AliasLoader(module),
-            origin=getattr(module, "__file__", None),
-            is_package=hasattr(module, "__path__"),
-        )
+        origin, is_package = getattr(module, "__file__", None), hasattr(module, "__path__")
+        return ModuleSpec(fullname, _Alias(module), origin=origin, is_package=is_package)
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
         """Yield the distribution `accelerate` if it, or any distribution, is requested."""
         if context.name is None or context.name.lower() == THEIRS:
-            from accel.drop_in.distribution import InterfaceDistribution
+            from importlib.metadata import PathDistribution
+            from pathlib import Path
 
-            yield InterfaceDistribution(INTERFACE_VERSION)
+            yield PathDistribution(Path(__file__).with_name("metadata"))
 
 
-class _AliasLoader(Loader):
-    """Hands out a module of accel under a second name."""
+class _Alias(Loader):
+    """Hands out a module under a second name."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -66,8 +63,10 @@ class _AliasLoader(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It was executed under its real name; the import has just set the other spec.
-        module.__spec__ = self._spec
+        if (
+            self._spec is not None
+        ):  # it was executed under its real name; the import has just set the other spec
+            module.__spec__ = self._spec
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code to run as a script, for ``python -m``."""
@@ -76,18 +75,10 @@ class _AliasLoader(Loader):
         return code
 
 
-class _RootLoader(Loader):
-    """Makes the module `accelerate` itself, whose version is not accel's."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Root(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__version__"] = INTERFACE_VERSION
-
-
 class _Root(ModuleType):
     """The module `accelerate`: attributes other than the version are read from and set on accel."""
+
+    __version__ = INTERFACE_VERSION
 
     def __getattr__(self, name: str) -> Any:
         try:
