@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import cycle, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from accel_state.errors import ConfigError
 
@@ -24,8 +24,7 @@ class Position:
 START = Position()
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):  # pickled faster than a dataclass
     """The rows that each rank reads in one step, and how many of them are no padding.
 
     Args:
@@ -103,8 +102,7 @@ class Absent(Enum):
 NO_BATCH = Absent.NO_BATCH
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalStep:
+class GlobalStep(NamedTuple):  # as `StepShape`
     """One step of all ranks.
 
     Args:

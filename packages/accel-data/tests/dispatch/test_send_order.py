@@ -37,11 +37,10 @@ class Diary(Transport):
 
 
 def describe(message: Any) -> str:
-    if message is None:
-        return "end"
-    if isinstance(message, str):
-        return message
-    return f"announce {message.pieces[0].skeleton[0]}"
+    return "announce " + ", ".join(
+        "end" if step is None else step if isinstance(step, str) else step.pieces[0].skeleton[0]
+        for step in message
+    )
 
 
 def run(size: int, **flags: Any) -> list[str]:
@@ -56,28 +55,34 @@ def run(size: int, **flags: Any) -> list[str]:
     return diary.entries
 
 
-def test_the_step_after_the_next_is_read_while_the_others_use_the_current_one() -> None:
-    assert run(3) == [
-        *("read 0", "announce 0", "read 1", "announce 1", "read 2", "use 0"),
-        *("announce 2", "use 1"),
-        *("end", "use 2, the last"),
+def test_two_steps_are_sent_at_once_and_no_more_are_read_before_they_are_used() -> None:
+    assert run(5) == [
+        *("read 0", "read 1", "announce 0, 1", "use 0"),
+        *("read 2", "read 3", "announce 2, 3", "use 1", "use 2"),
+        *("read 4", "announce 4, end", "use 3", "use 4, the last"),
     ]
 
 
-def test_an_error_comes_when_its_step_would_have() -> None:
-    assert run(2, fails=True) == [
-        *("read 0", "announce 0", "read 1", "announce 1", "use 0"),
-        *("KeyError: 'the disk is full'", "use 1"),
-        "raise",
+def test_an_end_that_falls_between_two_messages_is_one_of_its_own() -> None:
+    assert run(2) == ["read 0", "read 1", "announce 0, 1", "use 0", "announce end", "use 1, the last"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_error_comes_when_its_step_would_have(size: int) -> None:
+    diary = run(size, fails=True)
+    assert diary[-2:] == [f"use {size - 1}", "raise"]
+    assert [entry for entry in diary if "KeyError" in entry] == [
+        "announce KeyError: 'the disk is full'" if size == 2 else "announce 2, KeyError: 'the disk is full'"
     ]
 
 
 @pytest.mark.parametrize(
-    ("fails", "expected"), [(False, ["end"]), (True, ["KeyError: 'the disk is full'", "raise"])]
+    ("fails", "expected"),
+    [(False, ["announce end"]), (True, ["announce KeyError: 'the disk is full'", "raise"])],
 )
 def test_without_any_step_the_others_are_told_why(fails: bool, expected: list[str]) -> None:
     assert run(0, fails=fails) == expected
 
 
 def test_the_only_step_is_known_to_be_the_last() -> None:
-    assert run(1) == ["read 0", "announce 0", "end", "use 0, the last"]
+    assert run(1) == ["read 0", "announce 0, end", "use 0, the last"]

@@ -1,13 +1,12 @@
 """A dispatched epoch: the main process reads, scatters and sends steps, which the other ranks receive.
 
-A step is sent as a description, which all ranks wait for, and the bytes of all tensors, in a broadcast that takes place
-while they use the step before.
+Two steps are sent at once: as a description, which all ranks wait for, and the bytes of all tensors, in a broadcast
+that takes place while they use the step before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +23,8 @@ from accel_state.errors import ConfigError, StateError
 
 T = TypeVar("T")
 
+_STEPS_AT_ONCE = 2
+"""No step is read earlier than if each were sent alone, one ahead of its use and one ahead of being sent."""
 _ALIGNMENT = 16
 _CPU = torch.device("cpu")
 
@@ -141,7 +142,7 @@ class DispatchedSteps:
                 end.samples + step.num_batches * self._rows_per_batch, end.batches + step.num_batches
             )
             ahead = step if isinstance(following.step, Exception) else following.step
-            step = replace(step, num_following=0 if ahead is None else ahead.num_with_batch)
+            step = step._replace(num_following=0 if ahead is None else ahead.num_with_batch)
             # At its end the data set may only now know that the epoch has ended: its state is taken when it is saved.
             states = current.states if step.num_following else None
             yield piece, step.seen_by(self._rank, end=end, states=states)
@@ -155,21 +156,17 @@ def send_steps(
 ) -> Iterator[Announced]:
     """Announce the steps to all ranks and start to send them, on the main process.
 
-    The step after each is read right after it was announced, while the other ranks work.
-
     Args:
         steps: The epoch.
         rank: The main process among the ranks that read different data.
         is_alone: Whether no other rank receives them.
     """
-    read = _with_error(steps)
-    upcoming = next(read, None)
-    while True:
-        step, states = upcoming if isinstance(upcoming, tuple) else (upcoming, None)
-        arrive = _nothing if is_alone else _send(step)
-        upcoming = next(read, None)
-        piece = step.pieces[rank] if isinstance(step, GlobalStep) else NO_BATCH
-        yield Announced(step, states, partial(_received, piece, arrive, _CPU))
+    read = _with_end(steps)
+    while upcoming := list(islice(read, _STEPS_AT_ONCE)):
+        arrive = _nothing if is_alone else _send([step for step, _ in upcoming])
+        for step, states in upcoming:
+            piece = step.pieces[rank] if isinstance(step, GlobalStep) else NO_BATCH
+            yield Announced(step, states, partial(_received, piece, arrive, _CPU))
 
 
 def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]:
@@ -180,18 +177,19 @@ def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]
         device: Where its batches go. None: the CPU.
     """
     while True:
-        step, arrive = dispatch_batch()
-        if isinstance(step, GlobalStep):
-            yield Announced(step, None, partial(_received, step.pieces[rank], arrive, device or _CPU))
-        elif step is None:
-            yield Announced(None)
-        else:
-            yield Announced(
-                StateError(
-                    f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the traceback. "
-                    "This rank stops too."
+        steps, arrive = dispatch_batch()
+        for step in steps:
+            if isinstance(step, GlobalStep):
+                yield Announced(step, None, partial(_received, step.pieces[rank], arrive, device or _CPU))
+            elif step is None:
+                yield Announced(None)
+            else:
+                yield Announced(
+                    StateError(
+                        f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the "
+                        "traceback. This rank stops too."
+                    )
                 )
-            )
 
 
 def _nothing() -> torch.Tensor:
@@ -204,56 +202,65 @@ def _received(piece: Any, arrive: Callable[[], torch.Tensor], device: torch.devi
     return _piece(piece, buffer, device) if isinstance(piece, Outline) else piece
 
 
-def _with_error(steps: Iterator[T]) -> Iterator[T | Exception]:
-    """Yield the steps, and then the error that ended them, if there is one."""
+def _with_end(
+    steps: Iterator[tuple[GlobalStep, ReadStates]],
+) -> Iterator[tuple[GlobalStep | Exception | None, ReadStates | None]]:
+    """Yield the steps, and then the error that ended them, or None."""
     try:
         yield from steps
     except Exception as error:  # noqa: BLE001 - raised when its step is due
-        yield error
+        yield error, None
+    else:
+        yield None, None
 
 
-def _send(step: GlobalStep | Exception | None) -> Callable[[], torch.Tensor]:
-    """Announce a step, whose pieces are sent as outlines, and start to send their tensors."""
-    if isinstance(step, Exception):
-        return dispatch_batch(f"{type(step).__name__}: {step}")[1]
-    if step is None:
-        return dispatch_batch()[1]
+def _send(steps: Sequence[GlobalStep | Exception | None]) -> Callable[[], torch.Tensor]:
+    """Announce steps, whose pieces are sent as outlines, and start to send their tensors."""
     tensors: list[tuple[int, torch.Tensor]] = []
-    outlines: list[Any] = []
+    announced: list[GlobalStep | str | None] = []
     used = 0
-    for piece in step.pieces:
-        if piece is not NO_BATCH:
-            piece = _outline(piece, used, tensors)
-            used = piece.stop
-        outlines.append(piece)
-    return dispatch_batch(replace(step, pieces=outlines), tensors)[1]
+    for step in steps:
+        if isinstance(step, Exception):
+            announced.append(f"{type(step).__name__}: {step}")
+            continue
+        if step is None:
+            announced.append(None)
+            continue
+        outlines: list[Any] = []
+        for piece in step.pieces:
+            if piece is not NO_BATCH:
+                piece = _outline(piece, used, tensors)
+                used = piece.stop
+            outlines.append(piece)
+        announced.append(step._replace(pieces=outlines))
+    return dispatch_batch(announced, tensors)[1]
 
 
 def dispatch_batch(
-    step: GlobalStep | str | None = None,
+    steps: Sequence[GlobalStep | str | None] = (),
     tensors: Sequence[tuple[int, torch.Tensor]] = (),
-) -> tuple[GlobalStep | str | None, Callable[[], torch.Tensor]]:
+) -> tuple[Sequence[GlobalStep | str | None], Callable[[], torch.Tensor]]:
     """Return what rank 0 announces, and a function that waits for the bytes of its tensors; a collective, compared with
     what other ranks call.
 
     Args:
-        step: On rank 0: a step of outlines, an error, or None for the end.
+        steps: On rank 0: steps of outlines, and at the end an error or None.
         tensors: On rank 0: tensors with their offsets among the bytes.
     """
     transport = current_transport()
     if transport.world_size == 1:
-        return step, _nothing
+        return steps, _nothing
     with transport.lock:
-        step = broadcast_from(transport, Call(dispatch_batch), step, source=0)
-        outlines = [] if not isinstance(step, GlobalStep) else step.pieces
-        num_bytes = max((piece.stop for piece in outlines if piece is not NO_BATCH), default=0)
+        steps = broadcast_from(transport, Call(dispatch_batch), steps, source=0)
+        pieces = [piece for step in steps if isinstance(step, GlobalStep) for piece in step.pieces]
+        num_bytes = max((piece.stop for piece in pieces if piece is not NO_BATCH), default=0)
         if not num_bytes:
-            return step, _nothing
+            return steps, _nothing
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
         for start, tensor in tensors:
             flat = tensor.reshape(-1).view(torch.uint8)
             buffer[start : start + flat.numel()].copy_(flat)
-        return step, transport.begin_broadcast(buffer.to(transport.device_for(_CPU)), source=0)
+        return steps, transport.begin_broadcast(buffer.to(transport.device_for(_CPU)), source=0)
 
 
 def _outline(piece: Any, begin: int, tensors: list[tuple[int, torch.Tensor]]) -> Outline:
