@@ -87,7 +87,7 @@ def test_json_holds_sizes_and_handlers():
         ({"sp_backend": "ring"}, "`sp_backend` must be one of deepspeed, torch, got `ring`"),
         (
             {"sp_size": 2, "sp_backend": "torch", "sp_handler": DeepSpeedSequenceParallelConfig()},
-            "`sp_handler` has settings of DeepSpeed, .* Leave it out",
+            "`sp_handler` has no effect while `sp_backend` is `torch`. Leave it out",
         ),
         ({"tp_handler": TorchTensorParallelConfig()}, "`tp_handler` has no effect while `tp_size` is 1"),
         (

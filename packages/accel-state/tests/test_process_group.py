@@ -209,6 +209,11 @@ def test_unknown_argument_of_the_group_is_named():
         process_group.check_options({"time_out": 3})
 
 
-def test_place_in_a_group_without_environment_is_one_machine():
-    place = process_group.single_node(Topology(), rank=2, world_size=3)
-    assert (place.rank, place.local_rank, place.local_world_size, place.source) == (2, 2, 3, "process_group")
+def adopt_without_environment():
+    topology, backend = process_group.adopt_group(Topology(), device_type="cpu", options={})
+    return topology.rank, topology.local_rank, topology.local_world_size, topology.source, backend
+
+
+def test_place_in_a_group_without_environment_is_one_machine(world):
+    places = world(2).run(adopt_without_environment)
+    assert places == [(rank, rank, 2, "process_group", "gloo") for rank in range(2)]

@@ -239,15 +239,10 @@ def _loopback_server(topology: Topology) -> TCPStore | None:
 
 
 def _topology_of_group(topology: Topology) -> Topology:
-    """Use the group's rank and world size; keep the rest of ``topology`` if the two agree."""
+    """Return the topology if the group agrees with it, else that of the group: all ranks are assumed on one machine."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if (rank, world_size) == (topology.rank, topology.world_size):
         return topology
-    return single_node(topology, rank=rank, world_size=world_size)
-
-
-def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
-    """Return the topology of a rank whose machine is unknown: all ranks are assumed to be on this one."""
     return replace(
         topology,
         rank=rank,
