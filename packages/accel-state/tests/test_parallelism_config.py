@@ -179,7 +179,7 @@ def axes_of(arguments, *names):
     config = ParallelismConfig(**arguments)
     mesh = config.get_device_mesh("cpu")
     assert config.get_device_mesh() is config.get_device_mesh("cpu") is mesh
-    with pytest.raises(StateError, match="was built for `cpu`, but `cuda` is asked for"):
+    with pytest.raises(StateError, match="was built for `cpu`, but `cuda` is requested"):
         config.get_device_mesh("cuda")
     for name in names:
         total = torch.ones(1)

@@ -156,7 +156,7 @@ def set_up_by_pair(path):
     reset_runtime(keep_process_group=True)
     asked = {"backend": "cpu:gloo", "init_method": f"file://{path}"}
     backends = [PartialState(cpu=True, **asked).backend, PartialState(cpu=True, **asked).backend]
-    with pytest.raises(StateError, match="`backend` asks for `cpu:mpi`, but .* set up with `gloo`"):
+    with pytest.raises(StateError, match="`backend` requests `cpu:mpi`, but .* set up with `gloo`"):
         PartialState(backend="cpu:mpi")
     return backends, dist.get_backend_config()
 
@@ -175,7 +175,7 @@ def test_backend_that_is_not_built_is_refused_with_those_that_are():
 def test_missing_init_method_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(
-        ConfigError, match="2 processes were asked for, but it is unknown where they meet. Set `MASTER_ADDR`"
+        ConfigError, match="2 processes were requested, but it is unknown where they meet. Set `MASTER_ADDR`"
     ):
         process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
 
