@@ -26,10 +26,10 @@ from forking import Runs
 from safetensors import safe_open
 
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
-from accel_checkpoint.formats.deferred import fetched
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.reading.selection import check_loadable, find_newest
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState
+from accel_checkpoint.listing import check_loadable, find_newest
+from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.saving.snapshot import fetched
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")
@@ -120,10 +120,10 @@ def check(project, *, limit, where, name=None):
 
 def value_in(checkpoint):
     if (checkpoint / "pytorch_model_fsdp_0").is_dir():
-        saved = DistributedState(SavedFiles.of(checkpoint), "pytorch_model_fsdp_0")
+        saved = DistributedState(saved_files(checkpoint), "pytorch_model_fsdp_0")
         values = {value.item() for one in saved.entries.values() for value in saved.value(one).unique()}
     elif (checkpoint / "pytorch_model").is_dir():
-        weights = SavedEngine(SavedFiles.of(checkpoint), "pytorch_model").weights()
+        weights = SavedEngine(saved_files(checkpoint), "pytorch_model").weights()
         values = {value.item() for one in weights.values() for value in fetched(one).unique()}
     else:
         with safe_open(checkpoint / "model.safetensors", framework="pt") as file:

@@ -18,7 +18,7 @@ from forking import hold_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel_checkpoint.reading.selection import check_loadable, find_newest
+from accel_checkpoint.listing import check_loadable, find_newest
 from accel_state.errors import CheckpointError
 
 LIMIT_S = 60

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.manifest import read_manifest
-from accel_checkpoint.saved_files import problems_of
 from accel_checkpoint.saving import staging
 from accel_state.errors import AccelError
 
@@ -166,7 +166,7 @@ def values_in(place):
     found = {}
     for folder in place.iterdir():
         if folder.is_dir() and not folder.name.startswith("."):
-            problems = problems_of(folder, read_manifest(folder), digests=True)
+            problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=True)
             found[folder.name] = (
                 str(problems) if problems else load_file(folder / "model.safetensors")["bias"][0].item()
             )

@@ -28,11 +28,11 @@ from torch.distributed.checkpoint import metadata as dcp
 
 from accel.utils import load
 from accel_bigmodel import OffloadedWeightsLoader, load_state_dict, offload_state_dict
-from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata, read_metadata
-from accel_checkpoint.formats.safetensor_ranges import read_layout
+from accel_checkpoint.files import FileEntry
+from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata, read_metadata
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.formats.weight_files import checkpoint_files
-from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from accel_checkpoint.formats.weight_files import checkpoint_files, read_layout
+from accel_checkpoint.manifest import Manifest, read_manifest, write_manifest
 from accel_launch.config.file import read_config
 from accel_state.errors import AccelError
 

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
-from accel_checkpoint.reading.selection import check_loadable, find_newest
+from accel_checkpoint.listing import check_loadable, find_newest
 from accel_checkpoint.saving import staging
 from accel_state import PartialState
 from accel_state.errors import CheckpointError

@@ -16,7 +16,7 @@ from forking import serve
 from torch import nn
 
 from accel import Accelerator, InitProcessGroupKwargs
-from accel_checkpoint.reading.selection import check_loadable
+from accel_checkpoint.listing import check_loadable
 from accel_state.errors import AccelError
 
 TIMEOUT_S = 4.0

@@ -17,8 +17,8 @@ from preloaded import ACCEL
 from torch import nn
 
 from accel import Accelerator
+from accel_checkpoint.listing import check_loadable
 from accel_checkpoint.ranks.agreement import ReplacedError
-from accel_checkpoint.reading.selection import check_loadable
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.harness.scripts import Script

@@ -246,7 +246,7 @@ def save_with_limit(size: int, folder: Path) -> Work:
 
 def list_checkpoints(size: int, folder: Path) -> Work:
     """List a folder of as many checkpoints."""
-    from accel_checkpoint.reading.listing import checkpoints_in
+    from accel_checkpoint.listing import checkpoints_in
 
     save_with_limit(size, folder)
     return lambda: checkpoints_in(folder / "checkpoints")
@@ -254,9 +254,9 @@ def list_checkpoints(size: int, folder: Path) -> Work:
 
 def table_of_ranks(size: int, folder: Path) -> Work:
     """Write the table of a sharded checkpoint of as many ranks, and read it."""
-    from accel_checkpoint.formats.distributed_metadata import read_metadata
+    from accel_checkpoint.formats.distributed import read_metadata
     from accel_checkpoint.saving.distributed_files import DistributedTable, part_name
-    from accel_checkpoint.saving.sink import FileSink
+    from accel_checkpoint.saving.pending_files import write_file
 
     def note(rank: int) -> str:
         part = [[size, 2], [rank, 0], [1, 2]]
@@ -266,12 +266,14 @@ def table_of_ranks(size: int, folder: Path) -> Work:
         ]
         return json.dumps(notes)
 
-    notes = {part_name("state", rank): note(rank) for rank in range(size)}
+    (folder / "state").mkdir()
+    parts = [part_name("state", rank) for rank in range(size)]
 
     def work() -> None:
-        with FileSink(folder / ".metadata") as sink:
-            DistributedTable("state").write(sink, notes)
-        read_metadata(folder / ".metadata")
+        for rank, part in enumerate(parts):
+            (folder / f"{part}.note").write_text(note(rank), encoding="utf-8")
+        write_file(DistributedTable("state/.metadata", parts), folder, replace=True)
+        read_metadata(folder / "state" / ".metadata")
 
     return work
 

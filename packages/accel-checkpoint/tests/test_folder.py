@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
-from accel_checkpoint.reading.listing import State, inspect
+from accel_checkpoint.listing import State, inspect
 from accel_checkpoint.saving import staging
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError

@@ -11,9 +11,8 @@ from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.merge_command import command
 from accel_checkpoint.merging import merge_fsdp_weights, merge_parts
 from accel_checkpoint.pieces import pieces_of
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.distributed_files import part_of_rank
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -54,9 +53,8 @@ def test_tied_weights_are_stored_once(tmp_path):
     file = part_of_rank(
         folder, pieces_of(state, is_writer=True), {name: ("model", name) for name in state}, rank=0
     )
-    notes = {file.name: write_file(file, tmp_path).note}
-    with FileSink(tmp_path / folder / ".metadata") as sink:
-        DistributedTable(folder).write(sink, notes)
+    write_file(file, tmp_path)
+    write_file(file.table([file.name]), tmp_path)
     merge_fsdp_weights(tmp_path / folder, tmp_path / "out")
     merged = load_file(tmp_path / "out" / "model.safetensors")
     assert set(state) - set(merged) == {"2.weight"}

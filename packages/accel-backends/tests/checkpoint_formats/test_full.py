@@ -4,7 +4,7 @@ from safetensors.torch import load_file
 
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import SaveChoices
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.saving.pending_files import write_file
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -14,7 +14,7 @@ STATE = {"w": WEIGHT, "tied": WEIGHT, "b": torch.ones(2)}
 def files_of(state, *, is_writer=True, **options):
     index = options.pop("index", 0)
     choices = SaveChoices(rank=0, is_writer=is_writer, **options)
-    return FullFormat().model_files(state, index=index, choices=choices).own
+    return FullFormat().model_files(state, index=index, choices=choices)
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -29,7 +29,7 @@ def test_what_is_written_is_recognised_and_read(tmp_path, safe, max_shard_size, 
     expected = dict(STATE)
     if safe and max_shard_size is not None:
         del expected["tied"]  # an index names the tensors that are stored, as everybody's does
-    state = FullFormat().open_state(SavedFiles.of(tmp_path), index=index)
+    state = FullFormat().open_state(saved_files(tmp_path), index=index)
     assert state.shapes() == {name: tuple(value.shape) for name, value in expected.items()}
     assert all(torch.equal(state.read({})[name], value) for name, value in expected.items())
 

@@ -8,9 +8,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError
 
 FORMAT = ShardedFormat()
@@ -25,14 +24,13 @@ def whole(name, add=0):
 
 def write(files, folder):
     """Write the files of all ranks as a save does, and return the names of what this rank wrote."""
-    notes = {file.name: write_file(file, folder).note for file in files.own}
+    names = [write_file(file, folder).name for file in files]
     gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, notes)
-    for file in files.merged:
-        with FileSink(folder / file.name) as sink:
-            file.write(sink, {name: note for notes in gathered for name, note in notes.items()})
+    dist.all_gather_object(gathered, names)
+    for file in files if dist.get_rank() == 0 else ():
+        write_file(file.table([name for names in gathered for name in names]), folder)
     dist.barrier()
-    return [piece.name for file in files.own for piece in file.pieces]
+    return [piece.name for file in files for piece in file.pieces]
 
 
 def choices():
@@ -53,7 +51,7 @@ def save_model(folder, layout, placements):
 def read_model(folder, layout, placements):
     own = placed({name: torch.full(SHAPES[name], -1.0) for name in SHAPES}, layout, placements)
     own["count"] = torch.tensor(0)
-    saved = FORMAT.open_state(SavedFiles.of(folder), index=1)
+    saved = FORMAT.open_state(saved_files(folder), index=1)
     state = saved.read(own)
     assert all(state[name] is own[name] for name in own)
     return {name: state[name].full_tensor() for name in SHAPES} | {"count": own["count"]}
@@ -83,7 +81,7 @@ def test_every_value_is_written_once_and_read_in_any_layout(world, tmp_path, wri
     names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
     assert FORMAT.model_numbers(names) == [1]
     assert FORMAT.optimizer_numbers(names) == []
-    saved = FORMAT.open_state(SavedFiles.of(tmp_path), index=1)
+    saved = FORMAT.open_state(saved_files(tmp_path), index=1)
     assert saved.shapes() == {**SHAPES, "tied": SHAPES["odd"], "count": (), "extra": None}
     state = saved.read({})
     assert torch.equal(state["tied"], whole("odd"))
@@ -138,7 +136,7 @@ def read_optimizer(folder, order):
     named = parameters()
     strategy = FakeStrategy({name: named[name] for name in order})
     prepared = PreparedOptimizer(strategy, torch.optim.Optimizer([torch.ones(1)], {}), [])
-    state = FORMAT.read_optimizer(SavedFiles.of(folder), prepared, index=0)
+    state = FORMAT.read_optimizer(saved_files(folder), prepared, index=0)
     for values in state["state"].values():
         assert values["moment"].placements == (Shard(0),)
         values["moment"] = values["moment"].full_tensor()
@@ -167,5 +165,5 @@ def test_the_state_of_an_optimizer_finds_its_parameters_in_another_order(world, 
     ):
         optimizer = torch.optim.Optimizer([torch.ones(1)], {})
         FORMAT.read_optimizer(
-            SavedFiles.of(tmp_path), PreparedOptimizer(FakeStrategy(own), optimizer, []), index=0
+            saved_files(tmp_path), PreparedOptimizer(FakeStrategy(own), optimizer, []), index=0
         )

@@ -179,7 +179,9 @@ def test_shards_of_different_saves_are_refused(tmp_path, saved):
     content = json.loads(index.read_text())
     content["weight_map"]["body.0.weight"] = content["weight_map"]["body.2.weight"]
     index.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"lacks body\.0\.weight, which its index lists\. Files of two"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks `body\.0\.weight`, which its index lists\. Files of two"
+    ):
         load_checkpoint_in_model(Net(), tmp_path)
 
 

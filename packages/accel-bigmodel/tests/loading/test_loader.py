@@ -16,8 +16,8 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
+from accel_checkpoint.files import FileEntry, digest_of
+from accel_checkpoint.manifest import Manifest, write_manifest
 from accel_state.errors import CheckpointError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from accel_bigmodel.loading import reads
 from accel_bigmodel.loading.reads import ParallelReads
-from accel_checkpoint.formats.safetensor_ranges import ByteRange, read_layout
+from accel_checkpoint.formats.weight_files import ByteRange, read_layout
 from accel_state.errors import CheckpointError
 
 TENSORS = {

@@ -25,7 +25,7 @@ from accel_bigmodel import (
     save_offload_index,
 )
 from accel_bigmodel.offload.store import StoredWeight, read_offload_index
-from accel_checkpoint.formats.safetensor_ranges import read_layout
+from accel_checkpoint.formats.weight_files import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from accel_checkpoint.file_names import PINNED_NAME
-from accel_checkpoint.reading.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
-from accel_checkpoint.saved_files import problems_of
+from accel_checkpoint.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 
@@ -84,7 +83,7 @@ def verify(found: Found) -> int:
             f"{found.path}: {found.problem or 'it has no manifest, so there is nothing to compare it with.'}"
         )
         return 1
-    problems = [found.problem] if found.problem else problems_of(found.path, found.manifest, digests=True)
+    problems = [found.problem] if found.problem else found.files.problems(digests=True)
     for problem in problems:
         _print_error(f"{found.path}: {problem}")
     if problems:

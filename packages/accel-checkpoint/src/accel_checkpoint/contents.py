@@ -17,10 +17,10 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     numbers_of_sharded,
 )
-from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.formats.weight_files import MappedFile, read_layout
 from accel_state.errors import CheckpointError
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
@@ -49,7 +49,7 @@ def contents_of(folder: Path) -> Iterator[Item]:
     Raises:
         CheckpointError: If a file is damaged, or holds more than plain data.
     """
-    files = SavedFiles(folder, None)
+    files = SavedFiles(folder)
     for name in sorted(files.names):
         models = numbers_of_models([name]) or numbers_of_sharded(SHARDED_MODEL_NAME, [name])
         group = f"model {models[0]}" if models else name

@@ -52,6 +52,8 @@ FOLDER_OF_CHECKPOINTS = "checkpoints"
 PINNED_NAME = "pinned"
 """An empty file of this name in a checkpoint keeps retention from removing it."""
 TEMPORARY_PREFIX = ".tmp-"
+OWN_MARK = "accel_format"
+"""A key in our files of random states; those of other packages do not have it."""
 LOADER_NAME = "dl_state_dict"
 CUSTOM_NAME = "custom_checkpoint"
 

@@ -9,15 +9,13 @@ from typing import Any
 
 import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
-from accel_checkpoint.files import read_json
+from accel_checkpoint.files import SavedFiles, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.formats.weight_files import read_weights
+from accel_checkpoint.listing import State, checkpoints_in, find_newest
 from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import agreement_of
-from accel_checkpoint.reading.listing import State, checkpoints_in
-from accel_checkpoint.reading.selection import agree_on_newest
-from accel_checkpoint.saved_files import SavedFiles, problems_of
+from accel_checkpoint.ranks.agreement import DeferredError, agreement_of
 from accel_checkpoint.saving.retention import Retention, checked_metrics
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import Request, Stage
@@ -144,7 +142,7 @@ class SavedCheckpoint:
         Raises:
             CheckpointError: If the file is missing or damaged, or holds more than plain data.
         """
-        path = SavedFiles(self.path, self.manifest).path(name)
+        path = self._files().path(name)
         if path.suffix == ".safetensors":
             return {name: tensor.clone() for name, tensor in read_weights(path).items()}
         if path.suffix == ".json":
@@ -168,9 +166,30 @@ class SavedCheckpoint:
         Raises:
             CheckpointError: If any file differs; names each one.
         """
-        problems = problems_of(self.path, self.manifest, digests=True)
+        problems = self._files().problems(digests=True)
         if problems:
             raise CheckpointError(f"The checkpoint `{self.path}` is damaged. {' '.join(problems)}")
 
+    def _files(self) -> SavedFiles:
+        """Return its files, none of which has been compared."""
+        return SavedFiles(self.path, self.manifest.files_here)
+
     def __repr__(self) -> str:
         return f"SavedCheckpoint({str(self.path)!r})"
+
+
+def agree_on_newest(folder: Path, saver: Saver, *, allow_foreign: bool = True) -> Path | None:
+    """Return the newest checkpoint that rank 0 finds in ``folder``, or None; the same on every rank.
+
+    Waits for the running save, if any. Every rank must call it. See `find_newest`.
+
+    Raises:
+        CheckpointError: On every rank, if rank 0 cannot read the folder, or a checkpoint that may be the newest.
+    """
+    found = None
+    with DeferredError(saver.agree, "newest", failed=f"No checkpoint was chosen in `{folder}`") as deferred:
+        saver.log_failure()
+        if saver.topology.rank == 0:
+            found = find_newest(folder, allow_foreign=allow_foreign, report=True)
+    name = deferred.agree("" if found is None else found.name)
+    return folder / name if name else None

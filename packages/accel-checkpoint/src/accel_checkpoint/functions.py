@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from accel_checkpoint.file_names import custom_file
-from accel_checkpoint.formats.plain_data import harmless_globals
-from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
-from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, write_file
-from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.formats.torch_files import harmless_globals, read_torch_file, trusted_files
+from accel_checkpoint.saving.pending_files import FileSink, SafetensorsFile, TorchFile, write_file
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -12,9 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.digests import Digest
 from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
-from accel_checkpoint.files import force_to_disk, is_plain_name, naming_read_errors, regular_file
+from accel_checkpoint.files import (
+    Digest,
+    FileEntry,
+    SavedFiles,
+    force_to_disk,
+    is_plain_name,
+    naming_read_errors,
+    regular_file,
+)
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -33,28 +40,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "unknown"
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file of a checkpoint.
-
-    Attributes:
-        name: Path relative to the folder, separated by `/`.
-        num_bytes: Size of the file.
-        digest: Digest of the content; see `digests`.
-        rank: The rank that wrote it.
-        place: The file system that holds it: 0 for rank 0's, otherwise the rank of the node.
-        nonfinite: Name of the first tensor in it with values that are not finite; empty if there is none, or if the
-            file is not one of weights or of an optimizer.
-    """
-
-    name: str
-    num_bytes: int
-    digest: str
-    rank: int = 0
-    place: int = 0
-    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +186,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     _check(manifest, path)
     return manifest
+
+
+def saved_files(folder: Path) -> SavedFiles:
+    """Return the files of the checkpoint in ``folder``, to be compared with its manifest if it has one.
+
+    Raises:
+        CheckpointError: If its manifest is damaged.
+    """
+    return SavedFiles(folder, read_manifest(folder).files_here if has_manifest(folder) else ())
 
 
 def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.saving.model_weights import save_weights
-from accel_checkpoint.saving.sink import QUIET_S, progress_bar
-from accel_checkpoint.saving.snapshot import deferred_in
+from accel_checkpoint.saving.pending_files import QUIET_S, progress_bar
+from accel_checkpoint.saving.snapshot import DeferredTensor, deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # they import torch's distributed checkpoints, which take a second
-    from accel_checkpoint.reading.distributed import DistributedState
+    from accel_checkpoint.formats.distributed import DistributedState
 
 
 def merge_fsdp_weights(
@@ -67,14 +67,13 @@ def merge_parts(
     folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str | None, quiet_s: float = QUIET_S
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
-    from accel_checkpoint.reading.distributed import DistributedState
-    from accel_checkpoint.saved_files import SavedFiles
+    from accel_checkpoint.formats.distributed import DistributedState
 
     _check(folder, output)
     folder = folder.resolve()
     saved = DistributedState(
-        SavedFiles.of(folder.parent), folder.name
-    )  # whose manifest, if any, lies in the parent
+        saved_files(folder.parent), folder.name
+    )  # the manifest, if any, lies in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(

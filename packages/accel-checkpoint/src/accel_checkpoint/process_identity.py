@@ -1,13 +1,23 @@
-"""A stamp that identifies a process, by which other processes can check whether it has ended."""
+"""Stamps that identify processes, so that others can check whether one has ended, and tokens of their saves."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import secrets
 from pathlib import Path
 
 STAMP = r"[0-9a-f]{8}-\d+-\d+"
 """Regular expression that matches a stamp."""
+TOKEN = rf"[0-9a-f]{{8}}-({STAMP})-\d+"
+"""Regular expression that matches the token of a save; its group is the stamp of the process that made it."""
+_numbers = itertools.count(1)
+
+
+def new_token() -> str:
+    """Return a token that identifies a save of this process."""
+    return f"{secrets.token_hex(4)}-{stamp()}-{next(_numbers)}"
 
 
 def stamp() -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import random_states_file
-from accel_checkpoint.reading.listing import OWN_MARK
+from accel_checkpoint.file_names import OWN_MARK, random_states_file
 from accel_ops import capture_rng_states, restore_rng_states, set_seed
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError

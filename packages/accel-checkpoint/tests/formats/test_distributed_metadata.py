@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 
-from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata, read_metadata
+from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata, read_metadata
 from accel_state.errors import CheckpointError
 
 ENTRIES = [

@@ -7,7 +7,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from accel_checkpoint.digests import Digest
+from accel_checkpoint.files import Digest
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 

@@ -5,11 +5,10 @@ import zipfile
 import pytest
 import torch
 
-from accel_checkpoint.formats.distributed_metadata import Entry, read_metadata
+from accel_checkpoint.formats.distributed import Entry, read_metadata
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.distributed_files import part_of_rank
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_state.errors import CheckpointError
 
@@ -23,7 +22,8 @@ def test_a_rank_writes_its_own_parts_and_notes_where_they_lie(tmp_path):
     ]
     file = part_of_rank("s", pieces, {piece.name: ("m", piece.name) for piece in pieces}, rank=3)
     assert file.name == "s/__3_0.distcp"
-    part, empty = json.loads(write_file(file, tmp_path).note)
+    write_file(file, tmp_path)
+    part, empty = json.loads((tmp_path / f"{file.name}.note").read_text())
     assert (part["paths"], part["part"], part["dtype"]) == (
         [["m", "part"]],
         [[3, 2], [2, 0], [1, 2]],
@@ -62,29 +62,30 @@ def test_a_value_that_could_run_code_is_refused():
 
 def test_a_table_makes_each_entry_once_however_many_ranks_have_a_part(tmp_path):
     num_ranks, num_made = 50, 0
-    notes = {}
+    names = ["other/__0_0.distcp"]
     for rank in range(num_ranks):
         pieces = [
             Piece("w", torch.full((1, 2), rank, dtype=torch.int16), (num_ranks, 2), (rank, 0)),
             Piece("number", rank),
         ]
         file = part_of_rank("s", pieces, {"w": ("m", "w"), "number": ("m", 0)}, rank=rank)
-        notes[file.name] = write_file(file, tmp_path).note
+        write_file(file, tmp_path)
+        names.append(file.name)
 
     def count(frame, event, _):
         nonlocal num_made
         num_made += event == "call" and frame.f_code is Entry.__init__.__code__
 
-    with FileSink(tmp_path / ".metadata") as sink:
-        sys.setprofile(count)
-        try:
-            DistributedTable("s").write(sink, notes | {"other/__0_0.distcp": "[]"})
-        finally:
-            sys.setprofile(None)
+    sys.setprofile(count)
+    try:
+        write_file(file.table(names), tmp_path)
+    finally:
+        sys.setprofile(None)
     assert num_made == 2
-    entries = read_metadata(tmp_path / ".metadata")
+    entries = read_metadata(tmp_path / "s" / ".metadata")
+    assert not list(tmp_path.glob("s/*.note"))
     assert (entries["m.w"].dtype, entries["m.w"].shape) == (torch.int16, (num_ranks, 2))
     assert {(chunk.file, chunk.offset) for chunk in entries["m.w"].chunks} == {
         (f"__{rank}_0.distcp", (rank, 0)) for rank in range(num_ranks)
     }
-    assert [chunk.file for chunk in entries["m.0"].chunks] == [max(notes).removeprefix("s/")]
+    assert [chunk.file for chunk in entries["m.0"].chunks] == [max(names).removeprefix("s/")]

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
-from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.saving.model_weights import save_model
 from accel_checkpoint.saving.pending_files import SafetensorsFile
+from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.saving.staging import temporary_folder
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -336,20 +336,22 @@ def test_an_empty_state_dict_is_a_file_without_tensors(tmp_path):
 def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
     source = "from accel_checkpoint.process_identity import stamp; print(stamp())"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    dead = tmp_path / f".saving-{done.stdout.strip()}-x"
-    live, foreign = tmp_path / f".saving-{stamp()}-y", tmp_path / ".saving-0123abcd-1-2-z"
-    for folder in (dead, live, foreign):
-        folder.mkdir()
-        (folder / "half").write_text("x")
-    save_model({"a": torch.ones(1)}, tmp_path)
-    assert not dead.exists()
-    assert (live / "half").exists()
-    assert (foreign / "half").exists()
+    dead = tmp_path / f".tmp-weights-0123abcd-{done.stdout.strip()}-1"
+    foreign = tmp_path / ".tmp-weights-0123abcd-01234567-1-2-1"
+    with temporary_folder(tmp_path, "weights") as live:
+        for folder in (dead, live, foreign):
+            folder.mkdir(exist_ok=True)
+            (folder / "half").write_text("x")
+        save_model({"a": torch.ones(1)}, tmp_path)
+        assert not dead.exists()
+        assert (live / "half").exists()
+        assert (foreign / "half").exists()
 
 
 KILLED = """
 import os, signal, sys, torch
 from accel_checkpoint.saving.model_weights import save_model
+from accel_checkpoint.saving.staging import temporary_folder
 from accel_checkpoint.saving.pending_files import SafetensorsFile
 real = SafetensorsFile.write
 def write(self, sink):

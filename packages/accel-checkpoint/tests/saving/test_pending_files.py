@@ -6,14 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_checkpoint.digests import digest_of
+from accel_checkpoint.files import digest_of
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.saving.pending_files import TorchFile, pending_weights, write_file, write_files
+from accel_checkpoint.saving.model_weights import pending_weights
+from accel_checkpoint.saving.pending_files import TorchFile, write_file, write_files
 from accel_state.errors import CheckpointError
 
 
 def test_the_digest_is_that_of_the_file(tmp_path):
-    sinks = write_files(
+    entries = write_files(
         [
             TorchFile("a.bin", {"x": torch.randn(3_000_000)}),
             TorchFile("b.bin", {"n": [1, "s", None, 2.5, True]}),
@@ -21,11 +22,10 @@ def test_the_digest_is_that_of_the_file(tmp_path):
         tmp_path,
         num_threads=2,
     )
-    for name, sink in zip(("a.bin", "b.bin"), sinks, strict=True):
-        entry = sink.entry(name, rank=1)
+    assert [entry.name for entry in entries] == ["a.bin", "b.bin"]
+    for entry in entries:
         content = (tmp_path / entry.name).read_bytes()
         assert (entry.num_bytes, entry.digest) == (len(content), digest_of(tmp_path / entry.name))
-        assert entry.rank == 1
 
 
 def test_several_files_are_written_in_forked_processes(tmp_path):

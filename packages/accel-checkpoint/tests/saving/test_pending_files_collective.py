@@ -1,12 +1,11 @@
 import pytest
 import torch
 
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.pending_files import CollectiveFile, SafetensorsFile, TorchFile
-from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, write_file
+from accel_checkpoint.saving.snapshot import DeferredTensor, HostBuffers
 
 
-def make_file(kind, fetched):
+def make_file(kind, fetched, *, is_writer):
     def deferred(name, size):
         def get():
             fetched.append(name)
@@ -19,7 +18,9 @@ def make_file(kind, fetched):
         "large": deferred("large", 64),
         "middle": deferred("middle", 16),
     }
-    return SafetensorsFile("a.safetensors", tensors, {}) if kind == "safe" else TorchFile("a.bin", tensors)
+    if kind == "safe":
+        return SafetensorsFile("a.safetensors", tensors, {}, is_writer=is_writer)
+    return TorchFile("a.bin", tensors, is_writer=is_writer)
 
 
 KINDS = pytest.mark.parametrize("kind", ["safe", "torch"])
@@ -32,16 +33,15 @@ def test_all_ranks_fetch_in_the_same_order_whatever_happens(tmp_path, kind, ends
     orders = []
     for is_writer in (True, False):
         fetched = []
-        file = make_file(kind, fetched)
-        shared = CollectiveFile(file.deferred(), file if is_writer else None)
-        if ends == "copied":
-            shared.snapshot(HostBuffers())
-        elif ends == "written" or not is_writer:
-            shared.write(tmp_path, replace=True)
+        file = make_file(kind, fetched, is_writer=is_writer)
+        if ends == "copied" and is_writer:
+            file.snapshot(HostBuffers())
+        elif ends != "fails" or not is_writer:
+            write_file(file, tmp_path, replace=True)
         else:
             (tmp_path / file.name).touch()
             with pytest.raises(FileExistsError):
-                shared.write(tmp_path)
+                write_file(file, tmp_path)
         orders.append(fetched)
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == ["large", "middle", "small"]

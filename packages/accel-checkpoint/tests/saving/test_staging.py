@@ -7,10 +7,10 @@ import time
 import pytest
 
 from accel_checkpoint import process_identity
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from accel_checkpoint.files import FileEntry, digest_of
+from accel_checkpoint.listing import check_loadable, find_newest
+from accel_checkpoint.manifest import Manifest, read_manifest, write_manifest
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
 from accel_checkpoint.saving.retention import Retention, remove_old
 from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders

@@ -7,11 +7,11 @@ from collections import defaultdict
 import pytest
 
 from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.listing import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
-from accel_checkpoint.saving.pending_files import Files, TorchFile
+from accel_checkpoint.saving.pending_files import TorchFile
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.transaction import Report, Request, Stage, error_in
 from accel_state.errors import CheckpointError
@@ -85,7 +85,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
 
         def files(stage):
             before_writing(rank, stage.path)
-            return Files([TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})])
+            return [TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})]
 
         stage.gather(files)
 
@@ -103,7 +103,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
             if killed is not None and killed[0] == rank:
                 stage._begin()
                 collect(rank, stage)
-                stage._complete()
+                stage._complete(stage._files)
             else:
                 with stage:
                     collect(rank, stage)

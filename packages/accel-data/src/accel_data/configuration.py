@@ -37,7 +37,7 @@ class DataLoaderConfiguration:
 
     def __post_init__(self) -> None:
         if self.use_stateful_dataloader:
-            from accel_data.loaders.torch_loader import stateful_loader_class
+            from accel_data.loaders.stateful import stateful_loader_class
 
             stateful_loader_class()
         if self.data_seed is not None:

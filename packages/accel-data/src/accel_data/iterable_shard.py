@@ -10,7 +10,8 @@ from typing import Any, Self
 from torch.utils.data import IterableDataset
 
 from accel_data.delegation import DatasetProxy
-from accel_data.step import StepShape, full_step, rows_of_rank, shape_of_step, split_step
+from accel_data.samplers.batch_shard import rows_of_rank
+from accel_data.step import StepShape, full_step, shape_of_step, split_step
 
 
 class IterableDatasetShard(DatasetProxy):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
-from accel_data.loaders.sharding import shard_indices, shard_stream, shards_itself, with_seedable_sampler
+from accel_data.loaders.stateful import to_stateful
 from accel_data.loaders.torch_loader import (
-    check_keeps_order,
+    Source,
+    batches_field,
     check_loader,
+    clone_loader,
+    get_sampler,
+    innermost_batch_sampler,
     is_iterable,
-    order_generator,
-    to_stateful,
+    shard_indices,
 )
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
+from accel_data.samplers.order import is_torchdata_shuffle
+from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
@@ -75,14 +82,18 @@ def prepare_data_loader(
     if isinstance(dataloader, PreparedLoader):
         return dataloader
     check_loader(dataloader)
-    check_keeps_order(dataloader)
+    if dataloader.num_workers > 0 and not getattr(dataloader, "in_order", True):
+        raise ConfigError(
+            "`in_order=False` lets the workers return batches in any order, so neither the position in the data "
+            "nor the padding of the last batch could be known. Build the `DataLoader` with `in_order=True`."
+        )
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     _warn_of_no_batches(dataloader, num_ranks=ranks.num_ranks, split_batches=split_batches)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
     is_stream = is_iterable(dataloader)
     if use_seedable_sampler and not is_stream:
-        dataloader = with_seedable_sampler(dataloader, data_seed)
+        dataloader = _with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
     options: dict[str, Any] = {
         "device": _device(device) if put_on_device else None,
@@ -95,27 +106,37 @@ def prepare_data_loader(
         return DataLoaderDispatcher.around(
             dataloader,
             **options,
-            synchronized_generator=order_generator(dataloader),
+            synchronized_generator=Source.of(dataloader).generator,
             split_batches=split_batches,
             even_batches=even,
             slice_fn=slice_fn_for_dispatch,
         )
-    _warn_about_unused_arguments(
-        dataloader,
-        num_ranks=ranks.num_ranks,
-        split_batches=split_batches,
-        even_batches=even,
-        slice_fn=slice_fn_for_dispatch,
-    )
+    if slice_fn_for_dispatch is not None:
+        warn_user(
+            "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
+            "Pass that too, or leave the function out.",
+        )
+    if (
+        even
+        and is_stream
+        and _shards_itself(dataloader.dataset, ranks.num_ranks, split_batches=split_batches)
+    ):
+        warn_user(
+            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+            "loop copes with that.",
+        )
     if not is_stream or len(ranks.of_world) > 1:
-        dataloader = (shard_stream if is_stream else shard_indices)(
+        dataloader = (_shard_stream if is_stream else shard_indices)(
             dataloader,
             num_processes=ranks.num_ranks,
             process_index=ranks.rank,
             split_batches=split_batches,
             even_batches=even,
         )
-    return DataLoaderShard.around(dataloader, **options, synchronized_generator=order_generator(dataloader))
+    return DataLoaderShard.around(
+        dataloader, **options, synchronized_generator=Source.of(dataloader).generator
+    )
 
 
 def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> DataRanks:
@@ -153,32 +174,6 @@ def _warn_of_no_batches(dataloader: DataLoader[Any], *, num_ranks: int, split_ba
         )
 
 
-def _warn_about_unused_arguments(
-    dataloader: DataLoader[Any],
-    *,
-    num_ranks: int,
-    split_batches: bool,
-    even_batches: bool,
-    slice_fn: Callable[..., Any] | None,
-) -> None:
-    """Warn the caller of `prepare_data_loader` about what a loader that is read on every rank does not use."""
-    if slice_fn is not None:
-        warn_user(
-            "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
-            "Pass that too, or leave the function out.",
-        )
-    if (
-        even_batches
-        and is_iterable(dataloader)
-        and shards_itself(dataloader, num_ranks, split_batches=split_batches)
-    ):
-        warn_user(
-            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
-            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-            "loop copes with that.",
-        )
-
-
 def _device(device: torch.device | None) -> torch.device:
     if device is not None:
         return device
@@ -186,3 +181,65 @@ def _device(device: torch.device | None) -> torch.device:
 
     placed: torch.device = PartialState().device
     return placed
+
+
+def _with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:
+    """Replace a `RandomSampler` by one whose order depends on the seed and the epoch alone."""
+    sampler, field = get_sampler(loader), batches_field(loader)
+    is_random = isinstance(sampler, RandomSampler) or is_torchdata_shuffle(sampler)
+    if not is_random or isinstance(sampler, SeedableRandomSampler):
+        return loader
+    seedable = SeedableRandomSampler(
+        sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=data_seed,
+    )
+    if field is None:
+        return clone_loader(loader, sampler=seedable)
+    batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
+    batches.sampler = seedable
+    return clone_loader(loader, **({"sampler": seedable} | {field: batches}))
+
+
+def _shard_stream(
+    loader: DataLoader[Any],
+    *,
+    num_processes: int,
+    process_index: int,
+    split_batches: bool,
+    even_batches: bool,
+) -> DataLoader[Any]:
+    """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
+
+    A data set that can shard itself (``shard`` and ``num_shards``) does so if the ranks then get the same
+    number of shards: no rank reads what it does not need. The length of such a part is unknown.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDatasetShard):
+        return loader
+    if _shards_itself(dataset, num_processes, split_batches=split_batches):
+        part = dataset.shard(num_shards=num_processes, index=process_index)
+        return clone_loader(loader, dataset=part)
+    shard = IterableDatasetShard(
+        dataset,
+        loader.batch_size or 1,
+        loader.drop_last,
+        num_processes,
+        process_index,
+        split_batches,
+        even_batches=even_batches,
+    )
+    rows, fields = shard.rows_per_rank, {}
+    if loader.batch_size not in (None, rows):
+        fields = {"batch_size": rows, "batch_sampler": BatchSampler(loader.sampler, rows, loader.drop_last)}
+    return clone_loader(loader, dataset=shard, **fields)
+
+
+def _shards_itself(dataset: Any, num_processes: int, *, split_batches: bool) -> bool:
+    """Whether the data set shards itself among ``num_processes``."""
+    if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
+        return False
+    num_shards: int = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None) or 0
+    return num_shards > 0 and num_shards % num_processes == 0

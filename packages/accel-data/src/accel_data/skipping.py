@@ -8,9 +8,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from accel_data.loaders.adapter import DataLoaderAdapter, build_loader
-from accel_data.loaders.pass_ import DataLoaderStateMixin
-from accel_data.loaders.torch_loader import batches_field, check_loader, clone_loader, is_iterable
+from accel_data.loaders.torch_loader import (
+    DataLoaderAdapter,
+    DataLoaderStateMixin,
+    batches_field,
+    build_loader,
+    check_loader,
+    clone_loader,
+    is_iterable,
+)
 from accel_data.samplers.batch_shard import BatchSamplerShard, BatchSamplerWrapper
 from accel_state.errors import ConfigError
 

@@ -170,22 +170,6 @@ def pad_pieces(pieces: Iterable[list[T]], *, rows: int, first: Sequence[T]) -> l
     return [piece + list(islice(padding, rows - len(piece))) for piece in pieces]
 
 
-def rows_of_rank(batch_size: int | None, num_ranks: int, *, split_batches: bool) -> int | None:
-    """Return the rows of one rank in a full step, None if the batch size is not known.
-
-    Raises:
-        ConfigError: If a batch cannot be split evenly.
-    """
-    if batch_size is None or not split_batches:
-        return batch_size
-    if batch_size % num_ranks:
-        raise ConfigError(
-            "`split_batches` needs a batch size that is a round multiple of the number of processes "
-            f"({num_ranks}), got {batch_size}. Change the batch size or pass `split_batches=False`."
-        )
-    return batch_size // num_ranks
-
-
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
     """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.

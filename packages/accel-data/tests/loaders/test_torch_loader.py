@@ -59,3 +59,13 @@ def test_a_batch_sampler_of_the_user_is_told_the_epoch_once() -> None:
     )  # type: ignore[arg-type]
     prepared.set_epoch(2)  # type: ignore[attr-defined]
     assert batches.epochs == [2]
+
+
+def test_a_sampler_is_replaced_under_the_shard_of_single_indices() -> None:
+    prepared = prepare_data_loader(
+        DataLoader(range(4), batch_size=None),  # type: ignore[arg-type]
+        num_processes=2,
+        process_index=1,
+    )
+    prepared.set_sampler([3, 2, 1, 0])
+    assert list(prepared) == [2, 0]

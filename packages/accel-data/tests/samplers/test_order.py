@@ -14,7 +14,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from accel_data.samplers.order import EpochOrder, OrderSource
+from accel_data import BatchSamplerShard
+from accel_data.samplers.batch_shard import SamplerPass
 
 SAMPLERS: dict[str, Callable[[torch.Generator | None], Sampler[int]]] = {
     "sequential": lambda _: SequentialSampler(range(50)),
@@ -29,8 +30,12 @@ SAMPLERS: dict[str, Callable[[torch.Generator | None], Sampler[int]]] = {
 }
 
 
-def source(sampler: Any) -> OrderSource:
-    return OrderSource(BatchSampler(sampler, 2, drop_last=False))
+def shard(sampler: Any) -> BatchSamplerShard:
+    return BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False))
+
+
+def indices(run: SamplerPass) -> list[int]:
+    return [index for batch in run for index in batch]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -38,7 +43,7 @@ def test_the_order_and_the_generator_afterwards_are_those_of_iterating(name: str
     generators = [torch.Generator().manual_seed(7) for _ in range(2)]
     iterated, drawn = (SAMPLERS[name](generator) for generator in generators)
     for _ in range(2):
-        assert list(EpochOrder(source(drawn)).indices()) == list(iterated)
+        assert indices(shard(drawn).new_pass()) == list(iterated)
         assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
@@ -47,18 +52,19 @@ def test_without_a_generator_the_default_one_is_drawn_from_as_torch_does(name: s
     torch.manual_seed(5)
     expected, after = list(SAMPLERS[name](None)), torch.rand(())
     torch.manual_seed(5)
-    assert list(EpochOrder(source(SAMPLERS[name](None))).indices()) == expected
+    assert indices(shard(SAMPLERS[name](None)).new_pass()) == expected
     assert torch.rand(()) == after
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_an_order_is_drawn_again_from_its_state_and_the_default_generator_stays(name: str) -> None:
-    first = EpochOrder(source(SAMPLERS[name](None)))
-    expected = list(first.indices())
+    first = shard(SAMPLERS[name](None)).new_pass()
+    expected = indices(first)
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    again = EpochOrder(source(SAMPLERS[name](None)), before if first.state is None else first.state)
-    assert list(again.indices()) == expected
+    state = before if first.order.state is None else first.order.state
+    again = shard(SAMPLERS[name](None)).new_pass(order_state=state)
+    assert indices(again) == expected
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -67,6 +73,6 @@ def test_a_sampler_with_an_order_of_its_own_may_have_no_end() -> None:
         def __iter__(self) -> Any:
             return reversed(list(super().__iter__()))
 
-    assert not source(Reversed(range(5))).has_order
-    assert not source(BatchSampler(range(4), 2, False)).has_order
-    assert source([3, 1]).has_order
+    assert not shard(Reversed(range(5))).can_start_anywhere
+    assert not shard(BatchSampler(range(4), 2, False)).can_start_anywhere
+    assert shard([3, 1]).can_start_anywhere

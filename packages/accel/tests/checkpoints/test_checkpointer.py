@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
-from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.saving.pending_files import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

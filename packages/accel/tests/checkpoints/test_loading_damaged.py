@@ -86,3 +86,12 @@ def test_no_rank_changes_anything_if_the_part_of_one_is_damaged(world, tmp_path)
     assert values == other_values == {2.0}
     assert "__1_0.distcp` is not what was saved: its digest differs" in on_rank_1
     assert "was not loaded (rank 1: " in on_rank_0
+
+
+def test_the_newest_other_checkpoint_is_named(tmp_path):
+    accelerator, *_ = prepared(1.0)
+    for name in ("checkpoint_0", "checkpoint_1", "checkpoint_2"):
+        accelerator.save_state(tmp_path / name)
+    damage(tmp_path / "checkpoint_2" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="The newest complete one beside it is `.*checkpoint_1`"):
+        accelerator.load_state(tmp_path / "checkpoint_2")

@@ -85,7 +85,7 @@ def read_manifest(folder):
 
 def trust(folder):
     """Let the manifest agree with the files as they are now."""
-    from accel_checkpoint.digests import digest_of
+    from accel_checkpoint.files import digest_of
 
     path = folder / "accel_checkpoint.json"
     content = read_manifest(folder)

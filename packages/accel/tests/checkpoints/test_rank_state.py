@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from accel import Accelerator
-from accel_checkpoint.file_names import MANIFEST_NAME
+from accel_checkpoint.file_names import MANIFEST_NAME, OWN_MARK
 from accel_checkpoint.random_states import from_file
-from accel_checkpoint.reading.listing import OWN_MARK
 from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from accel_backends.checkpoint_formats.named import NamedFormat, SavedState, check_optimizer_state
-from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
@@ -18,11 +18,12 @@ from accel_checkpoint.file_names import (
     numbers_of_models,
     weight_format,
 )
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import CollectiveFile, PendingFile, TorchFile, pending_weights
+from accel_checkpoint.saving.model_weights import pending_weights
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
+from accel_checkpoint.saving.snapshot import DeferredTensor
 
 
 class FullFormat(NamedFormat):
@@ -48,19 +49,33 @@ class FullFormat(NamedFormat):
         """Return the file of an optimizer."""
         return numbered_file(OPTIMIZER_NAME, index)
 
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the weight files; each sharded tensor is gathered when it is written."""
         if _is_sharded(state.values()):
             state = deferred_state(state, is_writer=choices.is_writer)
-        files = pending_weights(state, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
-        return assigned(files, choices)
+        elif not choices.is_writer:
+            return []
+        return pending_weights(
+            state,
+            index=index,
+            safe=choices.safe,
+            max_shard_size=choices.max_shard_size,
+            is_writer=choices.is_writer,
+        )
 
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the file; sharded tensors are gathered when it is written."""
         content = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         if _is_sharded(value for values in content["state"].values() for value in values.values()):
             content = deferred_optimizer_state(content, is_writer=choices.is_writer)
-        return assigned([TorchFile(self.optimizer_file(index), content)], choices)
+        elif not choices.is_writer:
+            return []
+        name = self.optimizer_file(index)
+        return [TorchFile(name, content, is_trained=True, is_writer=choices.is_writer)]
 
     def open_state(self, files: SavedFiles, *, index: int) -> FullState:
         """Return the state, mapped from its files."""
@@ -96,18 +111,6 @@ class FullState(SavedState):
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tensors, mapped from their files."""
         return self._state
-
-
-def assigned(files: Sequence[PendingFile], choices: SaveChoices) -> Files:
-    """Split files into those that this rank writes and those that all ranks write together, with deferred tensors."""
-    own: list[PendingFile] = []
-    collective: list[CollectiveFile] = []
-    for file in files:
-        if order := file.deferred():
-            collective.append(CollectiveFile(order, file if choices.is_writer else None))
-        elif choices.is_writer:
-            own.append(file)
-    return Files(own, collective)
 
 
 def _is_sharded(values: Iterable[Any]) -> bool:

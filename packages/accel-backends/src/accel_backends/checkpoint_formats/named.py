@@ -12,9 +12,9 @@ from torch import nn
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, PreparedOptimizer, SavedModel
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.pieces import ties_in
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
-    Files,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
@@ -25,8 +24,8 @@ from accel_checkpoint.file_names import (
     numbers_of_ranked,
     ranks_of,
 )
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -109,14 +108,16 @@ class PerRankFormat(PartsFormat):
         """Return the name of the files of an optimizer in messages."""
         return file_of_rank(OPTIMIZER_NAME, index, 0)
 
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> list[TorchFile]:
         """Return the file of this rank."""
-        return _files(SHARDED_MODEL_NAME, cast(RankParts, state), index)
+        return [_file(SHARDED_MODEL_NAME, cast(RankParts, state), index)]
 
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> list[TorchFile]:
         """Return the file of this rank."""
         own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
-        return _files(OPTIMIZER_NAME, cast(RankParts, own), index)
+        return [_file(OPTIMIZER_NAME, cast(RankParts, own), index)]
 
     def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> _SavedParts:
         """Return the parts; each rank reads its own."""
@@ -160,9 +161,9 @@ class _SavedParts(SavedModel):
         return _read(self._files, SHARDED_MODEL_NAME, self._own, self._index)
 
 
-def _files(stem: str, own: RankParts, index: int) -> Files:
+def _file(stem: str, own: RankParts, index: int) -> TorchFile:
     content = {"rank": own.rank, "num_ranks": own.num_ranks, "cut": own.slices, "values": dict(own)}
-    return Files([TorchFile(file_of_rank(stem, index, own.rank), content)])
+    return TorchFile(file_of_rank(stem, index, own.rank), content, is_trained=True)
 
 
 def _read(files: SavedFiles, stem: str, own: RankParts, index: int) -> Mapping[str, Any]:

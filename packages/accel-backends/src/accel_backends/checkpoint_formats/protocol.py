@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.protocol import Strategy
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import Files as Files
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.saving.pending_files import PendingFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the files of a model.
 
         Raises:
@@ -118,7 +120,9 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return the files of an optimizer. It may communicate.
 
         Raises:

@@ -15,7 +15,7 @@ from accel_backends.checkpoint_formats.named import (
     check_optimizer_state,
     named_parameters,
 )
-from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.parts import empty_like_shard, local_part, local_pieces
 from accel_checkpoint.file_names import (
@@ -24,13 +24,11 @@ from accel_checkpoint.file_names import (
     numbers_of_sharded,
     sharded_folder,
 )
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece, pieces_of
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
-from accel_checkpoint.saving.snapshot import is_plain
+from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
+from accel_checkpoint.saving.snapshot import DeferredTensor, is_plain
 from accel_state.errors import CheckpointError
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -51,13 +49,17 @@ class ShardedFormat(NamedFormat):
         """Return the indexes of the models that have files in this format."""
         return numbers_of_sharded(SHARDED_MODEL_NAME, names)
 
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return the part of this rank, and the table."""
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> list[DistributedPart]:
+        """Return the part of this rank."""
         paths: dict[str, _Path] = {name: (_MODEL, name) for name in state}
-        return _files(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)
+        return [_part(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)]
 
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
-        """Return the part of this rank, and the table; parameters have their names in them."""
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> list[DistributedPart]:
+        """Return the part of this rank; parameters have their names in them."""
         state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         flat: dict[str, Any] = {}
         paths: dict[str, _Path] = {}
@@ -77,7 +79,7 @@ class ShardedFormat(NamedFormat):
                 if kind == "params":
                     value = [name_of[number] for number in value]
                 add((_OPTIMIZER, _GROUPS, index_of_group, kind), value)
-        return _files(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)
+        return [_part(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)]
 
     def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
         """Return the state; each rank reads what overlaps its shards."""
@@ -197,9 +199,10 @@ def _deferred(saved: DistributedState, entry: Entry) -> Any:
     return DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
 
 
-def _files(folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices) -> Files:
-    part = part_of_rank(folder, _pieces(state, choices), paths, rank=choices.rank)
-    return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])
+def _part(
+    folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices
+) -> DistributedPart:
+    return part_of_rank(folder, _pieces(state, choices), paths, rank=choices.rank)
 
 
 def _pieces(state: Mapping[str, Any], choices: SaveChoices) -> Iterator[Piece]:

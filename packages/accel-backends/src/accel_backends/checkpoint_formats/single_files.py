@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 import accel_ops
-from accel_backends.checkpoint_formats.full import FullFormat, FullState, assigned
+from accel_backends.checkpoint_formats.full import FullFormat, FullState
 from accel_backends.checkpoint_formats.named import NamedModel
 from accel_backends.checkpoint_formats.per_rank import PerRankFormat
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
-    Files,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
@@ -39,10 +38,9 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import TorchFile, write_file
-from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, write_file
+from accel_checkpoint.strictness import Strictness
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -91,7 +89,7 @@ def save_fsdp_model(
     state = form.model_state(strategy, model)
     if isinstance(form, FullFormat):
         full = deferred_state(state, is_writer=choices.is_writer)
-        files = assigned([TorchFile(_full_name(model_index), full)], choices)
+        files: Sequence[PendingFile] = [TorchFile(_full_name(model_index), full, is_writer=choices.is_writer)]
     else:
         files = form.model_files(state, index=model_index, choices=choices)
     _write(files, Path(output_dir))
@@ -115,7 +113,7 @@ def load_fsdp_model(
     strategy: Strategy = accelerator.strategy
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
-    files = SavedFiles.of(_home(Path(input_dir), name))
+    files = saved_files(_home(Path(input_dir), name))
     with Strictness().loading(name, f"model {model_index}"):
         with files:
             if isinstance(form, FullFormat):
@@ -164,7 +162,7 @@ def load_fsdp_optimizer(
     prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
-    files = SavedFiles.of(_home(Path(input_dir), name))
+    files = saved_files(_home(Path(input_dir), name))
     try:
         with files:
             state = form.read_optimizer(files, prepared, index=optimizer_index)
@@ -212,31 +210,32 @@ def _home(folder: Path, name: str) -> Path:
     return folder.parent if folder.name == name else folder
 
 
-def _write(files: Files, folder: Path) -> None:
+def _write(files: Sequence[PendingFile], folder: Path) -> None:
     """Write all files; the tables last, and only when all ranks have written what they refer to."""
     processes = PartialState()
     make_durably(folder)
-    for table in files.merged:
-        (folder / table.name).unlink(missing_ok=True)
+    if processes.is_main_process:
+        for table in _tables(files, ()):
+            (folder / table.name).unlink(missing_ok=True)
     processes.wait_for_everyone()
-    notes: dict[str, str] = {}
     error = ""
     try:
-        for shared in files.collective:
-            shared.write(folder, replace=True)
-        for file in files.own:
-            notes[file.name] = write_file(file, folder, replace=True).note
+        for file in files:
+            write_file(file, folder, replace=True)
     except OSError as problem:
         error = f"rank {processes.process_index}: {problem}"
-    reports = accel_ops.gather_object([json.dumps([error, notes])])
-    decoded = [json.loads(report) for report in reports]
-    failed = "; ".join(report[0] for report in decoded if report[0])
-    if failed:
+    reports = accel_ops.gather_object([json.dumps([error, [file.name for file in files]])])
+    errors, names = zip(*map(json.loads, reports), strict=True)
+    if failed := "; ".join(filter(None, errors)):
         raise CheckpointError(
             f"`{folder}` was not written ({failed}). Free space on the disk or fix its permissions, and save again."
         )
-    for table in files.merged:
-        with FileSink(folder / table.name) as sink:
-            table.write(sink, {name: note for report in decoded for name, note in report[1].items() if note})
-        force_to_disk((folder / table.name).parent)
+    if processes.is_main_process:
+        for table in _tables(files, [name for of_rank in names for name in of_rank]):
+            write_file(table, folder, replace=True)
+            force_to_disk((folder / table.name).parent)
     processes.wait_for_everyone()
+
+
+def _tables(files: Sequence[PendingFile], names: Collection[str]) -> list[PendingFile]:
+    return [table for file in files if (table := file.table(names)) is not None]

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.parts import local_pieces
 from accel_backends.sharding.values import replace_tensor
+from accel_checkpoint.formats.weight_files import WeightRows
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.ranks.agreement import Agreement, DeferredError
-from accel_checkpoint.reading.weight_rows import WeightRows
 from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import CheckpointError, did_you_mean
 

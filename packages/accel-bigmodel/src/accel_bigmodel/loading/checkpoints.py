@@ -15,7 +15,7 @@ from accel_bigmodel.loading.distributed import load_distributed
 from accel_bigmodel.loading.loader import LoadOptions, holds_dtensors, load_weights
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, device_of
 from accel_checkpoint.formats.weight_files import read_weights
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_ops.nested.move import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -38,7 +38,7 @@ def load_state_dict(
     path = Path(checkpoint_file)
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint file at `{path}`. Check the path.")
-    content = read_weights(SavedFiles.of(path.parent).path(path.name))
+    content = read_weights(saved_files(path.parent).path(path.name))
     if device_map is None:
         return content
     check_covered(list(content), device_map)

@@ -12,7 +12,7 @@ from torch import nn
 from accel_bigmodel.loading.loader import LoadOptions
 from accel_bigmodel.loading.matching import match
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 
@@ -56,7 +56,7 @@ def load_distributed(
 def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     files = checkpoint_files(checkpoint)
-    with SavedFiles.of(files[0].path.parent) as saved:
+    with saved_files(files[0].path.parent) as saved:
         for file in files:
             state.update(read_weights(saved.path(file.path.name)))
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}

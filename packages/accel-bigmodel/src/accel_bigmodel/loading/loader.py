@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,17 @@ from accel_bigmodel.loading.reads import ParallelReads, can_read_to
 from accel_bigmodel.offload.store import save_offload_index, write_weights
 from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
 from accel_bigmodel.tensors import as_parameter_like, assign, check_aliases
-from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout, read_layout
-from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, read_weights
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.formats.weight_files import (
+    ByteRange,
+    CheckpointFile,
+    MappedFile,
+    SafetensorsLayout,
+    checkpoint_files,
+    read_layout,
+    read_weights,
+)
+from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -112,7 +119,7 @@ class CheckpointLoader:
         self._tensors = {name: named for named in self._persistent for name in named.names}
         self._extras = _extra_states(model)
         self._files = checkpoint_files(checkpoint)
-        self._saved = SavedFiles.of(self._files[0].path.parent)
+        self._saved = saved_files(self._files[0].path.parent)
         self._compared = set[Path]()
         self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
         self._devices = {
@@ -172,7 +179,7 @@ class CheckpointLoader:
 
     def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
         mapped = MappedFile(file.path) if layout.ranges else None
-        for name in _names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names)):
+        for name in file.listed([*layout.ranges, *layout.second_names], layout.second_names):
             named = self._tensors.get(name)
             if named is None:
                 continue
@@ -196,7 +203,7 @@ class CheckpointLoader:
     def _from_pickled(self, file: CheckpointFile) -> None:
         self._compare(file.path)
         content = read_weights(file.path)
-        for name in _names_in(file, list(content), set()):
+        for name in file.listed(content):
             if name in self._extras:
                 self._extras[name].set_extra_state(content[name])
             elif name in self._tensors:
@@ -335,24 +342,11 @@ def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bo
 def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
     """Return the relevant names in a file with their shapes, ``None`` for values that are not tensors."""
     if layout is not None:
-        names = _names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
+        names = file.listed([*layout.ranges, *layout.second_names], layout.second_names)
         return {name: torch.Size(layout[name].shape) for name in names}
     content = read_weights(file.path)
-    values = {name: content[name] for name in _names_in(file, list(content), set())}
+    values = {name: content[name] for name in file.listed(content)}
     return {name: getattr(value, "shape", None) for name, value in values.items()}
-
-
-def _names_in(file: CheckpointFile, names: Sequence[str], second_names: set[str]) -> Sequence[str]:
-    """Return the relevant names in a file: those that its index lists, or all if there is no index."""
-    if file.names is None:
-        return names
-    missing = sorted(file.names.difference(names))
-    if missing:
-        raise CheckpointError(
-            f"`{file.path}` lacks {', '.join(missing[:5])}, which its index lists. "
-            "Files of two different saves may have been mixed."
-        )
-    return [name for name in names if name in file.names or name in second_names]
 
 
 def _extra_states(model: nn.Module) -> dict[str, nn.Module]:

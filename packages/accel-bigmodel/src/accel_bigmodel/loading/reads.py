@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from accel_bigmodel.transfers import copy_stream
-from accel_checkpoint.formats.safetensor_ranges import ByteRange
+from accel_checkpoint.formats.weight_files import ByteRange
 from accel_state.errors import CheckpointError
 
 _READ_BYTES = 8 << 20

@@ -1,24 +1,33 @@
-"""Safe reading of `torch.save` files, which can neither run code nor exhaust memory."""
+"""Safe reading of `torch.save` files, which can neither run code nor exhaust memory.
+
+A file has a pickle, and the values of its tensors. The opcodes of the pickle are checked before it is loaded, so that
+it takes memory in proportion to its size, and its tensors afterwards, which may claim no more than the file has. It may
+name the globals of `torch.load(weights_only=True)` and the harmless ones here.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import pickle
+import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from _compat_pickle import IMPORT_MAPPING
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_checkpoint.files import open_regular, raise_read_error
-from accel_checkpoint.formats.pickle_opcodes import check_pickle
-from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
@@ -28,6 +37,19 @@ DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError,
 _FIRST_SAFE_RELEASE = "2.10"
 """Before, a pickle can make `torch.load(weights_only=True)` run code: CVE-2026-24747."""
 _are_trusted: ContextVar[bool] = ContextVar("are_trusted", default=False)
+
+LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype,
+           torch.device)  # fmt: skip
+CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+_NUMPY_CODES = {
+    np.dtype(code).str[1:] for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
+}
+_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 @contextmanager
@@ -86,9 +108,9 @@ def read_torch_file(
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(start)
         if is_archive or archives_only:
-            checked_members(file, path, num_bytes)
+            _checked_members(file, path, num_bytes)
             file.seek(start)
-        with naming_damage(path):
+        with _naming_damage(path):
             if is_archive:
                 # Read as torch does: another reader may see another member in a malicious archive.
                 check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
@@ -114,7 +136,7 @@ def _check_pickles_of(file: BinaryIO) -> None:
 
 
 @contextmanager
-def naming_damage(path: Path) -> Iterator[None]:
+def _naming_damage(path: Path) -> Iterator[None]:
     """Turn the errors of damaged and malicious files into one that names the file.
 
     Raises:
@@ -135,7 +157,9 @@ def naming_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int) -> list[zipfile.ZipInfo]:
+def _checked_members(
+    source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int
+) -> list[zipfile.ZipInfo]:
     """Return the members of an archive.
 
     Args:
@@ -171,3 +195,167 @@ def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: 
 def _unsafe_global_in(message: str) -> str:
     found = next((line for line in message.splitlines() if "GLOBAL" in line or "global" in line), message)
     return found.strip()[:300]
+
+
+@cache
+def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
+    # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
+    builders: list[Any] = [(lambda *_: np.empty(0), "_reconstruct"), (np.float64().__reduce__()[0], "scalar")]
+    kinds: list[Any] = [np.ndarray, *{type(np.dtype(code)) for code in _NUMPY_CODES}]
+    return [
+        *[(build, f"{home}.{name}") for build, name in builders for home in _NUMPY_HOMES],
+        (_number_dtype, "numpy.dtype"),
+        (_no_bytes, "numpy.ndarray"),  # a file names it, but does not call it
+        (_no_bytes, "builtins.bytes"),
+        # What these build gets its state from the file. No file can name the classes themselves, whose instances are
+        # shared by the process or take any amount of memory: a name cannot contain a newline.
+        *[(kind, f"\n{kind.__name__}") for kind in kinds],
+    ]
+
+
+def _number_dtype(code: str, align: bool = False, copy: bool = True) -> np.dtype[Any]:
+    """Stand in for `numpy.dtype`: return a dtype of numbers that is not shared with the process."""
+    if code not in _NUMPY_CODES:
+        raise ValueError(f"`{code}` is no dtype of numbers")
+    return np.dtype(code, copy=True)
+
+
+def _no_bytes() -> bytes:
+    """Stand in for `bytes`, which pickle calls without arguments for `b""`; an argument could exhaust memory."""
+    return b""
+
+
+def check_loaded(content: Any, *, num_bytes: int) -> None:
+    """Reject forged arrays and tensors, which claim more than the file holds, or have indices outside their shape.
+
+    Call it before anything accesses the loaded content: torch does not check the indices of sparse tensors.
+
+    Args:
+        content: The loaded content of a file.
+        num_bytes: Size of the file.
+
+    Raises:
+        CheckpointError: If there is any; names its path in the content.
+    """
+    for where, kind in _forged_values(content, "", num_bytes, set()):
+        raise CheckpointError(f"`{where or 'its content'}` is a forged {kind}")
+
+
+def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+    if is_traceable_wrapper_subclass(content):  # such as quantized: its nominal size is not what it stores
+        for name in content.__tensor_flatten__()[0]:
+            yield from _forged_values(getattr(content, name), f"{where}.{name}", num_bytes, seen)
+    elif isinstance(content, torch.Tensor):
+        if content.layout == torch.strided and content.numel() * content.element_size() > num_bytes:
+            yield where, "tensor, larger than the file"
+        if parts := [getattr(content, part)() for part in _SPARSE_PARTS.get(content.layout, ())]:
+            for part in parts:
+                yield from _forged_values(part, where, num_bytes, seen)
+            make: Any = torch.sparse_coo_tensor  # checks the indices, by which torch accesses memory
+            if content.layout != torch.sparse_coo:
+                make = partial(torch.sparse_compressed_tensor, layout=content.layout)
+            make(*parts, content.shape, check_invariants=True)
+    elif isinstance(content, torch.UntypedStorage):
+        if content.nbytes() > num_bytes:
+            yield where, "storage, larger than the file"
+    elif isinstance(content, np.ndarray):  # of numbers: `check_pickle` lets no other dtype pass
+        if content.nbytes > num_bytes:
+            yield where, "array, larger than the file"
+    elif isinstance(content, CONTAINERS) and id(content) not in seen:
+        seen.add(id(content))
+        for name, value in members_of(content):
+            if type(value) in LEAVES:  # such as the hundreds of numbers of a random state
+                continue
+            yield from _forged_values(value, f"{where}.{name}" if where else str(name), num_bytes, seen)
+
+
+def members_of(content: Any) -> Iterable[tuple[Any, Any]]:
+    return content.items() if isinstance(content, Mapping) else enumerate(content)
+
+
+_PLAIN = rb"[()\]}NRQbuesat\x81\x85-\x89\x8f\x90\x91\x93\x94]|[K\x80].|M..|J....|\x8a\x05.{5}|[G\x95].{8}"
+_ONE = re.compile(_PLAIN, re.DOTALL)
+_RUN = re.compile(rb"(?:%s)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
+_RUN_WITH_GETS = re.compile(rb"(?:%s|h.|j....)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
+_NUMBER_BYTES = {  # of an index, or of a length that as many bytes follow
+    bytes([opcode]): size
+    for size, opcodes in ((1, b"qhUC\x8c\x8a"), (4, b"rjXB"), (8, b"\x8d\x8e\x96"))
+    for opcode in opcodes
+}
+_STATE_OF_DTYPE = (rb"\(", b"K\3", b"text:[<>=|]", *3 * (b"N",), *2 * (b"J\xff{4}",), b"K\0", b"t", b"b")
+_AFTER_DTYPE = rb"(?!\(|name:).*|name:(_codecs\.encode|numpy\.dtype)"
+"""What is not the beginning of another state for it: NumPy does not check states, and may crash (NumPy 2.4)."""
+_ARGUMENTS = {
+    b"name:builtins.bytearray": (rb"\)|name:_codecs\.encode",),
+    b"name:builtins.set": (rb"\]",),
+    b"name:_codecs.encode": (rb"text:.*", rb"text:latin-?1"),
+    b"name:collections.Counter": (rb"\}",),
+    b"name:collections.OrderedDict": (rb"[)\]]",),
+    b"name:numpy.dtype": (
+        b"text:.*",
+        *2 * (b"[\x88\x89]|K.",),
+        b"\x87",
+        b"R",
+        *_STATE_OF_DTYPE,
+        _AFTER_DTYPE,
+    ),
+    b"dtype": (_AFTER_DTYPE,),
+    b"name:torch.Size": (rb"[()]|[KMJ].*|text:.*", rb"[t\x85]|[KMJ].*|text:.*"),
+}
+"""What may follow a callable that copies its argument, or takes a size or a state: the argument itself is there."""
+
+
+def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
+    """Return the end of the pickle that begins at ``start``.
+
+    Raises:
+        ValueError: If it is cut short, or has what no pickle of plain data has: other opcodes, a memo index beyond its
+            size, or a callable such as `bytearray` whose argument is not written out.
+    """
+    memo: dict[int, bytes] = {}  # callables, short texts and dtypes only
+    awaited: tuple[bytes, ...] = ()
+    latest, position = b"", start
+    while True:
+        run = None if awaited else (_RUN if memo else _RUN_WITH_GETS).match(pickled, position)
+        if run is not None and run.end() > position:
+            latest, position = b"", run.end()
+        opcode = pickled[position : position + 1]
+        position += 1
+        size = _NUMBER_BYTES.get(opcode, 0)
+        number = int.from_bytes(pickled[position : position + size], "little")
+        if opcode in (b"q", b"r"):
+            position += size
+            if number > max(255, len(pickled)):
+                raise ValueError(f"its memo has the index {number}")
+            if latest == b"R" and awaited[: len(_STATE_OF_DTYPE)] == _STATE_OF_DTYPE:
+                memo[number] = b"dtype"
+            elif latest.startswith(b"name:") or len(latest) > len(b"text:"):
+                memo[number] = latest
+            else:
+                memo.pop(number, None)
+            continue
+        if opcode == b"." and awaited in ((), (_AFTER_DTYPE,)):
+            return position
+        if opcode in (b"h", b"j"):
+            position += size
+            latest = memo.get(number, b"")
+        elif size:
+            begin, position = position + size, position + size + number
+            latest = b"text:" + (pickled[begin:position] if number <= 16 else b"")
+        elif opcode == b"c":
+            middle = pickled.find(b"\n", position)
+            end = pickled.find(b"\n", max(middle, position) + 1)
+            module = pickled[position:middle].decode()
+            latest = f"name:{IMPORT_MAPPING.get(module, module)}.".encode() + pickled[middle + 1 : end]
+            position = end + 1 if end >= 0 else len(pickled) + 1
+        elif one := _ONE.match(pickled, position - 1):
+            latest, position = one[0], one.end()
+        elif opcode:
+            raise ValueError(f"its opcode {opcode!r} is not one of plain data")
+        if position > len(pickled):
+            raise ValueError("it is cut short")
+        if awaited and re.fullmatch(awaited[0], latest, re.DOTALL) is None:
+            raise ValueError("it calls something whose argument is not written out")
+        is_unknown = latest == b"" and awaited[:1] == (_AFTER_DTYPE,)  # no state, if the two become a tuple
+        awaited = ((b"\x86",) if is_unknown else _ARGUMENTS.get(latest, ())) + awaited[1:]

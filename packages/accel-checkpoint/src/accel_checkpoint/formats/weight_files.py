@@ -1,32 +1,200 @@
-"""Find and read the weight files of a checkpoint, inside one folder only."""
+"""Weight files: found in a folder, and read by the names of tensors, from safetensors or `torch.save` files.
+
+Of a safetensors file the byte range of each tensor is known, so that tensors, or rows of them, are read or mapped into
+memory without the rest.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, weight_format
-from accel_checkpoint.files import is_plain_name, read_json
-from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
+from accel_checkpoint.files import SavedFiles, check_regular, is_plain_name, naming_read_errors, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+_LARGEST_HEADER = 100_000_000
+_BUFFER_BYTES = 16 << 20
+"""Most bytes of rows read at a time where values are converted or go to another device."""
 _PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index)
+
+
+class ByteRange(NamedTuple):
+    """The location of one tensor; ``start`` is relative to the start of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsLayout:
+    """The byte range of every tensor in a file."""
+
+    path: Path
+    ranges: Mapping[str, ByteRange]
+    second_names: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> ByteRange:
+        """Return the range of a tensor by its stored name or a further name."""
+        return self.ranges[self.second_names.get(name, name)]
+
+
+def read_layout(path: Path) -> SafetensorsLayout:
+    """Return the layout of a file; reads only its header.
+
+    Raises:
+        CheckpointError: If it is not a safetensors file, or its header contradicts its size.
+    """
+    check_regular(path)
+    size = path.stat().st_size
+    with naming_read_errors(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+            raise _unreadable(path, "its header does not fit into it")
+        try:
+            header = json.loads(file.read(length), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(path, f"its header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _unreadable(path, "its header is not a table")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _unreadable(path, "its metadata is not a table of strings")
+    ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    spans = sorted(
+        (place.start, place.start + place.num_bytes) for place in ranges.values() if place.num_bytes
+    )
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        raise _unreadable(path, "its tensors overlap")
+    second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
+    return SafetensorsLayout(path, ranges, second)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(table := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
+
+
+def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
+    if isinstance(entry, dict) and entry.get("dtype") in ("F4", "F6_E2M3", "F6_E3M2"):
+        raise CheckpointError(
+            f"`{name}` in `{path}` has the dtype `{entry['dtype']}`, of less than 8 bits, which is not supported. "
+            "Convert the file to another dtype."
+        )
+    try:
+        shape, (start, end), dtype = entry["shape"], entry["data_offsets"], DTYPES[entry["dtype"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, f"the entry of `{name}` is invalid ({error})") from error
+    if not isinstance(shape, list) or not all(type(number) is int for number in (*shape, start, end)):
+        raise _unreadable(path, f"`{name}` has a shape or an offset that is not an integer")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if min([start, *shape]) < 0 or max([0, *shape]) >= 2**63 or base + end > size or end - start != num_bytes:
+        raise _unreadable(path, f"`{name}` does not lie inside it")
+    return ByteRange(dtype, tuple(shape), base + start, num_bytes)
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{path}` is not a readable safetensors file: {why}. It may be cut short; copy or save it again."
+    )
+
+
+class MappedFile:
+    """A memory-mapped file; tensors are views, read from disk on access and copied on write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        num_bytes = path.stat().st_size
+        self._storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=num_bytes)
+
+    def tensor(self, place: ByteRange) -> torch.Tensor:
+        """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
+        item = place.dtype.itemsize
+        if place.start % item:
+            raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
+            return raw.clone().view(place.dtype).reshape(place.shape)
+        return torch.empty(0, dtype=place.dtype).set_(
+            self._storage, place.start // item, place.shape, _contiguous_strides(place.shape)
+        )
+
+    def read_ahead(self, place: ByteRange) -> None:
+        """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
+        if hasattr(os, "posix_fadvise"):
+            with self.path.open("rb", buffering=0) as file:
+                if not _is_cached(file.fileno(), place):
+                    os.posix_fadvise(file.fileno(), place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MappedFile:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedFile, (self.path,)
+
+
+def _is_cached(descriptor: int, place: ByteRange) -> bool:
+    """Whether the first, middle and last bytes of a tensor are in memory; advice makes the system look at all pages."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    try:
+        for position in (0, place.num_bytes // 2, place.num_bytes - 1):
+            os.preadv(descriptor, [bytearray(1)], place.start + position, os.RWF_NOWAIT)
+    except OSError:  # they are not, or the file system cannot say
+        return False
+    return True
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """One file of a checkpoint.
+    """One weight file.
 
     ``names`` are those that the index lists for it, ``None`` without an index, which means all.
     """
 
     path: Path
     names: frozenset[str] | None = None
+
+    def listed(self, stored: Collection[str], second_names: Collection[str] = ()) -> Collection[str]:
+        """Return those of the names in the file that the index lists for it, and second names; without an index, all.
+
+        Raises:
+            CheckpointError: If it lacks one.
+        """
+        if self.names is None:
+            return stored
+        if missing := sorted(self.names.difference(stored)):
+            raise CheckpointError(
+                f"`{self.path}` lacks {', '.join(f'`{name}`' for name in missing[:5])}, which its index lists. "
+                "Files of two different saves may have been mixed. Copy the checkpoint again."
+            )
+        return [name for name in stored if name in self.names or name in second_names]
 
 
 def read_weights(path: Path) -> dict[str, Any]:
@@ -149,10 +317,91 @@ def read_state(files: list[CheckpointFile]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for file in files:
         content = read_weights(file.path)
-        missing = sorted((file.names or frozenset()) - content.keys())
-        if missing:
-            raise CheckpointError(
-                f"`{file.path}` lacks `{missing[0]}`, which the index lists for it. Copy the checkpoint again."
-            )
-        state.update({name: content[name] for name in file.names or content})
+        state |= {name: content[name] for name in file.listed(content)}
     return state
+
+
+class WeightRows:
+    """The tensors of safetensors files by name; only the headers of the files are read at first.
+
+    Args:
+        checkpoint: A safetensors file, an index of several (``.json``), or a folder with one of them.
+
+    Raises:
+        CheckpointError: If there are none, one is damaged, or one lacks what the index lists for it.
+    """
+
+    def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
+        self._places: dict[str, tuple[Path, ByteRange]] = {}
+        second_names: dict[str, str] = {}
+        for file in checkpoint_files(checkpoint):
+            if file.path.suffix != ".safetensors":
+                raise CheckpointError(
+                    f"`{file.path}` is no safetensors file, and parts of tensors can be read from these only. Load it "
+                    "whole and save it with `safe_serialization=True`."
+                )
+            layout = read_layout(file.path)
+            names = (
+                layout.ranges if file.names is None else file.listed([*layout.ranges, *layout.second_names])
+            )
+            self._places |= {name: (file.path, layout[name]) for name in names}
+            second_names |= layout.second_names
+        self.second_names: Mapping[str, str] = {
+            name: stored
+            for name, stored in second_names.items()
+            if stored in self._places and name not in self._places
+        }
+        """The stored name of a tied weight, by each further name."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the stored names."""
+        return iter(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of this stored or further name."""
+        return name in self._places or name in self.second_names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return self._place(name)[1].shape
+
+    @torch.no_grad()
+    def read_into(self, part: torch.Tensor, name: str, *, first_row: int = 0) -> None:
+        """Fill ``part`` with consecutive rows of a tensor, converted to its dtype and on its device.
+
+        Args:
+            part: A contiguous tensor whose shape is that of the tensor but for the number of rows.
+            name: The tensor.
+            first_row: The row with which ``part`` begins.
+
+        Raises:
+            CheckpointError: If the file has become shorter.
+        """
+        path, place = self._place(name)
+        start = place.start
+        if first_row:
+            start += first_row * (place.num_bytes // place.shape[0])
+        if part.is_cpu and part.dtype == place.dtype:
+            _read_bytes(path, part, start)
+            return
+        values = part.view(-1)
+        buffer = torch.empty(min(len(values), _BUFFER_BYTES // place.dtype.itemsize), dtype=place.dtype)
+        for begin in range(0, len(values), max(1, len(buffer))):
+            filled = buffer[: len(values) - begin]
+            _read_bytes(path, filled, start + begin * place.dtype.itemsize)
+            values[begin : begin + len(filled)].copy_(filled)
+
+    def _place(self, name: str) -> tuple[Path, ByteRange]:
+        return self._places[self.second_names.get(name, name)]
+
+
+def _read_bytes(path: Path, tensor: torch.Tensor, start: int) -> None:
+    """Fill a contiguous tensor on the CPU with the bytes from ``start`` on."""
+    memory = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while len(memory):
+            num_bytes = file.readinto(memory)
+            if not num_bytes:
+                raise CheckpointError(f"`{path}` ends too early. Copy or save it again.")
+            memory = memory[num_bytes:]

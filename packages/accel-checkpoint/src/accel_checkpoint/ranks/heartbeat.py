@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from accel_checkpoint.digests import Digest
+from accel_checkpoint.files import Digest
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 
 

@@ -1,5 +1,5 @@
 """Save a checkpoint atomically.
 
-For the packages above: `saver`, `transaction`, `handle`, `retention`, `snapshot`, `sink` and the files to write
+For the packages above: `saver`, `transaction`, `handle`, `retention`, `snapshot` and the files to write
 (`pending_files`, `distributed_files`, `model_weights`). The others are internal.
 """

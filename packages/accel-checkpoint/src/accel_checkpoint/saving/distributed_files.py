@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
-from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
-from accel_checkpoint.formats.plain_data import check_plain
+from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.saving.pending_files import PendingFile
-from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
+from accel_checkpoint.saving.pending_files import FileSink, PendingFile
+from accel_checkpoint.saving.snapshot import (
+    HostBuffers,
+    check_plain,
+    compact_on_cpu,
+    map_tensors,
+    nonfinite_in,
+)
 
-Path = tuple[str | int, ...]
+Keys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class DistributedPart(PendingFile):
 
     name: str
     pieces: Sequence[Piece]
-    paths: Mapping[str, Path]
+    paths: Mapping[str, Keys]
 
     def __post_init__(self) -> None:
         check_plain({piece.name: piece.local for piece in self.pieces}, file_name=self.name)
@@ -47,12 +52,12 @@ class DistributedPart(PendingFile):
             pieces=[replace(piece, local=local) for piece, local in zip(self.pieces, copies, strict=True)],
         )
 
-    def write(self, sink: FileSink) -> None:
-        """Write the pieces, and note where each lies."""
-        notes = []
+    def write(self, sink: FileSink) -> str:
+        """Write the pieces, and in a file beside them where each lies."""
+        notes, nonfinite = [], ""
         for piece in self.pieces:
             start, content = sink.num_bytes, map_tensors(piece.local, compact_on_cpu)
-            sink.examine({piece.name: content})
+            nonfinite = nonfinite or nonfinite_in({piece.name: content})
             with _without_crc32():
                 torch.save(content, sink)  # type: ignore[arg-type]
             note: dict[str, Any] = {"paths": [self.paths[name] for name in (piece.name, *piece.aliases)]}
@@ -61,46 +66,52 @@ class DistributedPart(PendingFile):
                 note["dtype"] = str(content.dtype).removeprefix("torch.")
                 note["part"] = piece.shape, piece.offset, tuple(content.shape)
             notes.append(note)
-        sink.note = json.dumps(notes)
+        _note_of(sink.path).write_text(json.dumps(notes), encoding="utf-8")
+        return nonfinite
+
+    def table(self, names: Collection[str]) -> DistributedTable:
+        """Return the table of the state."""
+        folder = self.name.rpartition("/")[0]
+        parts = [name for name in names if name.rpartition("/")[0] == folder]
+        return DistributedTable(f"{folder}/{METADATA_NAME}", parts)
 
 
 @dataclass(frozen=True)
-class DistributedTable:
-    """The table of a state, which rank 0 writes when it knows where all parts lie.
+class DistributedTable(PendingFile):
+    """The table of a state: where all of its parts lie.
 
     Attributes:
-        folder: The folder of the state.
+        name: File name, with the folder of the state.
+        parts: The files of the ranks. Their notes, which may be too large for the ranks' store, lie beside them.
     """
 
-    folder: str
+    name: str
+    parts: Sequence[str]
 
-    @property
-    def name(self) -> str:
-        """File name, relative to the checkpoint's folder."""
-        return f"{self.folder}/{METADATA_NAME}"
-
-    def write(self, sink: FileSink, notes: Mapping[str, str]) -> None:
-        """Write the table.
-
-        Args:
-            sink: Receives the bytes.
-            notes: What each rank noted about its file, by the name of the file.
-        """
-        kinds: dict[Path, tuple[torch.dtype | None, tuple[int, ...]]] = {}
-        chunks: dict[Path, list[Chunk]] = {}
-        for path in sorted(notes):
-            folder, _, file = path.rpartition("/")
-            for note in json.loads(notes[path]) if folder == self.folder else ():
+    def write(self, sink: FileSink) -> str:
+        """Write the table, and remove the notes."""
+        kinds: dict[Keys, tuple[torch.dtype | None, tuple[int, ...]]] = {}
+        chunks: dict[Keys, list[Chunk]] = {}
+        for part in sorted(self.parts):
+            path = sink.path.with_name(part.rpartition("/")[2])
+            for note in json.loads(_note_of(path).read_text(encoding="utf-8")):
                 shape, offset, sizes = map(tuple, note.get("part", ((), (), ())))
                 start, num_bytes = note["place"]
-                chunk = Chunk(file, start, num_bytes, offset, sizes)
+                chunk = Chunk(path.name, start, num_bytes, offset, sizes)
                 for keys in map(tuple, note["paths"]):
                     if "dtype" in note:
                         kinds[keys] = getattr(torch, note["dtype"]), shape
                         chunks.setdefault(keys, []).append(chunk)
                     else:
                         kinds[keys], chunks[keys] = (None, ()), [chunk]
+            _note_of(path).unlink()
         sink.write(encode_metadata(Entry(keys, tuple(chunks[keys]), *kind) for keys, kind in kinds.items()))
+        return ""
+
+
+def _note_of(part: Path) -> Path:
+    """Return the file with the note of a part."""
+    return part.with_name(f"{part.name}.note")
 
 
 def part_name(folder: str, rank: int) -> str:
@@ -109,7 +120,7 @@ def part_name(folder: str, rank: int) -> str:
 
 
 def part_of_rank(
-    folder: str, pieces: Iterable[Piece], paths: Mapping[str, Path], *, rank: int
+    folder: str, pieces: Iterable[Piece], paths: Mapping[str, Keys], *, rank: int
 ) -> DistributedPart:
     """Return the file of this rank.
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat
+from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat, weight_format
 from accel_checkpoint.files import force_to_disk
-from accel_checkpoint.formats.deferred import fetching_all
-from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
-from accel_checkpoint.saving.pending_files import PendingFile, pending_weights, write_file
-from accel_checkpoint.saving.sink import Advance
-from accel_checkpoint.saving.snapshot import deferred_in
+from accel_checkpoint.saving.pending_files import (
+    Advance,
+    JsonFile,
+    PendingFile,
+    SafetensorsFile,
+    TorchFile,
+    metadata_of,
+    second_names_of,
+    write_file,
+)
+from accel_checkpoint.saving.snapshot import (
+    DeferredTensor,
+    deferred_in,
+    fetching_all,
+    second_names_in,
+    sharable_in,
+)
+from accel_checkpoint.saving.staging import temporary_folder
+from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
-
-_PREFIX = ".saving-"
-_STAGED = re.compile(rf"{re.escape(_PREFIX)}({STAMP})-.*")
 
 
 def save_model(
@@ -85,13 +93,13 @@ def save_weights(
     files = pending_weights(
         state, index=0, safe=safe_serialization, max_shard_size=max_shard_size, must_be_plain=False
     )
-    with fetching_all([tensor for file in files for tensor in file.deferred()]):
+    with fetching_all([tensor for file in files for tensor in file.deferred]):
         if not is_writer:
             return []
         written = SAFETENSORS if safe_serialization else PICKLED
         names = [file.name for file in files]
         folder = _make_folder(save_directory)
-        with _staging_folder(folder) as staged:
+        with temporary_folder(folder, "weights") as staged:
             for file in files:
                 _write(file, staged, folder=folder, advance=advance)
             _publish(staged, names, index=written.index)
@@ -108,24 +116,6 @@ def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | 
             f"`{folder / file.name}` could not be written: {error}. "
             "Free space on the disk or fix its permissions, and save again."
         ) from error
-
-
-@contextmanager
-def _staging_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder inside ``folder``, on the same disk, and remove it in the end.
-
-    Folders that killed processes of this machine left behind are removed first.
-    """
-    for path in folder.glob(f"{_PREFIX}*"):
-        abandoned = _STAGED.fullmatch(path.name)
-        if abandoned and has_ended_by_stamp(abandoned[1]):
-            with suppress(FileNotFoundError):  # another process may remove it, too
-                shutil.rmtree(path)
-    staged = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{stamp()}-", dir=folder))
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged)
 
 
 def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
@@ -169,3 +159,95 @@ def _warn_if_shadowed(folder: Path, written: WeightFormat) -> None:
             f"`{PICKLED.whole}`. Remove them if they are out of date.",
             main_process_only=False,
         )
+
+
+def pending_weights(
+    state: Mapping[str, Any],
+    *,
+    index: int,
+    safe: bool,
+    max_shard_size: int | str | None,
+    must_be_plain: bool = True,
+    is_writer: bool = True,
+) -> list[PendingFile]:
+    """Return the weight files of one model: a single file, or shards and their index.
+
+    Args:
+        state: State dict of the model.
+        index: Index of the model.
+        safe: Use safetensors instead of `torch.save`; tied weights are then stored once, under their first name.
+        max_shard_size: Maximum size of one file; None writes a single file.
+        must_be_plain: Reject content that could not be loaded without running code.
+        is_writer: Whether this rank writes the files.
+
+    Raises:
+        CheckpointError: If a tensor is on the meta device, or the format cannot store it.
+    """
+    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
+    if empty:
+        listed = ", ".join(f"`{name}`" for name in empty[:5])
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        raise CheckpointError(
+            f"{listed}{more} of model {index} cannot be saved: on the meta device a tensor has no values. "
+            "Load the weights first, for example with `load_checkpoint_in_model`."
+        )
+    names = weight_format(index, safe=safe)
+    second_names = second_names_of(state) if safe else second_names_in(sharable_in(state))
+    members_of = {name: [name] for name in state if name not in second_names}
+    for name, kept in second_names.items() if not safe else ():
+        members_of[kept].append(name)  # `torch.save` stores the tensor once, in the same file
+
+    def file(name: str, members: Sequence[str]) -> PendingFile:
+        content = {member: state[member] for member in members}
+        if safe:
+            return SafetensorsFile(name, content, metadata_of(content, second_names), is_writer=is_writer)
+        return TorchFile(name, content, must_be_plain, is_trained=True, is_writer=is_writer)
+
+    if max_shard_size is None:
+        return [file(names.whole, list(state) if not safe else list(members_of))]
+    groups = [(members, _num_bytes(state[first])) for first, members in members_of.items()]
+    shards = plan_shards(groups, max_shard_size=max_shard_size)
+    if len(shards) == 1:
+        return [file(names.whole, shards[0])]
+    files = {names.shard(number, num_shards=len(shards)): members for number, members in enumerate(shards, 1)}
+    content = {
+        "metadata": {"total_size": sum(size for _, size in groups)},
+        "weight_map": {member: name for name, members in files.items() for member in members},
+    }
+    return [
+        *(file(name, members) for name, members in files.items()),
+        JsonFile(names.index, content, is_writer),
+    ]
+
+
+def plan_shards(
+    groups: Iterable[tuple[Sequence[str], int]], *, max_shard_size: int | str | None
+) -> list[list[str]]:
+    """Return the names for each file, in the given order; a file is full when the next group does not fit.
+
+    Args:
+        groups: Names that must stay together because they share memory, with their size in bytes.
+        max_shard_size: Bytes, or a string such as ``"5GB"``; None puts all into one file. A larger group gets its own.
+
+    Returns:
+        At least one list, which is empty if there is nothing to save.
+    """
+    limit = math.inf if max_shard_size is None else convert_file_size_to_int(max_shard_size)
+    if limit == 0:
+        raise ConfigError("`max_shard_size` must be larger than 0 bytes.")
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for names, size in groups:
+        if filled + size > limit and shards[-1]:
+            shards.append([])
+            filled = 0
+        shards[-1].extend(names)
+        filled += size
+    return shards
+
+
+def _num_bytes(value: Any) -> int:
+    """Return the size of a value; that of a sparse tensor if it were dense, which is an upper bound."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, DeferredTensor) else 0

@@ -1,43 +1,53 @@
-"""The files that a rank writes to a checkpoint, alone or with the others, and how weights are split into them."""
+"""The files that a rank writes to a checkpoint, alone or with the others: formats, digests and safe writing."""
 
 from __future__ import annotations
 
+import errno
 import json
-import math
+import os
+import shutil
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file, weight_format
-from accel_checkpoint.files import is_plain_name
-from accel_checkpoint.formats.deferred import DeferredTensor, fetching_all, second_names_in
-from accel_checkpoint.formats.plain_data import check_plain
-from accel_checkpoint.formats.safetensor_writing import (
-    metadata_of,
-    order_of_writing,
-    second_names_of,
-    write_safetensors,
-)
-from accel_checkpoint.saving.sink import Advance, FileSink
+from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file
+from accel_checkpoint.files import Digest, FileEntry, is_plain_name
+from accel_checkpoint.formats.weight_files import DTYPES
 from accel_checkpoint.saving.snapshot import (
+    DeferredTensor,
     HostBuffers,
+    check_plain,
     compact_on_cpu,
     deferred_in,
+    fetching_all,
     map_tensors,
-    sharable_in,
+    nonfinite_in,
+    second_names_in,
 )
-from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
 
-NOTE_SUFFIX = ".note"
-"""Of the file beside a file with the note that it leaves for rank 0, which may be too large for the ranks' store."""
-MAX_WRITERS = 4
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
+ALIGNMENT = 64
+QUIET_S = 3.0
+"""Shorter work shows no progress bar."""
+MAX_WRITERS = 4
+_BUFFER_BYTES = 2**16
+"""Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
+_CHUNK_BYTES = 4 * 2**20
+"""Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+Advance = Callable[[int], object]
+"""Receives numbers of bytes that were written since the last call."""
 
 
 class PendingFile:
@@ -45,76 +55,29 @@ class PendingFile:
 
     name: str
     """File name, relative to the checkpoint's folder."""
+    is_writer: bool = True
+    """Whether this rank writes it; the other ranks only fetch its deferred tensors."""
+    deferred: Sequence[DeferredTensor] = ()
+    """The tensors that all ranks fetch together, in this order, while one of them writes the file."""
 
     def snapshot(self, buffers: HostBuffers) -> PendingFile:
         """Return a snapshot of the file, which further training does not change."""
         return self
 
-    def deferred(self) -> list[DeferredTensor]:
-        """Return the tensors that are fetched when the file is written, in that order."""
-        return []
-
     @abstractmethod
-    def write(self, sink: FileSink) -> None:
-        """Write the content."""
+    def write(self, sink: FileSink) -> str:
+        """Write the content, and return the name of the first trained value that is not finite; empty if none is."""
+
+    def table(self, names: Collection[str]) -> PendingFile | None:
+        """Return the file that rank 0 writes when all files are on disk, if this one is a part of a state.
+
+        Args:
+            names: The files that the ranks have written.
+        """
+        return None
 
 
-class MergedFile(Protocol):
-    """A file that rank 0 writes last, from what all ranks noted in `FileSink.note` about theirs."""
-
-    @property
-    def name(self) -> str:
-        """File name, relative to the checkpoint's folder."""
-        ...
-
-    def write(self, sink: FileSink, notes: Mapping[str, str]) -> None:
-        """Write the content; ``notes`` are those of all files, by their names."""
-        ...
-
-
-@dataclass(frozen=True)
-class CollectiveFile:
-    """A file whose tensors all ranks fetch together, while one of them writes it.
-
-    Attributes:
-        order: The tensors, in the order in which they are written.
-        file: The file, on the rank that writes it; None on the others.
-    """
-
-    order: Sequence[DeferredTensor]
-    file: PendingFile | None
-
-    def snapshot(self, buffers: HostBuffers) -> PendingFile | None:
-        """Fetch everything, and return the file in the memory of the rank that writes it. All ranks together."""
-        with fetching_all(self.order):
-            return None if self.file is None else self.file.snapshot(buffers)
-
-    def write(
-        self, folder: Path, *, replace: bool = False, advance: Advance | None = None
-    ) -> FileSink | None:
-        """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
-        with fetching_all(self.order):
-            if self.file is None:
-                return None
-            return write_file(self.file, folder, replace=replace, advance=advance)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files of one state.
-
-    Attributes:
-        own: Those that this rank writes.
-        collective: Those that all ranks write together, in the same order on each.
-        merged: Those that rank 0 writes when all ranks have written theirs.
-    """
-
-    own: Sequence[PendingFile] = ()
-    collective: Sequence[CollectiveFile] = ()
-    merged: Sequence[MergedFile] = ()
-
-
-@dataclass(frozen=True)
+@dataclass
 class TorchFile(PendingFile):
     """A `torch.save` file.
 
@@ -122,60 +85,71 @@ class TorchFile(PendingFile):
         name: File name.
         content: What `torch.load` returns.
         must_be_plain: Reject content that could not be loaded without running code.
+        is_trained: Whether its values should be finite.
+        is_writer: Whether this rank writes it.
     """
 
     name: str
     content: Any
     must_be_plain: bool = True
+    is_trained: bool = False
+    is_writer: bool = True
 
     def __post_init__(self) -> None:
         if self.must_be_plain:
-            check_plain(self.content, file_name=self.name)
+            self.deferred = check_plain(self.content, file_name=self.name)
+        else:
+            self.deferred = deferred_in(self.content)
 
-    def snapshot(self, buffers: HostBuffers) -> Self:
+    def snapshot(self, buffers: HostBuffers) -> TorchFile:
         """Return the file with copies of its tensors."""
-        return replace(self, content=buffers.snapshot(self.content))
+        content = buffers.snapshot(self.content)
+        return TorchFile(self.name, content, must_be_plain=False, is_trained=self.is_trained)
 
-    def deferred(self) -> list[DeferredTensor]:
-        """Return the tensors that are fetched when the file is written, in that order."""
-        return deferred_in(self.content)
-
-    def write(self, sink: FileSink) -> None:
+    def write(self, sink: FileSink) -> str:
         """Write the content; deferred tensors are fetched before, and are in memory together."""
         content = map_tensors(self.content, compact_on_cpu)
-        if is_trained_file(self.name):
-            sink.examine(content)
+        nonfinite = nonfinite_in(content) if self.is_trained else ""
         torch.save(content, sink)  # type: ignore[arg-type]
+        return nonfinite
 
 
-@dataclass(frozen=True)
+@dataclass
 class SafetensorsFile(PendingFile):
-    """A safetensors file; its tensors are written one at a time."""
+    """A safetensors file; its tensors are written one at a time.
+
+    Attributes:
+        name: File name.
+        tensors: Plain dense tensors.
+        metadata: Strings for the header.
+        is_trained: Whether its values should be finite.
+        is_writer: Whether this rank writes it.
+    """
 
     name: str
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor | DeferredTensor]
     metadata: Mapping[str, str]
+    is_trained: bool = True
+    is_writer: bool = True
+
+    def __post_init__(self) -> None:
+        self.tensors = {name: self.tensors[name] for name in order_of_writing(self.tensors)}
+        self.deferred = [one for one in self.tensors.values() if isinstance(one, DeferredTensor)]
 
     @classmethod
-    def of(cls, name: str, state: Mapping[str, Any]) -> Self:
+    def of(cls, name: str, state: Mapping[str, Any], *, is_trained: bool = True) -> Self:
         """Return the file for a state dict; tied weights are stored once."""
         second_names = second_names_of(state)
         tensors = {key: tensor for key, tensor in state.items() if key not in second_names}
-        return cls(name, tensors, metadata_of(tensors, second_names))
+        return cls(name, tensors, metadata_of(tensors, second_names), is_trained)
 
-    def snapshot(self, buffers: HostBuffers) -> Self:
+    def snapshot(self, buffers: HostBuffers) -> SafetensorsFile:
         """Return the file with copies of its tensors."""
-        ordered = {name: self.tensors[name] for name in order_of_writing(self.tensors)}
-        return replace(self, tensors=buffers.snapshot(ordered))
+        return SafetensorsFile(self.name, buffers.snapshot(self.tensors), self.metadata, self.is_trained)
 
-    def deferred(self) -> list[DeferredTensor]:
-        """Return the tensors that are fetched when the file is written, in that order."""
-        return deferred_in([self.tensors[name] for name in order_of_writing(self.tensors)])
-
-    def write(self, sink: FileSink) -> None:
+    def write(self, sink: FileSink) -> str:
         """Write the content."""
-        examine = sink.examine if is_trained_file(self.name) else None
-        write_safetensors(sink, self.tensors, metadata=self.metadata, examine=examine)
+        return write_safetensors(sink, self.tensors, metadata=self.metadata, must_be_finite=self.is_trained)
 
 
 @dataclass(frozen=True)
@@ -184,10 +158,12 @@ class JsonFile(PendingFile):
 
     name: str
     content: Any
+    is_writer: bool = True
 
-    def write(self, sink: FileSink) -> None:
+    def write(self, sink: FileSink) -> str:
         """Write the content."""
         sink.write(json.dumps(self.content, indent=2).encode() + b"\n")
+        return ""
 
 
 def pending_file(name: str, content: Any) -> PendingFile:
@@ -200,75 +176,27 @@ def pending_file(name: str, content: Any) -> PendingFile:
     if not is_plain_name(name) or name == MANIFEST_NAME:
         raise ConfigError(f"`{name}` cannot be the name of a file in a checkpoint. Choose another.")
     if name.endswith(".safetensors"):
-        return SafetensorsFile.of(name, content)
+        return SafetensorsFile.of(name, content, is_trained=is_trained_file(name))
     if name.endswith(".json"):
         return JsonFile(name, content)
     if name.endswith(TORCH_SUFFIXES):
-        return TorchFile(name, content)
+        return TorchFile(name, content, is_trained=is_trained_file(name))
     raise ConfigError(
         f"`{name}` does not end in a known suffix, which selects the file format. Use one of .safetensors, .json, "
         f"{', '.join(TORCH_SUFFIXES)}."
     )
 
 
-def pending_weights(
-    state: Mapping[str, Any],
-    *,
-    index: int,
-    safe: bool,
-    max_shard_size: int | str | None,
-    must_be_plain: bool = True,
-) -> list[PendingFile]:
-    """Return the weight files of one model: a single file, or shards and their index.
-
-    Args:
-        state: State dict of the model.
-        index: Index of the model.
-        safe: Use safetensors instead of `torch.save`; tied weights are then stored once, under their first name.
-        max_shard_size: Maximum size of one file; None writes a single file.
-        must_be_plain: Reject content that could not be loaded without running code.
-
-    Raises:
-        CheckpointError: If a tensor is on the meta device, or the format cannot store it.
-    """
-    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
-    if empty:
-        listed = ", ".join(f"`{name}`" for name in empty[:5])
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-        raise CheckpointError(
-            f"{listed}{more} of model {index} cannot be saved: on the meta device a tensor has no values. "
-            "Load the weights first, for example with `load_checkpoint_in_model`."
-        )
-    names = weight_format(index, safe=safe)
-    second_names = second_names_of(state) if safe else second_names_in(sharable_in(state))
-    members_of = {name: [name] for name in state if name not in second_names}
-    for name, kept in second_names.items() if not safe else ():
-        members_of[kept].append(name)  # `torch.save` stores the tensor once, in the same file
-
-    def file(name: str, members: Sequence[str]) -> PendingFile:
-        content = {member: state[member] for member in members}
-        if safe:
-            return SafetensorsFile(name, content, metadata_of(content, second_names))
-        return TorchFile(name, content, must_be_plain)
-
-    if max_shard_size is None:
-        return [file(names.whole, list(state) if not safe else list(members_of))]
-    groups = [(members, _num_bytes(state[first])) for first, members in members_of.items()]
-    shards = plan_shards(groups, max_shard_size=max_shard_size)
-    if len(shards) == 1:
-        return [file(names.whole, shards[0])]
-    files = {names.shard(number, num_shards=len(shards)): members for number, members in enumerate(shards, 1)}
-    content = {
-        "metadata": {"total_size": sum(size for _, size in groups)},
-        "weight_map": {member: name for name, members in files.items() for member in members},
-    }
-    return [*(file(name, members) for name, members in files.items()), JsonFile(names.index, content)]
+def snapshot_of(file: PendingFile, buffers: HostBuffers) -> PendingFile | None:
+    """Return a snapshot of a file; None on a rank that does not write it. See `write_file`."""
+    with fetching_all(file.deferred):
+        return file.snapshot(buffers) if file.is_writer else None
 
 
 def write_files(
     files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, advance: Advance | None = None
-) -> list[FileSink]:
-    """Write the files and their notes to ``folder``, force the files to disk, and return their sinks.
+) -> list[FileEntry]:
+    """Write files without deferred tensors to ``folder``, force them to disk, and return their entries.
 
     Args:
         files: The files to write.
@@ -277,11 +205,8 @@ def write_files(
         advance: Called with the number of bytes written, again and again.
     """
 
-    def write(file: PendingFile) -> FileSink:
-        sink = write_file(file, folder, advance=advance)
-        if sink.note:
-            (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
-        return sink
+    def write(file: PendingFile) -> FileEntry:
+        return _write(file, folder, replace=False, advance=advance)
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
@@ -293,45 +218,249 @@ def write_files(
 
 def write_file(
     file: PendingFile, folder: Path, *, replace: bool = False, advance: Advance | None = None
-) -> FileSink:
-    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
+) -> FileEntry | None:
+    """Write one file to ``folder``, force it to disk, and return its entry; None on a rank that does not write it.
+
+    If the file has deferred tensors, every rank must call it.
+
+    Args:
+        file: The file to write.
+        folder: An existing folder.
+        replace: Replace an existing file instead of failing.
+        advance: Called with the number of bytes written, again and again.
+    """
+    with fetching_all(file.deferred):
+        return _write(file, folder, replace=replace, advance=advance) if file.is_writer else None
+
+
+def _write(file: PendingFile, folder: Path, *, replace: bool, advance: Advance | None) -> FileEntry:
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
     with FileSink(path, advance=advance) as sink:
-        file.write(sink)
-    return sink
+        nonfinite = file.write(sink)
+    return FileEntry(file.name, sink.num_bytes, sink.digest, nonfinite=nonfinite)
 
 
-def plan_shards(
-    groups: Iterable[tuple[Sequence[str], int]], *, max_shard_size: int | str | None
-) -> list[list[str]]:
-    """Return the names for each file, in the given order; a file is full when the next group does not fit.
+class FileSink:
+    """Writes a new file, computes its digest and forces it to disk; `torch.save` accepts it as a file object.
 
     Args:
-        groups: Names that must stay together because they share memory, with their size in bytes.
-        max_shard_size: Bytes, or a string such as ``"5GB"``; None puts all into one file. A larger group gets its own.
+        path: The file, which must not exist yet.
+        advance: Called with the number of bytes written, again and again.
+    """
+
+    def __init__(self, path: Path, *, advance: Advance | None = None) -> None:
+        self.path = path
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+        )
+        self._buffer = bytearray()
+        self._digest: Digest | None = None  # begun with the first bytes
+        self._advance = advance
+        self._error: OSError | None = None
+        self._num_written = 0
+        self._num_begun = 0  # bytes that the disk has been told to write
+        self.num_bytes = 0
+        self.digest = ""
+        """Digest of the file, once it is closed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self.digest = str(self._digest or Digest())
+                os.fsync(self._descriptor)
+        except OSError as failed:
+            self._keep(failed)
+        finally:
+            try:
+                os.close(self._descriptor)
+            except OSError as failed:
+                self._keep(failed)
+        # `torch.save` replaces the error of a write with one about positions in the file.
+        if self._error is not None and self._error is not error and isinstance(error, (Exception, NoneType)):
+            raise self._error from error
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append ``data`` and return its size in bytes."""
+        view = memoryview(data).cast("B")
+        self.num_bytes += len(view)
+        if len(self._buffer) + len(view) <= _BUFFER_BYTES:
+            self._buffer += view
+            return len(view)
+        self._flush()
+        for start in range(0, len(view), _CHUNK_BYTES):
+            self._append(view[start : start + _CHUNK_BYTES])
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: what is collected is written when the file is closed."""
+
+    def _flush(self) -> None:
+        collected, self._buffer = self._buffer, bytearray()
+        if collected:
+            self._append(memoryview(collected))
+
+    def _append(self, chunk: memoryview) -> None:
+        self._digest = self._digest or Digest()
+        self._digest.update(chunk)
+        if self._advance is not None:
+            self._advance(len(chunk))
+        try:
+            while chunk:
+                num_bytes = os.write(self._descriptor, chunk)
+                chunk = chunk[num_bytes:]
+                self._num_written += num_bytes
+            if self._num_written - self._num_begun >= _CHUNK_BYTES:
+                self._begin_flush()
+        except OSError as error:
+            self._keep(error)
+            raise self._error from error  # type: ignore[misc]  # `_keep` has set it
+
+    def _begin_flush(self) -> None:
+        """Let the disk write while more is computed: `fsync` would begin with it at the end."""
+        begin, self._num_begun = self._num_begun, self._num_written
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a hint that some file systems do not take
+                # Linux begins to write these pages, and drops only those that are on the disk by then.
+                os.posix_fadvise(self._descriptor, begin, self._num_written - begin, os.POSIX_FADV_DONTNEED)
+
+    def _keep(self, error: OSError) -> None:
+        """Keep the first error, with the name of the file: `torch.save` may call `write` again after one."""
+        if self._error is not None:
+            return
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(self.path.parent).free
+            reason += f" ({free} bytes are free on the disk; free some, or save elsewhere)"
+        self._error = OSError(error.errno, reason, str(self.path))
+
+
+@contextmanager
+def progress_bar(
+    label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
+) -> Iterator[Advance | None]:
+    """Show in the block how many bytes have been written, and yield what advances the bar.
+
+    Args:
+        label: Text before the number.
+        is_shown: Whether this process shows the bar, if the package `tqdm` is installed.
+        total: Number of bytes in the end, if known; headers of files come on top.
+        quiet_s: How long the work takes before the bar appears.
+    """
+    if not is_shown or find_spec("tqdm") is None:
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
+
+
+class Writable(Protocol):
+    """Accepts bytes to append."""
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
+
+
+def write_safetensors(
+    sink: Writable,
+    tensors: Mapping[str, torch.Tensor | DeferredTensor],
+    *,
+    metadata: Mapping[str, str],
+    must_be_finite: bool = False,
+) -> str:
+    """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
+
+    Aligned tensors can be used directly from a mapped file with bit-identical results. Matrix kernels choose the order
+    of summation by the alignment of their inputs, so the last bits would differ otherwise.
+
+    Args:
+        sink: Receives the bytes, from the start of the file.
+        tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
+        metadata: Strings for the header.
+        must_be_finite: Examine the values.
 
     Returns:
-        At least one list, which is empty if there is nothing to save.
+        The name of the first tensor with values that are not finite; empty if there is none.
+
+    Raises:
+        CheckpointError: If the format has no name for a dtype.
     """
-    limit = math.inf if max_shard_size is None else convert_file_size_to_int(max_shard_size)
-    if limit == 0:
-        raise ConfigError("`max_shard_size` must be larger than 0 bytes.")
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for names, size in groups:
-        if filled + size > limit and shards[-1]:
-            shards.append([])
-            filled = 0
-        shards[-1].extend(names)
-        filled += size
-    return shards
+    # The format allows no gaps, so tensors that would misalign the next one come last, the widest dtypes first.
+    names = order_of_writing(tensors)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _CODES:
+            raise CheckpointError(
+                f"safetensors has no type for `{name}`, which is {tensor.dtype}. Pass `safe_serialization=False`."
+            )
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    here = {name: tensors[name] for name in names if isinstance(tensors[name], torch.Tensor)}
+    nonfinite = nonfinite_in(here) if must_be_finite else ""
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        if not tensors[name].nbytes:
+            continue
+        tensor = tensors[name]
+        if isinstance(tensor, DeferredTensor):
+            tensor = tensor.fetch()
+            if must_be_finite:
+                nonfinite = nonfinite or nonfinite_in({name: tensor})
+        # The bytes are not copied if the tensor is contiguous on the CPU.
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        sink.write(memoryview(dense.reshape(-1).view(torch.uint8).numpy().data))
+    return nonfinite
 
 
-def _num_bytes(value: Any) -> int:
-    """Return the size of a value; that of a sparse tensor if it were dense, which is an upper bound."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return value.nbytes if isinstance(value, DeferredTensor) else 0
+def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:
+    """Return the names in the order in which tensors are written, and fetched."""
+    return sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
+
+
+def metadata_of(names: Collection[str], second_names: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file that stores ``names``: with further names, as in ``safetensors``."""
+    return {"format": "pt", **{name: kept for name, kept in second_names.items() if kept in names}}
+
+
+def second_names_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of tied weights that a safetensors file does not store, with the stored name.
+
+    Raises:
+        CheckpointError: If the format cannot hold a value.
+    """
+    refused = []
+    for name, value in state.items():
+        is_wrapper: bool = is_traceable_wrapper_subclass(value)
+        if isinstance(value, DeferredTensor):
+            continue
+        if is_wrapper:
+            refused.append(f"`{name}` is a {type(value).__name__}")
+        elif not isinstance(value, torch.Tensor):
+            refused.append(f"`{name}` is of type {type(value).__name__}")
+        elif value.layout != torch.strided:
+            refused.append(f"`{name}` is a tensor of layout {value.layout}")
+        elif value.is_quantized:
+            refused.append(f"`{name}` is quantized ({value.dtype})")
+    if refused:
+        raise CheckpointError(
+            f"safetensors holds plain dense tensors only, but {'; '.join(refused)}. "
+            "Leave these out of the state dict, gather or convert them, or pass `safe_serialization=False`."
+        )
+    return second_names_in(state)

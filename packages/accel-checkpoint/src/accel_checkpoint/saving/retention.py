@@ -15,7 +15,7 @@ from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # `ProjectConfiguration` needs only the class, and not what reads checkpoints
-    from accel_checkpoint.reading.listing import Found
+    from accel_checkpoint.listing import Found
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
         retention: Which to keep.
         newest: The checkpoint that has just been saved; never removed.
     """
-    from accel_checkpoint.reading.listing import checkpoints_in, inspect, inspect_all
-    from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
+    from accel_checkpoint.listing import checkpoints_in, inspect
+    from accel_checkpoint.saving.staging import name_of_displaced
 
     names = map(name_of_displaced, folder.iterdir())
     limit = retention.newest
@@ -122,7 +122,7 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     numbered = sorted(
         (
             found
-            for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
+            for found in checkpoints_in(folder)
             if found.number is not None and found.can_be_loaded and found.path != newest
         ),
         key=lambda found: (found.number or 0, found.path),

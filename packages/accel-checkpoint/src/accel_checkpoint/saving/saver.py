@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from accel_checkpoint.process_identity import stamp
+from accel_checkpoint.process_identity import new_token
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.transaction import Request, Stage
@@ -35,7 +34,6 @@ class Saver:
     def __init__(self, *, topology: Topology, agreement: Agreement) -> None:
         self.topology = topology
         self.agreement = agreement
-        self._num_saves = 0
         self._lonely: dict[tuple[str, int], str] = {}
         self._in_background: Stage | None = None
         self._buffers = HostBuffers()
@@ -63,7 +61,7 @@ class Saver:
             CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
         """
         if self.topology.world_size == 1:
-            return self._new_token(), number, ""
+            return new_token(), number, ""
         called, frame = f"{name} {folder}", user_frame()
         place = frame.f_code.co_filename, frame.f_lineno
         is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
@@ -73,7 +71,7 @@ class Saver:
 
         def merged(reports: Sequence[str]) -> str:
             missing = [r for r, one in enumerate(reports) if not one or (wait_s == 0 and one != reports[0])]
-            return json.dumps([called, step, self._new_token(), number, missing])
+            return json.dumps([called, step, new_token(), number, missing])
 
         while True:
             topic = self.agreement.next_topic("save_state or save_model")
@@ -108,7 +106,7 @@ class Saver:
         """
         self.log_failure()
         if not request.token:
-            request = replace(request, token=self.agree("token", self._new_token(), first))
+            request = replace(request, token=self.agree("token", new_token(), first))
         agreement = Agreement() if is_alone else self.agreement
         buffers = None if blocking else self._buffers
         stage = Stage(request, topology=self.topology, agreement=agreement, buffers=buffers)
@@ -147,7 +145,3 @@ class Saver:
         stage = self._in_background
         if stage is None or stage.handle is None or stage.handle.done():
             self._buffers.release()
-
-    def _new_token(self) -> str:
-        self._num_saves += 1
-        return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"

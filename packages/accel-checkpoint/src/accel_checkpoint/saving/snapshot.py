@@ -1,36 +1,163 @@
-"""Tensors in nested containers: copies of them in host memory, and whether their values are finite."""
+"""Tensors in nested containers: those that are fetched later, copies in host memory, plain and finite values."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
-from accel_ops.shared_tensors import Name
+from accel_checkpoint.formats.torch_files import CONTAINERS, LEAVES, harmless_globals
+from accel_ops.shared_tensors import Name, aliases
+from accel_state.errors import CheckpointError
 
-Path = tuple[Any, ...]
+Keys = tuple[Any, ...]
 Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def leaves(content: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
-    if isinstance(content, Mapping):
-        members: Iterable[tuple[Any, Any]] = content.items()
-    elif isinstance(content, (list, tuple)):
-        members = enumerate(content)
-    else:
-        return [(path, content)]
-    return [leaf for name, value in members for leaf in leaves(value, (*path, name))]
+@dataclass(slots=True, eq=False)
+class DeferredTensor:
+    """A tensor that is fetched when it is written, so that a state never has to be in memory as a whole.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its shape.
+        get: Returns it, on any device; it may be a collective.
+        num_fetched: How often it was fetched.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    get: Callable[[], torch.Tensor]
+    num_fetched: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def fetch(self) -> torch.Tensor:
+        """Return the tensor."""
+        self.num_fetched += 1
+        return self.get()
+
+
+def fetched(value: torch.Tensor | DeferredTensor) -> torch.Tensor:
+    """Return the tensor."""
+    return value.fetch() if isinstance(value, DeferredTensor) else value
+
+
+@contextmanager
+def fetching_all(order: Sequence[DeferredTensor]) -> Iterator[None]:
+    """Fetch, at the end of the block, the tensors that it did not, since other ranks wait in their collectives."""
+    before = [tensor.num_fetched for tensor in order]
+    try:
+        yield
+    finally:  # also after an error, such as a full disk
+        for tensor, count in zip(order, before, strict=True):
+            if tensor.num_fetched == count:
+                tensor.fetch()
 
 
 def deferred_in(content: Any) -> list[DeferredTensor]:
     """Return the deferred tensors in nested containers, each once, in the order of the containers."""
     deferred = {id(value): value for _, value in leaves(content) if isinstance(value, DeferredTensor)}
     return list(deferred.values())
+
+
+def second_names_in(state: Mapping[Name, Any]) -> dict[Name, Name]:
+    """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
+    first: dict[int, Name] = {}
+    second: dict[Name, Name] = {}
+    tensors: dict[Name, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, DeferredTensor) and first.setdefault(id(value), name) != name:
+            second[name] = first[id(value)]
+    return second | (aliases(tensors) if len(tensors) > 1 else {})
+
+
+def check_plain(content: Any, *, file_name: str) -> list[DeferredTensor]:
+    """Reject content that could not be loaded again without running code, and return its deferred tensors.
+
+    Raises:
+        CheckpointError: If there is any; names the file, the path of the value, and its type.
+    """
+    deferred: dict[int, DeferredTensor] = {}
+    for where, value in _not_plain(content, ""):
+        if isinstance(value, DeferredTensor):
+            deferred[id(value)] = value
+            continue
+        kind = type(value)
+        raise CheckpointError(
+            f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
+            "which could not be loaded without running code. Let `state_dict` return tensors, numbers, strings and "
+            "containers of these. Register other classes that are safe to load with "
+            "`torch.serialization.add_safe_globals`, and what they are made of."
+        )
+    return list(deferred.values())
+
+
+def _not_plain(content: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values that are not plain, and the deferred tensors, each with the path that leads to it."""
+    kind = type(content)
+    if kind in LEAVES or kind in (torch.Tensor, torch.nn.Parameter):
+        return
+    if kind in CONTAINERS:
+        is_mapping = isinstance(content, Mapping)
+        for name, value in content.items() if is_mapping else enumerate(content):
+            if is_mapping and type(name) is not str:
+                yield from _not_plain(name, f"{where} key")
+            if type(value) not in LEAVES:  # such as the hundreds of numbers of a random state
+                yield from _not_plain(value, f"{where}.{name}" if where else str(name))
+    elif isinstance(content, np.generic) or kind is np.ndarray:
+        if content.dtype.kind not in "biufc":
+            yield where, content
+    elif isinstance(content, torch.Tensor):
+        if kind not in _registered():
+            yield where, content
+    elif kind not in _registered() or not _is_loadable(content):
+        yield where, content
+
+
+def _registered() -> list[object]:
+    """Return the classes registered with torch as safe to load, such as quantized tensors."""
+    known = torch.serialization.get_safe_globals()
+    return [entry[0] if isinstance(entry, tuple) else entry for entry in known]
+
+
+def _is_loadable(content: Any) -> bool:
+    """Whether ``torch.load(weights_only=True)`` can build a value of a registered class, which is not so of a deque."""
+    file = io.BytesIO()
+    try:
+        torch.save(content, file)
+        file.seek(0)
+        with torch.serialization.safe_globals(harmless_globals()):
+            torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def leaves(content: Any, path: Keys = ()) -> list[tuple[Keys, Any]]:
+    """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
+    if not isinstance(content, (Mapping, list, tuple)):
+        return [(path, content)]
+    found: list[tuple[Keys, Any]] = []
+    for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+        if isinstance(value, (Mapping, list, tuple)):
+            found += leaves(value, (*path, name))
+        else:
+            found.append(((*path, name), value))
+    return found
 
 
 def map_tensors(content: Any, copy: Copy) -> Any:
@@ -44,7 +171,7 @@ def map_tensors(content: Any, copy: Copy) -> Any:
     first = second_names_in(
         {p: one for p, one in tensors.items() if not isinstance(one, torch.Tensor) or is_plain(one)}
     )
-    copies: dict[Path, torch.Tensor] = {}
+    copies: dict[Keys, torch.Tensor] = {}
     for path, tensor in tensors.items():
         if path in first:
             copies[path] = copies[first[path]]
@@ -55,7 +182,7 @@ def map_tensors(content: Any, copy: Copy) -> Any:
     return _rebuilt(content, copies, ())
 
 
-def _rebuilt(content: Any, copies: Mapping[Path, torch.Tensor], path: Path) -> Any:
+def _rebuilt(content: Any, copies: Mapping[Keys, torch.Tensor], path: Keys) -> Any:
     if path in copies:
         return copies[path]
     if isinstance(content, Mapping):

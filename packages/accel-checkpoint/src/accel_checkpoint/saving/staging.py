@@ -9,13 +9,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
 from accel_checkpoint.manifest import has_manifest, read_manifest
-from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
+from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, new_token, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -24,9 +25,6 @@ PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
 
 FINITE_SUFFIX = "-last-finite"
 """Suffix of a finite checkpoint that was replaced by one with values that are not finite."""
-
-TOKEN = rf"[0-9a-f]{{8}}-({STAMP})-\d+"
-"""Regular expression that matches the token of a save; its group is the stamp of rank 0's process."""
 
 STALE_AFTER_S = 24 * 3600.0
 """Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
@@ -191,6 +189,20 @@ class Staging:
             move(name, self.path, self.target)
         force_to_disk(self.target)
         self._old = self.path
+
+
+@contextmanager
+def temporary_folder(around: Path, name: str) -> Iterator[Path]:
+    """Create a temporary folder in ``around``, on the same disk, and remove it at the end of the block."""
+    remove_stale_folders(around)
+    path = around / f"{TEMPORARY_PREFIX}{name}-{new_token()}"
+    _active.add(path)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        _active.discard(path)
 
 
 def check_target(target: Path) -> None:

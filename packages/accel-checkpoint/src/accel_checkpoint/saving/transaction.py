@@ -5,36 +5,43 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
-from accel_checkpoint.manifest import FileEntry, Manifest, first_nonfinite, write_manifest
+from accel_checkpoint.files import (
+    FileEntry,
+    digest_of,
+    files_below,
+    folders_of,
+    force_to_disk,
+    make_durably,
+    regular_file,
+)
+from accel_checkpoint.manifest import Manifest, first_nonfinite, write_manifest
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import (
-    NOTE_SUFFIX,
-    CollectiveFile,
-    Files,
-    MergedFile,
     PendingFile,
     pending_file,
+    progress_bar,
+    snapshot_of,
+    write_file,
     write_files,
 )
 from accel_checkpoint.saving.retention import Retention, remove_old
-from accel_checkpoint.saving.sink import Advance, FileSink, progress_bar
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _saved: set[str] = set()
 """Tokens of the saves of this process."""
 
@@ -102,13 +109,9 @@ class Stage:
         self.is_owner = topology.rank == 0
         """Whether this rank commits the files on its file system."""
         self._files: list[PendingFile] = []
-        self._collective: list[CollectiveFile] = []
         self._is_collective = False
-        self._merged: list[MergedFile] = []
         self._foreign: list[str] = []
         self._failure: BaseException | None = None
-        self._is_rejected = False  # whether the last round failed while the checkpoint was not saved
-        self._entries: list[FileEntry] = []  # on rank 0, the files that all ranks have reported
         self.handle: SaveHandle | None = None
         """Handle of a save in the background, set when the block ends."""
 
@@ -156,57 +159,61 @@ class Stage:
         """
         self._foreign.extend(names)
 
-    def gather(self, collect: Callable[[Stage], Files], *, is_collective: bool = False) -> None:
+    def gather(
+        self, collect: Callable[[Stage], Iterable[PendingFile]], *, is_collective: bool = False
+    ) -> None:
         """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends.
 
         Args:
-            collect: Returns the files of this rank; called at once.
-            is_collective: Whether they may include collective ones; the same on every rank.
+            collect: Returns the files of this rank, and those that all ranks write together; called at once.
+            is_collective: Whether all ranks may write some together; the same on every rank.
         """
         self._is_collective = self._is_collective or is_collective
-        with self._recording_failure():
-            # Even after a failure: the other ranks may wait in its collectives.
-            if self._failure is None or self._topology.world_size > 1:
-                files = collect(self)
-                self._files += files.own
-                self._collective += files.collective
-                self._merged += files.merged
+        # Even after a failure: the other ranks may wait in its collectives.
+        if self._failure is None or self._topology.world_size > 1:
+            self._files += self._attempt(collect, self) or ()
 
     def __enter__(self) -> Self:
-        self._begin()
+        with self._undone_after_error():
+            self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        files, self._files = self._files, []  # the handle of a save may live longer than the snapshot
         if error is not None:
             self._fail(error)
             # This rank raises the error of its own block.
             with suppress(CheckpointError), self._undone_after_error():
-                self._complete()
+                self._complete(files)
             return
         with self._undone_after_error():
-            if self._buffers is not None:
-                self.handle = self._in_background(self._buffers)
-                return
-            is_main = self._topology.rank == 0
-            with progress_bar(f"Saving {self.target.name}", is_shown=is_main) as advance:
-                self._complete(num_threads=os.cpu_count() or 1, advance=advance)
+            if self._buffers is None:
+                self._complete(files, num_threads=os.cpu_count() or 1)
+            else:
+                self._complete_in_background(self._snapshot(files, self._buffers), self._buffers)
 
-    def _in_background(self, buffers: HostBuffers) -> SaveHandle:
-        """Take a snapshot of the content, and start to write it."""
-        self._take_snapshot(buffers)
-
+    def _complete_in_background(self, files: list[PendingFile], buffers: HostBuffers) -> None:
         def finish() -> Path:
             with self._undone_after_error():
-                with self._recording_failure():
-                    buffers.wait()
-                self._complete()
+                self._attempt(buffers.wait)
+                self._complete(files)
             return self.target
 
         if self._is_interrupted:
             finish()  # which raises the interruption here
-        return SaveHandle(finish, target=self.target)
+        self.handle = SaveHandle(finish, target=self.target)
+
+    def _complete(self, files: Sequence[PendingFile], *, num_threads: int = 1) -> None:
+        """Write the files, and commit the checkpoint when every rank has written its own.
+
+        Raises:
+            CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
+        """
+        entries, parts = self._agree("written", self._write(files, num_threads))
+        self._commit(files, entries, parts)
+        _saved.add(self._request.token)
 
     def _begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system.
@@ -214,134 +221,109 @@ class Stage:
         A rank that cannot create it reports that in the next round.
         """
         topology = self._topology
-        with self._undone_after_error():
-            if topology.rank == 0:
-                self._make_folder()
-            if topology.num_nodes > 1:
-                with self._recording_failure():
-                    if topology.local_rank == 0:
-                        # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
-                        make_durably(self.target.parent)
-                # Each machine keeps its best parts by rank 0's metrics.
-                metrics = json.dumps(dict(self._request.metrics))
-                metrics = self._agreement.agree(self._topic("begun"), metrics, first)
-                self._request = replace(self._request, metrics=json.loads(metrics))
-                if not self.path.exists():
-                    self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
-                # No rank creates the folder on this node before every rank here has checked for it.
-                self._agreement.agree(self._topic("placed"), "", first)
-            if topology.rank != 0:
-                self._make_folder()
+        if topology.rank == 0:
+            self._attempt(self._make_folder)
+        if topology.num_nodes > 1:
+            if topology.local_rank == 0:
+                # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
+                self._attempt(make_durably, self.target.parent)
+            # Each machine keeps its best parts by rank 0's metrics.
+            metrics = json.dumps(dict(self._request.metrics))
+            metrics = self._agreement.agree(self._topic("begun"), metrics, first)
+            self._request = replace(self._request, metrics=json.loads(metrics))
+            if not self.path.exists():
+                self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
+            # No rank creates the folder on this node before every rank here has checked for it.
+            self._agreement.agree(self._topic("placed"), "", first)
+        if topology.rank != 0 and self._failure is None:
+            self._attempt(self._make_folder)
 
     def _make_folder(self) -> None:
-        with self._recording_failure():
-            if self._failure is None:
-                check_target(self.target)
-                self._staging.make()
+        check_target(self.target)
+        self._staging.make()
 
-    def _complete(self, *, num_threads: int = 1, advance: Advance | None = None) -> None:
-        """Write this rank's files, and commit the checkpoint when every rank has written its own.
-
-        Args:
-            num_threads: How many files to write at a time.
-            advance: Called with the number of bytes that this rank writes, again and again.
-
-        Raises:
-            CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
-        """
-        written = self._write(num_threads, advance)
-        self._files, self._collective = [], []  # the handle of a save may live longer than the snapshot
-        is_main = self._topology.rank == 0
-        parts = self._agree("written", written)
-        # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
-        if parts is not None:
-            others: list[FileEntry] = []
-            with self._recording_failure():
-                if self.is_owner and not is_main:
-                    others = self._commit_part(parts)
-            self._agree("parts", others)
-        is_saved: bool | None = False
-        with self._recording_failure():
-            if is_main:
-                self._entries += self._write_merged()
-                self._commit_part(self._entries)
-                is_saved = True
-        if is_main and not is_saved and self._staging.is_committed:
-            is_saved = None
-        if parts is not None:
-            # Keep the parts that were replaced until rank 0 has committed.
-            self._agree("published", is_saved=is_saved)
-        with self._recording_failure():
-            if self.is_owner and self._failure is None:
-                self._clean_up(first_nonfinite(self._entries or parts or ()))
-        self._staging.release()
-        self._agree("committed", is_saved=is_saved)
-        _saved.add(self._request.token)
-
-    def _take_snapshot(self, buffers: HostBuffers) -> None:
-        """Replace the content by a copy of it as it is now; a failure is reported in the next round."""
+    def _snapshot(self, files: Sequence[PendingFile], buffers: HostBuffers) -> list[PendingFile]:
+        """Return the files with their content as it is now; a failure is reported in the next round."""
         self._check_all_collected()
-        files: list[PendingFile] = []
+        self._is_collective = False
         buffers.begin()
-        with self._recording_failure():
-            if self._failure is None:
-                files += [file.snapshot(buffers) for file in self._files]
-        for one in self._collective:
-            with self._recording_failure():
-                copied = one.snapshot(buffers)
-                files += [] if copied is None else [copied]
-        with self._recording_failure():
-            buffers.join_streams()
-        self._files, self._collective, self._is_collective = files, [], False
+        copies = []
+        for file in files:
+            if file.deferred or (file.is_writer and self._failure is None):
+                copies.append(self._attempt(snapshot_of, file, buffers))
+        self._attempt(buffers.join_streams)
+        return [copy for copy in copies if copy is not None]
 
-    def _write(self, num_threads: int, advance: Advance | None) -> list[FileEntry]:
-        """Write this rank's files, force them to disk and return their entries."""
-        folder, written = self.path, list[tuple[PendingFile, FileSink]]()
-        foreign: list[FileEntry] = []
+    def _write(self, files: Sequence[PendingFile], num_threads: int) -> list[FileEntry]:
+        """Write the files, force them to disk, and return the entries of those that this rank writes."""
         self._check_all_collected()
-        for one in self._collective:
-            with self._recording_failure():
-                sink = one.write(folder, advance=advance)
-                if one.file is not None and sink is not None:
-                    written.append((one.file, sink))
-        with self._recording_failure():
+        folder, written = self.path, list[FileEntry]()
+        is_shown = self._topology.rank == 0 and self._buffers is None
+        with progress_bar(f"Saving {self.target.name}", is_shown=is_shown) as advance:
+            for file in files:
+                if file.deferred:
+                    entry = self._attempt(write_file, file, folder, advance=advance)
+                    written += [] if entry is None else [entry]
             if self._failure is None:
-                sinks = write_files(self._files, folder, num_threads=num_threads, advance=advance)
-                written += zip(self._files, sinks, strict=True)
-                for inner in folders_of(file.name for file in self._files):
-                    force_to_disk(folder / inner)
-                foreign += self._foreign_entries(self._foreign)
-                force_to_disk(folder)
-        rank = self._topology.rank
-        return [*(sink.entry(file.name, rank=rank, place=self.place) for file, sink in written), *foreign]
+                own = [file for file in files if file.is_writer and not file.deferred]
+                written += (
+                    self._attempt(write_files, own, folder, num_threads=num_threads, advance=advance) or ()
+                )
+        if self._failure is None:
+            self._attempt(self._force_folders_to_disk, [entry.name for entry in written])
+        if self._failure is None and self._foreign:
+            written += self._attempt(self._foreign_entries, self._foreign) or ()
+        return [replace(entry, rank=self._topology.rank, place=self.place) for entry in written]
 
     def _check_all_collected(self) -> None:
         """Before the first collective file: raise on every rank if one has failed, since it would not take part."""
         if self._is_collective:
             self._agree("collected")
 
-    def _write_merged(self) -> list[FileEntry]:
-        """On rank 0: write the files that need to know about those of all ranks, and return their entries."""
-        notes, written = dict[str, str](), list[FileEntry]()
-        for entry in self._entries if self._merged else ():
-            with suppress(FileNotFoundError):
-                note = self.path / f"{entry.name}{NOTE_SUFFIX}"
-                notes[entry.name] = note.read_text(encoding="utf-8")
-                note.unlink()
-        for file in self._merged if self._failure is None else ():
-            with FileSink(self.path / file.name) as sink:
-                file.write(sink, notes)
-            written.append(sink.entry(file.name))
-            force_to_disk((self.path / file.name).parent)
-        return written
+    def _commit(
+        self, files: Sequence[PendingFile], entries: list[FileEntry], parts: Sequence[FileEntry] | None
+    ) -> None:
+        """Commit the checkpoint, and remove what it replaces.
+
+        Args:
+            files: The files of this rank.
+            entries: On rank 0, the entries of the files of all ranks.
+            parts: On every rank, these entries if they are on several file systems; None if they are on one.
+        """
+        is_main = self._topology.rank == 0
+        # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
+        if parts is not None:
+            others = None
+            if self.is_owner and not is_main:
+                others = self._attempt(self._commit_part, [one for one in parts if one.place == self.place])
+            entries += self._agree("parts", others or ())[0]
+        is_saved: bool | None = False
+        if is_main:
+            self._attempt(self._commit_main, files, entries)
+            is_saved = self._failure is None or (None if self._staging.is_committed else False)
+        if parts is not None:
+            # Keep the parts that were replaced until rank 0 has committed.
+            self._agree("published", is_saved=is_saved)
+        if self.is_owner and self._failure is None:
+            self._attempt(self._clean_up, first_nonfinite(entries or parts or ()))
+        self._staging.release()
+        self._agree("committed", is_saved=is_saved)
+
+    def _commit_main(self, files: Sequence[PendingFile], entries: list[FileEntry]) -> None:
+        """On rank 0: write the tables of states that the ranks have written in parts, and commit."""
+        names = [entry.name for entry in entries]
+        tables = [table for file in files if (table := file.table(names)) is not None]
+        if tables:
+            entries += write_files(tables, self.path)
+            self._force_folders_to_disk(table.name for table in tables)
+        self._commit_part(entries)
 
     def _commit_part(self, listed: Sequence[FileEntry]) -> list[FileEntry]:
         """Commit the part on this file system, and return those of its files that no rank has reported."""
-        if self._topology.rank != 0:
-            listed = [entry for entry in listed if entry.place == self.place]
         known = {entry.name for entry in listed if entry.place == self.place}
         # Hooks and engines may write files without reporting them.
-        others = self._foreign_entries([name for name in files_below(self.path) if name not in known])
+        unknown = [name for name in files_below(self.path) if name not in known]
+        others = self._foreign_entries(unknown) if unknown else []
         request = self._request
         manifest = Manifest(
             files=[*listed, *others],
@@ -368,9 +350,13 @@ class Stage:
             force_to_disk(path)
             entry = FileEntry(name, path.stat().st_size, digest_of(path), self._topology.rank, self.place)
             entries.append(entry)
-        for inner in folders_of(names):
-            force_to_disk(self.path / inner)
+        self._force_folders_to_disk(names)
         return entries
+
+    def _force_folders_to_disk(self, names: Iterable[str]) -> None:
+        path = self.path
+        for folder in folders_of(names):
+            force_to_disk(path / folder)
 
     def _clean_up(self, nonfinite: str) -> None:
         """Remove what the new checkpoint replaces, but not the last finite one."""
@@ -384,20 +370,20 @@ class Stage:
             self._staging.finalize(keep_finite=bool(nonfinite))
             if self._request.retention is not None:
                 remove_old(self.target.parent, retention=self._request.retention, newest=self.target)
-            remove_stale_folders(self.path.parent)
+            remove_stale_folders(self._staging.path.parent)
         except OSError as error:
             warn_user(
                 f"`{self.target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
                 main_process_only=False,
             )
 
-    @contextmanager
-    def _recording_failure(self) -> Iterator[None]:
-        """Record an error of the block for the next round, instead of raising it here."""
+    def _attempt(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | None:
+        """Return the result of ``work``; record its error for the next round of reports instead of raising it."""
         try:
-            yield
+            return work(*args, **options)
         except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
             self._fail(error)
+            return None
 
     def _fail(self, error: BaseException) -> None:
         """Record why this rank cannot save, unless it has failed before."""
@@ -415,8 +401,6 @@ class Stage:
         try:
             yield
         except BaseException:
-            if self._is_rejected:
-                self._staging.roll_back()
             if self.is_owner:
                 self._staging.discard()
             self._staging.release()
@@ -424,33 +408,47 @@ class Stage:
 
     def _agree(
         self, stage: str, files: Sequence[FileEntry] = (), *, is_saved: bool | None = False
-    ) -> list[FileEntry] | None:
-        """Report this rank's outcome of a stage, and return the files of all ranks if there are parts on several disks.
+    ) -> tuple[list[FileEntry], list[FileEntry] | None]:
+        """Report this rank's outcome of a stage.
 
         Args:
             stage: Name of the stage.
             files: The files that this rank has written since the last round.
             is_saved: On rank 0, whether the checkpoint is committed; None if that could not be undone.
 
+        Returns:
+            On rank 0, the files of all ranks; on every rank, these files if they are on several file systems, or else
+            None.
+
         Raises:
             CheckpointError: If any rank has failed. After Ctrl-C and the like, that error is raised instead.
         """
+        entries = list[FileEntry]()
+
+        def verdict_on(texts: Sequence[str]) -> str:
+            reports = [Report(**json.loads(text)) for text in texts]
+            files = [entry for report in reports for entry in report.files]
+            entries.extend(FileEntry(**entry) for entry in files)
+            is_split = any(report.place != 0 for report in reports)
+            return json.dumps([error_in(reports), reports[0].is_saved, files if is_split else None])
+
         report = Report(
             str(self.target), self.place, self._topology.node_rank, list(files), self._reason(), is_saved
         )
         try:
             verdict = self._agreement.agree(
-                self._topic(stage), json.dumps(asdict(report)), self._merge, is_begun=True
+                self._topic(stage), json.dumps(asdict(report)), verdict_on, is_begun=True
             )
             error, is_saved, parts = json.loads(verdict)
-            self._is_rejected = is_saved is False and error is not None
             if error is not None:
+                if is_saved is False:
+                    self._staging.roll_back()
                 raise CheckpointError(error)
         except CheckpointError as error_of_all:
             if self._failure is not None and self._is_interrupted:
                 raise self._failure from None
             raise error_of_all from self._failure
-        return None if parts is None else [FileEntry(**entry) for entry in parts]
+        return entries, None if parts is None else [FileEntry(**entry) for entry in parts]
 
     def _reason(self) -> str | None:
         if self._failure is None:
@@ -460,14 +458,6 @@ class Stage:
             free = shutil.disk_usage(folder := self.path.parent).free
             reason += f" (torch could not write a file; {free} bytes are free on the disk of `{folder}`)"
         return reason
-
-    def _merge(self, texts: Sequence[str]) -> str:
-        """On rank 0: collect the file entries of all ranks, and return the verdict."""
-        reports = [Report(**json.loads(text)) for text in texts]
-        entries = [entry for report in reports for entry in report.files]
-        self._entries += [FileEntry(**entry) for entry in entries]
-        parts = entries if any(report.place != 0 for report in reports) else None
-        return json.dumps([error_in(reports), reports[0].is_saved, parts])
 
     def _topic(self, stage: str) -> str:
         return f"{self._request.token}/{stage}"

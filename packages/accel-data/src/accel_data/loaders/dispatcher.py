@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader
 
 from accel_data.dispatch.scatter import ScatterPlan
 from accel_data.dispatch.send import DispatchedSteps, read_steps, receive_steps, send_steps
-from accel_data.loaders.adapter import build_loader
-from accel_data.loaders.pass_ import Pass, Resumption
-from accel_data.loaders.prepared import PreparedLoader, fork_rng
-from accel_data.loaders.torch_loader import index_shard
+from accel_data.loaders.prepared import PreparedLoader, Steps, fork_rng
+from accel_data.loaders.state import Pass, Resumption
+from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
-from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan, rows_of_rank
+from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
+from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 
@@ -39,6 +38,7 @@ class DataLoaderDispatcher(PreparedLoader):
         ConfigError: If a batch cannot be split evenly.
     """
 
+    _reads_for_all: ClassVar[bool] = True
     split_batches: bool
     even_batches: bool
     slice_fn: Callable[..., Any] | None
@@ -93,8 +93,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _given_batch_size(self) -> int | None:
         """Batch size of the given loader, None if it has none."""
-        base = self.base_dataloader
-        shard = index_shard(base)
+        base, shard = self._source.loader, self._source.index_shard
         return base.batch_size if shard is None or not base._auto_collation else shard.batch_size
 
     def _scatter_plan(self) -> ScatterPlan:
@@ -120,7 +119,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _plan(self, start: int = 0) -> ShardPlan | None:
         """Return the arithmetic of an epoch from sample ``start`` on, where its length is known."""
-        shard, scatter = index_shard(self.base_dataloader), self._scatter_plan()
+        shard, scatter = self._source.index_shard, self._scatter_plan()
         if shard is None or not shard.can_start_anywhere:
             return None
         ranks = self.data_ranks
@@ -135,15 +134,15 @@ class DataLoaderDispatcher(PreparedLoader):
         )
 
     def _drops_last(self) -> bool:
-        shard = index_shard(self.base_dataloader)
+        shard = self._source.index_shard
         return self.base_dataloader.drop_last if shard is None else shard.drop_last
 
-    def _open(self) -> Pass:
+    def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
         self._announce_epoch(is_shared=False)
         ranks, resumption, is_resumed = self.data_ranks, self._resumption(), self._is_resumed()
-        start, shard = resumption.position, index_shard(self.base_dataloader)
+        start, shard = resumption.position, self._source.index_shard
         sampler_pass = None if shard is None else shard.new_pass(start, order_state=resumption.order)
-        order = self._stream_order(resumption) if sampler_pass is None else None
+        order = self._stream_order(resumption) if sampler_pass is None else sampler_pass.order
         # A script may have set one process in the state, to read everything on each rank.
         is_alone = len(ranks.of_world) == 1
         if not is_alone and current_transport().rank != 0:
@@ -158,13 +157,9 @@ class DataLoaderDispatcher(PreparedLoader):
             self._expect(plan)
         rows_per_batch = self._given_batch_size() or 1
         dispatched = DispatchedSteps(announced, start, rank=ranks.rank, rows_per_batch=rows_per_batch)
-        return self._pass(
-            start,
-            iter(dispatched),
-            lambda: order if sampler_pass is None else sampler_pass.order.state,
-            lambda: dispatched.num_missed,
-            is_pinned=False,  # what was received is not in pinned memory
-        )
+        # What was received is not in pinned memory.
+        steps = self._placed(iter(dispatched), is_pinned=False)
+        return self._pass(start, order), steps, lambda: dispatched.num_missed
 
     def _read_steps(
         self, resumption: Resumption, sampler_pass: SamplerPass | None, *, is_resumed: bool
@@ -176,7 +171,7 @@ class DataLoaderDispatcher(PreparedLoader):
         with fork_rng(enabled=is_resumed):
             batches: Iterator[tuple[Any, int | None]]
             if sampler_pass is None:
-                stream = self._read_stream(resumption, reads_all=True)
+                stream = self._read_stream(resumption)
                 batches = ((batch, fetched.num_samples if fetched else None) for batch, fetched in stream)
             else:
                 steps = self._read_indices(sampler_pass, resumption)

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.adapter import DataLoaderAdapter
-from accel_data.loaders.pass_ import DataLoaderStateMixin, Pass, Progress, Resumption, Steps, sampled_steps
 from accel_data.loaders.placement import placed
 from accel_data.loaders.reader import Reader
-from accel_data.loaders.sharding import shard_indices
-from accel_data.loaders.state import load_progress, save_progress
-from accel_data.loaders.streams import Batches, StreamOpener, has_state, warn_of_replay
+from accel_data.loaders.state import Pass, Progress, Resumption, load_progress, save_progress
+from accel_data.loaders.streams import Batches, StreamOpener, warn_of_replay
 from accel_data.loaders.torch_loader import (
+    DataLoaderAdapter,
+    DataLoaderStateMixin,
+    Source,
     batches_field,
-    clone_loader,
     from_attributes,
-    get_sampler,
-    index_shard,
     is_iterable,
-    set_epoch,
-    set_sampler,
-    stream_of,
+    shard_indices,
 )
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
+from accel_data.samplers.order import EpochOrder
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_data.step import START, Position, ReadStates, ShardPlan
+from accel_data.step import NO_STATES, START, Position, ReadStates, ShardPlan, StepInfo
 from accel_ops.objects import broadcast_object_list
 from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
 from accel_state.enums import RNGType
+from accel_state.gradient_state import current_gradient
+from accel_state.user_warnings import warn_user
+
+Steps = Iterator[tuple[Any, StepInfo]]
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -56,9 +57,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     skip_batches: int
     synchronized_generator: torch.Generator | None
     keeps_dataset_state: bool
+    #: Whether one rank reads for all.
+    _reads_for_all: ClassVar[bool] = False
     _non_blocking: bool
     _progress: Progress
     _reader: Reader
+    _source: Source
 
     def _wrap(
         self,
@@ -94,9 +98,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         try:
             with fork_rng(enabled=self._is_resumed()):
-                current = self._open()
+                current, steps, num_missed = self._open()
             self._progress.begin(current)
-            yield from current.run(self)
+            num_read = 0
+            for batch, step in steps:
+                num_read += 1
+                current.step = step
+                self.enter(step)
+                yield batch
+            if num_missed():
+                warn_of_fewer_batches(self.data_ranks.rank, num_read, num_read + num_missed())
             self._progress.finish_epoch()
         finally:
             if not is_finalizing():
@@ -105,16 +116,28 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
 
+    def enter(self, step: StepInfo) -> None:
+        """Show what is known of the step whose batch is yielded next."""
+        # Setting an attribute of an adapter looks at those of the inner loader too, which takes a microsecond.
+        if step.shape is not self.step_shape:
+            self.step_shape = step.shape
+        if step.ends_some_rank is not self.ends_some_rank:
+            self.ends_some_rank = step.ends_some_rank
+        if step.is_last:
+            self.end_of_dataloader = True
+            if self.remainder < 0 and step.shape is not None:
+                self.remainder = step.shape.remainder(self.rows_of_full_batch)
+
     @property
     def counts_batches(self) -> bool:
         """Whether steps are counted in whole batches: the data set makes them, so their rows are unknown."""
-        return batches_field(self.base_dataloader) is None
+        return batches_field(self._source.loader) is None
 
     @property
     def rows_of_full_batch(self) -> int | None:
         """Rows of this rank's batch in a full step; None if they vary or are unknown."""
-        shard = index_shard(self.base_dataloader)
-        return self.base_dataloader.batch_size if shard is None else shard.rows_per_rank
+        shard = self._source.index_shard
+        return self._source.loader.batch_size if shard is None else shard.rows_per_rank
 
     @property
     def iteration(self) -> int:
@@ -131,30 +154,27 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def get_sampler(self) -> Any:
         """Return the sampler that yields single indices."""
-        return get_sampler(self.base_dataloader)
+        return self._source.sampler
 
     def set_sampler(self, sampler: Any) -> None:
         """Replace the sampler that yields single indices, from the next pass on."""
-        set_sampler(self.base_dataloader, sampler)
+        self._source.set_sampler(sampler)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that is read next, and call ``set_epoch`` of the samplers and the data set that have one."""
         self._progress.choose_epoch(epoch)
-        set_epoch(self.base_dataloader, epoch)
+        self._source.set_epoch(epoch)
 
     def skipping(self, num_batches: int) -> Self:
         """Return a loader without this rank's first ``num_batches`` batches, which counts epochs together
         with this one.
         """
-        return from_attributes(
-            type(self),
-            {
-                **self.__dict__,
-                "base_dataloader": clone_loader(self.base_dataloader),
-                "skip_batches": self.skip_batches + num_batches,
-                "_reader": Reader(),
-            },
-        )
+        attributes = {
+            **self._copied_attributes(),
+            "_progress": self._progress,
+            "skip_batches": self.skip_batches + num_batches,
+        }
+        return from_attributes(type(self), attributes)
 
     @property
     def has_state_per_rank(self) -> bool:
@@ -162,7 +182,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
         Then every rank has to save its own and load it again.
         """
-        return False
+        source = self._source
+        if self._reads_for_all or self.data_ranks.num_ranks == 1:
+            return False
+        return source.stream_shard is None if source.is_stream else source.has_state
 
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
@@ -173,7 +196,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """
         return save_progress(
             self._progress,
-            self.base_dataloader,
+            self._source,
             self.data_ranks,
             is_per_rank=self.has_state_per_rank,
             keeps_dataset_state=self.keeps_dataset_state,
@@ -189,11 +212,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         Raises:
             CheckpointError: If the state does not fit the loader.
         """
-        self.keeps_dataset_state = self.keeps_dataset_state or position
+        if position:
+            self.keep_dataset_state()
         load_progress(
             state_dict,
             self._progress,
-            self.base_dataloader,
+            self._source,
             self.data_ranks,
             is_per_rank=self.has_state_per_rank,
             position=position,
@@ -224,17 +248,22 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @property
     def total_dataset_length(self) -> int:
         """Samples of the data set, over all ranks."""
-        return len(stream_of(self.base_dataloader))
+        return len(self._source.dataset)
 
-    def _open(self) -> Pass:
-        """Begin a pass over this rank's batches."""
+    def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
+        """Begin a pass over this rank's batches.
+
+        Returns:
+            The pass, its batches, each with what is known of its step, and a function that returns, after the last
+            batch, how many more other ranks have.
+        """
         raise NotImplementedError
 
     def _is_resumed(self) -> bool:
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
-        shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
+        shard, resumption = self._source.index_shard, self._progress.resumption
         is_known = resumption is not None and resumption.order is not None
-        if shard is not None and shard.order_source.lacks_generator and not is_known:
+        if shard is not None and shard.lacks_generator and not is_known:
             return False
         return self.skip_batches > 0 or self._progress.is_within_epoch
 
@@ -250,62 +279,46 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         state = (
             resumption.states.loader if self.use_stateful_dataloader and not resumption.is_complete else None
         )
-        batches = self._reader.read_indices(self.base_dataloader, sampler_pass, state=state)
-        return sampled_steps(batches, sampler_pass.steps)
+        return _sampled_steps(
+            self._reader.read_indices(self._source.loader, sampler_pass, state=state), sampler_pass.steps
+        )
 
-    def _stream_order(self, resumption: Resumption) -> torch.Tensor | None:
-        """Return the state that the order of a stream is drawn from, after restoring that of a resumed one."""
+    def _stream_order(self, resumption: Resumption) -> EpochOrder:
+        """Return what the order of a stream is drawn from, after restoring the state of a resumed one."""
         generator = self.synchronized_generator
-        if generator is None:
-            return None
-        if resumption.order is not None:
-            generator.set_state(resumption.order)
-        return generator.get_state()
+        state = None if generator is None else resumption.order
+        order = EpochOrder(generator, draws_from_default=False, state=state, is_shared=False)
+        order.begin()
+        return order
 
-    def _read_stream(self, resumption: Resumption, *, reads_all: bool) -> Batches:
-        """Begin to read a stream.
-
-        Args:
-            resumption: Where.
-            reads_all: Whether this rank reads the whole stream, for all ranks.
-        """
+    def _read_stream(self, resumption: Resumption) -> Batches:
+        """Begin to read a stream."""
         num_ranks = self.data_ranks.num_ranks
         opener = StreamOpener(
-            base=self.base_dataloader,
+            source=self._source,
             step_size=self._step_size(),
             num_ranks=num_ranks,
-            reads_all=reads_all,
+            reads_all=self._reads_for_all,
             reader=self._reader,
         )
         if not self.skip_batches:
             return opener.resumed(resumption)
-        if not reads_all:
+        if not self._reads_for_all:
             return opener.replayed(resumption.position, ranks_before=num_ranks)
         # Left out as steps: the first one completes the last.
         warn_of_replay(f"{resumption.position.samples} samples")
         return opener.from_start()
 
-    def _pass(
-        self,
-        start: Position,
-        steps: Steps,
-        order_state: Callable[[], torch.Tensor | None],
-        num_missed: Callable[[], int],
-        *,
-        is_pinned: bool,
-    ) -> Pass:
+    def _pass(self, start: Position, order: EpochOrder) -> Pass:
+        return Pass(start, self.data_ranks.num_ranks, order, self._read_states())
+
+    def _placed(self, steps: Steps, *, is_pinned: bool) -> Steps:
+        """Put the batches on the device."""
         device = None if self.device is None else torch.device(self.device)
         # Without an accelerator, batches are on the CPU already.
-        if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
-            steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
-        return Pass(
-            start,
-            steps,
-            ranks=self.data_ranks,
-            order_state=order_state,
-            read_states=self._read_states(),
-            num_missed=num_missed,
-        )
+        if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
+            return steps
+        return placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
 
     def _expect(self, plan: ShardPlan) -> None:
         """Show what is known of the last step of a pass whose length is known."""
@@ -314,18 +327,27 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _position_after(self, steps: int) -> Position:
         """Return where the epoch stands after ``steps`` steps."""
-        size, shard = self._step_size(), index_shard(self.base_dataloader)
+        size, shard = self._step_size(), self._source.index_shard
         if shard is not None:
             return shard.position_after(steps * size.batches // shard.batches_per_step)
         return Position(steps * size.samples, steps * size.batches)
 
-    def _not_pickled(self) -> dict[str, Any]:
-        return {"_reader": Reader(), "_progress": self._progress.detached()}
+    def _fields_of(self, base: DataLoader[Any]) -> dict[str, Any]:
+        return {**super()._fields_of(base), "_source": Source.of(base)}
+
+    def _copied_attributes(self) -> dict[str, Any]:
+        return {
+            **super()._copied_attributes(),
+            "_reader": Reader(),
+            "_progress": self._progress.detached(),
+        }
 
     def _read_states(self) -> Callable[[], ReadStates]:
         """Return a function for the states of what a pass has read."""
-        dataset = stream_of(self.base_dataloader)
-        kept = dataset if self.keeps_dataset_state and has_state(dataset) else None
+        source = self._source
+        kept = source.dataset if self.keeps_dataset_state and source.has_state else None
+        if kept is None and not source.is_stream:
+            return lambda: NO_STATES
         return partial(self._reader.states, kept)
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
@@ -339,24 +361,45 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """
         if is_shared and not ends_alike:
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
-        set_epoch(self.base_dataloader, self._progress.epoch)
+        self._source.set_epoch(self._progress.epoch)
         others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
         if others:
             synchronize_rng_states(others)
-        sampler, generator = self.get_sampler(), self.synchronized_generator
         if not is_shared:
             return
+        sampler, generator = self.get_sampler(), self.synchronized_generator
         if isinstance(sampler, SeedableRandomSampler):
             sampler.share_seed()
         elif generator is not None:
             synchronize_rng_states([RNGType.GENERATOR], generator)
 
     def _step_size(self) -> Position:
-        shard = index_shard(self.base_dataloader)
+        shard = self._source.index_shard
         if shard is not None:
             return Position((shard.rows_per_rank or 1) * shard.num_processes, shard.batches_per_step)
         num_ranks = self.data_ranks.num_ranks
-        return Position((self.base_dataloader.batch_size or 1) * num_ranks, num_ranks)
+        return Position((self._source.loader.batch_size or 1) * num_ranks, num_ranks)
+
+
+def _sampled_steps(batches: Iterator[Any], steps: deque[StepInfo]) -> Steps:
+    """Yield each batch of map-style data with its step, which is known when the batch has been sampled."""
+    step = None
+    for batch in batches:
+        if steps:  # else the class of the user's loader yields more batches than it reads
+            step = steps.popleft()
+        assert step is not None, "a batch was sampled"
+        yield batch, step
+
+
+def warn_of_fewer_batches(rank: int, num_read: int, num_of_others: int) -> None:
+    """Warn a training loop whose rank has read all its batches, if other ranks have more and would wait for it."""
+    if torch.is_grad_enabled() and not current_gradient().joins_uneven_inputs:
+        warn_user(
+            f"Rank {rank} has read its {num_read} batches, and other ranks have {num_of_others}: the backward pass "
+            "of the next one waits for this rank until it times out. Train within `join_uneven_inputs`, or prepare "
+            "the loader with `even_batches=True`.",
+            main_process_only=False,
+        )
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard, Marked
-from accel_data.loaders.adapter import mixed_class
-from accel_data.loaders.torch_loader import from_attributes, has_position, is_iterable, is_stateful
+from accel_data.loaders.stateful import has_position
+from accel_data.loaders.torch_loader import from_attributes, is_iterable, mixed_class
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
 from accel_data.step import NO_STATES, ReadStates, StepShape
@@ -121,7 +121,9 @@ class Reader:
         # A copy: the data set may change the objects that its state is made of.
         of_dataset = None if dataset is None or has_workers else copy.deepcopy(dataset.state_dict())
         of_loader = None
-        if is_stateful(self.loader) and (self._latest is not None or (has_workers and dataset is not None)):
+        if hasattr(self.loader, "load_state_dict") and (
+            self._latest is not None or (has_workers and dataset is not None)
+        ):
             state = self.loader.state_dict()  # type: ignore[attr-defined]
             of_loader = state if has_position(state) else None
         return ReadStates(of_dataset, of_loader)

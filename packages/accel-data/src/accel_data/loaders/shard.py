@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.iterable_shard import IterableDatasetShard
-from accel_data.loaders.adapter import build_loader
-from accel_data.loaders.pass_ import Pass, stream_steps, with_states
-from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import index_shard, is_iterable
+from accel_data.loaders.prepared import PreparedLoader, Steps
+from accel_data.loaders.reader import Fetched
+from accel_data.loaders.state import Pass
+from accel_data.loaders.torch_loader import Source, build_loader
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
-from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_data.step import Position, ReadStates, StepInfo, full_step
 from accel_state.enums import RNGType
 from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
@@ -66,12 +65,12 @@ class DataLoaderShard(PreparedLoader):
     @property
     def even_batches(self) -> bool:
         """Whether the last step is completed so that all ranks get equally large batches. May be set between epochs."""
-        source = _sharded_source(self.base_dataloader)
+        source = self._source.shard
         return source is not None and source.even_batches
 
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
-        source = _sharded_source(self.base_dataloader)
+        source = self._source.shard
         if source is None:
             raise StateError(
                 "`even_batches` cannot be set on this data loader: its data set shards itself. Prepare it with "
@@ -82,67 +81,78 @@ class DataLoaderShard(PreparedLoader):
     @property
     def can_set_even_batches(self) -> bool:
         """False for a data set that shards itself: its batches cannot be completed."""
-        return _sharded_source(self.base_dataloader) is not None
+        return self._source.shard is not None
 
-    @property
-    def has_state_per_rank(self) -> bool:
-        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state."""
-        base = self.base_dataloader
-        if self.data_ranks.num_ranks == 1:
-            return False
-        if is_iterable(base):
-            return not isinstance(base.dataset, IterableDatasetShard)
-        return has_state(base.dataset)
-
-    def _open(self) -> Pass:
-        base, ranks = self.base_dataloader, self.data_ranks
-        source, shard = _sharded_source(base), index_shard(base)
-        ends_alike = source is not None and (source.even_batches or source.drop_last)
-        is_shared = len(ranks.of_world) > 1
+    def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
+        source, ranks, is_pinned = self._source, self.data_ranks, self._source.loader.pin_memory
+        shard, is_shared = source.shard, len(ranks.of_world) > 1
+        ends_alike = shard is not None and (shard.even_batches or shard.drop_last)
         self._announce_epoch(is_shared=is_shared, ends_alike=ends_alike)
         resumption = self._resumption()
         start = resumption.position
-        if shard is None:
-            order = self._stream_order(resumption)
-            steps = stream_steps(
-                self._read_stream(resumption, reads_all=False),
+        if source.index_shard is None:
+            current = self._pass(start, self._stream_order(resumption))
+            steps = _stream_steps(
+                self._read_stream(resumption),
                 start=start,
                 step_size=self._step_size(),
                 ends_alike=ends_alike or ranks.num_ranks == 1,
-                read_states=self._read_states(),
+                read_states=current.read_states,
             )
-            missed = self._reader.num_missed
-            return self._pass(start, steps, lambda: order, missed, is_pinned=base.pin_memory)
+            return current, self._placed(steps, is_pinned=is_pinned), self._reader.num_missed
         # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
-        is_shared = is_shared and shard.num_processes == ranks.num_ranks
-        sampler_pass = shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
+        is_shared = is_shared and source.index_shard.num_processes == ranks.num_ranks
+        sampler_pass = source.index_shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
         steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
             self._expect(sampler_pass.plan)
-        if self._non_blocking and base.pin_memory:  # copied one batch ahead
-            steps = with_states(steps, self._read_states())
-        return self._pass(
-            start,
-            steps,
-            lambda: sampler_pass.order.state,
-            lambda: sampler_pass.num_missed,
-            is_pinned=base.pin_memory,
-        )
+        current = self._pass(start, sampler_pass.order)
+        if self._non_blocking and is_pinned:  # copied one batch ahead
+            steps = ((batch, replace(step, states=current.read_states())) for batch, step in steps)
+        return current, self._placed(steps, is_pinned=is_pinned), lambda: sampler_pass.num_missed
 
 
-def _sharded_source(loader: DataLoader[Any]) -> BatchSamplerShard | IterableDatasetShard | None:
-    """Return what gives ``loader`` this rank's part, None for a data set that shards itself."""
-    dataset: Any = loader.dataset
-    return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(loader)
+def _stream_steps(
+    batches: Iterator[tuple[Any, Fetched | None]],
+    *,
+    start: Position,
+    step_size: Position,
+    ends_alike: bool,
+    read_states: Callable[[], ReadStates],
+) -> Steps:
+    """Describe the steps of a stream. Each is read ahead: only then is it known whether the one before is the last.
+
+    Args:
+        batches: The batches, and how they were read.
+        start: Where they begin.
+        step_size: What one step of all ranks reads.
+        ends_alike: Whether all ranks have the same number of batches.
+        read_states: Returns the states of data set and loader.
+    """
+    end, current = start, next(batches, None)
+    while current is not None:
+        batch, fetched = current
+        # Before the next batch is fetched, which has not been read as far as the user is concerned.
+        states = read_states()
+        following = next(batches, None)
+        is_last = following is None
+        end = Position(end.samples + step_size.samples, end.batches + step_size.batches)
+        shape = None if fetched is None else fetched.shape
+        if fetched is not None and fetched.num_samples is not None and step_size.batches == 1:
+            shape = full_step(fetched.num_samples, 1)
+        ends_some_rank = is_last if ends_alike else None
+        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        yield batch, StepInfo(shape, end, is_last, ends_some_rank, is_last, None if is_last else states)
+        current = following
 
 
 def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:
     """Return the ranks of the run if ``loader`` is sharded for as many, None if that is not known."""
-    source = _sharded_source(loader)
-    if source is None and not is_iterable(loader):
+    source = Source.of(loader)
+    if source.shard is None and not source.is_stream:
         return None
     ranks = ranks_of_run()
-    return ranks if source is None or source.num_processes == ranks.num_ranks else None
+    return ranks if source.shard is None or source.shard.num_processes == ranks.num_ranks else None
 
 
 @contextmanager

@@ -1,25 +1,19 @@
-"""How far a loader has been read, as plain data."""
+"""How far a loader has been read: in memory, as plain data, and as the content of a checkpoint file."""
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader
 
-from accel_data.loaders.pass_ import Progress, Resumption
-from accel_data.loaders.streams import has_state
-from accel_data.loaders.torch_loader import (
-    get_sampler,
-    index_shard,
-    is_iterable,
-    keep_generator,
-    order_generator,
-)
+from accel_data.loaders.torch_loader import Source
 from accel_data.mesh import DataRanks
+from accel_data.samplers.order import EpochOrder
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_data.step import START, Position, ReadStates
+from accel_data.step import NO_STATES, START, Position, ReadStates, StepInfo
 from accel_state.errors import CheckpointError
 from accel_state.user_warnings import warn_user
 
@@ -37,36 +31,145 @@ _KEYS = (
     "loader",
     "is_complete",
 )
+_FILE_MARK = "accel_loader"
+_FILE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where a pass begins, or how far it has come.
+
+    Args:
+        position: The first sample that has not been read.
+        order: The state that the order of the epoch is drawn from, None if it has not been drawn.
+        states: States of data set and loader at that place, which then need not be read again.
+        num_workers: Workers that have read the epoch so far, None if unknown.
+        num_ranks: Ranks that have read the epoch so far.
+        is_complete: Whether the epoch is known to have ended there.
+    """
+
+    position: Position = START
+    order: torch.Tensor | None = None
+    states: ReadStates = NO_STATES
+    num_workers: int | None = None
+    num_ranks: int = 1
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass of one rank, which is under way or was left early.
+
+    Args:
+        start: Where it begins.
+        num_ranks: Ranks that share the data.
+        order: What the order is drawn from.
+        read_states: Returns the states of data set and loader where they have been read to.
+        step: The step of the batch that was yielded last, None before the first.
+    """
+
+    start: Position
+    num_ranks: int
+    order: EpochOrder
+    read_states: Callable[[], ReadStates]
+    step: StepInfo | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the last batch that was yielded ended."""
+        return self.start if self.step is None else self.step.end
+
+    def reached(self) -> Resumption:
+        """Return what a pass needs to continue after the last batch that was yielded."""
+        step, order = self.step, self.order.state
+        if step is None:
+            return Resumption(self.start, order, num_ranks=self.num_ranks)
+        states = self.read_states() if step.states is None else step.states
+        return Resumption(step.end, order, states, num_ranks=self.num_ranks, is_complete=step.ends_epoch)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a loader has been read. Loaders made from it by skipping share it, so they count the same epochs.
+
+    Args:
+        epoch: The epoch that is being read, or comes next.
+        resumption: Set while the next pass is to begin elsewhere than at the start of the epoch.
+        current: The pass that is under way or was left early.
+    """
+
+    epoch: int = 0
+    resumption: Resumption | None = None
+    current: Pass | None = None
+
+    def begin(self, new: Pass) -> None:
+        """Begin a pass."""
+        self.resumption, self.current = None, new
+
+    def resume(self, epoch: int, resumption: Resumption) -> None:
+        """Set where the next pass begins."""
+        self.epoch, self.resumption, self.current = epoch, resumption, None
+
+    def finish_epoch(self) -> None:
+        """Go to the next epoch, of which nothing has been drawn or read."""
+        self.choose_epoch(self.epoch + 1)
+
+    def choose_epoch(self, epoch: int) -> None:
+        """Go to ``epoch``. The position is kept if it is the current one."""
+        if epoch != self.epoch:
+            self.resumption = self.current = None
+        self.epoch = epoch
+
+    def detached(self) -> Progress:
+        """Return the same without the pass, for another process."""
+        return Progress(self.epoch, self.resumption)
+
+    @property
+    def position(self) -> Position:
+        """How much of the epoch has been read."""
+        if self.resumption is not None:
+            return self.resumption.position
+        return START if self.current is None else self.current.position
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether the next pass resumes an epoch in the middle."""
+        return self.resumption is not None and self.resumption.position != START
+
+    def reached(self) -> Resumption:
+        """Return what a pass needs to continue."""
+        if self.resumption is not None:
+            return self.resumption
+        return Resumption() if self.current is None else self.current.reached()
 
 
 def save_progress(
-    progress: Progress,
-    base: DataLoader[Any],
-    ranks: DataRanks,
-    *,
-    is_per_rank: bool,
-    keeps_dataset_state: bool,
+    progress: Progress, source: Source, ranks: DataRanks, *, is_per_rank: bool, keeps_dataset_state: bool
 ) -> dict[str, Any]:
     """Return the state of a loader: numbers, strings, and the state of a data set that has one.
 
     Args:
-        progress: Of the loader.
-        base: The loader that reads.
+        progress: How far it has been read.
+        source: What it reads.
         ranks: Ranks that share the data.
         is_per_rank: Whether the state is this rank's alone.
         keeps_dataset_state: Whether the next pass continues from the state of the data set.
     """
-    reached = progress.reached()
-    order, is_drawn = _order(reached, base)
-    sampler, dataset = get_sampler(base), reached.states.dataset
-    if dataset is None and not is_iterable(base) and has_state(base.dataset):
-        dataset = base.dataset.state_dict()  # type: ignore[attr-defined]
+    reached, sampler, generator = progress.reached(), source.sampler, source.generator
+    dataset, num_workers = reached.states.dataset, source.loader.num_workers
+    if dataset is None and not source.is_stream and source.has_state:
+        dataset = source.dataset.state_dict()
         is_known = reached.position == START or reached.states.loader is not None
-        if keeps_dataset_state and base.num_workers and not is_known:
+        if keeps_dataset_state and num_workers and not is_known:
             warn_user(
-                f"The state of the data set `{type(base.dataset).__name__}` in its {base.num_workers} workers is not "
+                f"The state of the data set `{type(source.dataset).__name__}` in its {num_workers} workers is not "
                 "saved, only the position. Pass `use_stateful_dataloader=True` to save it.",
             )
+    order, seed, is_drawn = reached.order, None, reached.order is not None
+    if isinstance(sampler, SeedableRandomSampler):
+        order, seed, is_drawn = None, sampler.initial_seed, False  # the order follows from seed and epoch
+    elif order is None and generator is not None:
+        order = generator.get_state()
     return {
         "version": VERSION,
         "epoch": progress.epoch,
@@ -74,13 +177,13 @@ def save_progress(
         "batches": reached.position.batches,
         "num_processes": ranks.num_ranks,
         "rank": ranks.rank if is_per_rank else None,
-        "num_samples": num_samples(base),
-        "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
-        "generator": None if order is None else _to_text(order),
+        "num_samples": source.num_samples,
+        "seed": seed,
+        "generator": None if order is None else base64.b64encode(bytes(order.tolist())).decode("ascii"),
         "is_order_drawn": is_drawn,
-        "has_generator": order_generator(base) is not None,
+        "has_generator": generator is not None,
         "dataset": dataset,
-        "num_workers": base.num_workers,
+        "num_workers": num_workers,
         "loader": reached.states.loader,
         "is_complete": reached.is_complete,
     }
@@ -89,7 +192,7 @@ def save_progress(
 def load_progress(
     state: dict[str, Any],
     progress: Progress,
-    base: DataLoader[Any],
+    source: Source,
     ranks: DataRanks,
     *,
     is_per_rank: bool,
@@ -103,21 +206,23 @@ def load_progress(
     """
     _check_format(state)
     if position:
-        _check_rank(state, base, ranks, is_per_rank=is_per_rank)
-        _check_length(state, base)
-        _check_workers(state, base)
-    sampler = get_sampler(base)
+        _check_rank(state, source, ranks, is_per_rank=is_per_rank)
+        _check_data(state, source)
+    sampler, generator, order = source.sampler, source.generator, None
     if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
         sampler.load_seed(state["seed"])
-    order, generator = _from_text(state["generator"]), order_generator(base)
+    if state["generator"] is not None:
+        order = torch.tensor(list(base64.b64decode(state["generator"])), dtype=torch.uint8)
     if not state["is_order_drawn"]:
         if generator is not None and order is not None:
             generator.set_state(order)
         order = None
-    elif order is not None and state.get("has_generator", state["version"] == 1):
-        keep_generator(base)
-    if not is_iterable(base) and state["dataset"] is not None:
-        base.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+    elif order is not None and source.index_shard is not None:
+        if state.get("has_generator", state["version"] == 1):
+            # Release 0.2 lent samplers a generator: torch draws another order from its default one in the same state.
+            source.index_shard.keep_generator()
+    if not source.is_stream and state["dataset"] is not None:
+        source.dataset.load_state_dict(state["dataset"])
     if not position:
         progress.resume(state["epoch"], Resumption(order=order))
         return
@@ -126,32 +231,12 @@ def load_progress(
         Resumption(
             position=Position(state["samples"], state["batches"]),
             order=order,
-            states=ReadStates(state["dataset"] if is_iterable(base) else None, state["loader"]),
+            states=ReadStates(state["dataset"] if source.is_stream else None, state["loader"]),
             num_workers=state.get("num_workers"),
             num_ranks=state["num_processes"],
             is_complete=state["is_complete"],
         ),
     )
-
-
-def num_samples(base: DataLoader[Any]) -> int | None:
-    """Return the length of an epoch over all ranks, None if it is not known."""
-    if index_shard(base) is None:
-        return None
-    try:
-        return len(get_sampler(base))
-    except TypeError:  # a sampler without a length
-        return None
-
-
-def _order(reached: Resumption, base: DataLoader[Any]) -> tuple[torch.Tensor | None, bool]:
-    """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
-    if isinstance(get_sampler(base), SeedableRandomSampler):
-        return None, False  # the order follows from seed and epoch
-    if reached.order is not None:
-        return reached.order, True
-    generator = order_generator(base)
-    return None if generator is None else generator.get_state(), False
 
 
 def _check_format(state: dict[str, Any]) -> None:
@@ -168,19 +253,19 @@ def _check_format(state: dict[str, Any]) -> None:
         )
 
 
-def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool) -> None:
+def _check_rank(state: dict[str, Any], source: Source, ranks: DataRanks, *, is_per_rank: bool) -> None:
     """Raise for the state of another rank, and that of all ranks together if each has a state."""
     has_begun = Position(state["samples"], state["batches"]) != START or state["is_complete"]
     if "rank" not in state or not has_begun:
         return  # of an earlier version, or at the start of an epoch
     then, is_part = state["rank"], state["rank"] is not None
-    if is_iterable(base) and is_part != is_per_rank:
+    if source.is_stream and is_part != is_per_rank:
         all_ranks, part = "all processes together", "one process, whose data set shards itself"
         raise CheckpointError(
             f"The state is that of {part if is_part else all_ranks}, and the loader here reads for "
             f"{part if is_per_rank else all_ranks}. Prepare it with the `dispatch_batches` of the saved run."
         )
-    if is_iterable(base) and is_part and state["num_processes"] != ranks.num_ranks:
+    if source.is_stream and is_part and state["num_processes"] != ranks.num_ranks:
         raise CheckpointError(
             f"The state was saved with {state['num_processes']} processes. Resuming a data set that shards itself "
             f"with {ranks.num_ranks} is not possible: each process has a state of its own. Use the same number, or "
@@ -193,30 +278,106 @@ def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, 
         )
 
 
-def _check_length(state: dict[str, Any], base: DataLoader[Any]) -> None:
-    here = num_samples(base)
-    if here is not None and state["num_samples"] is not None and here != state["num_samples"]:
+def _check_data(state: dict[str, Any], source: Source) -> None:
+    """Raise for the state of a data set of another length, or of other workers' copies of map-style data."""
+    here, there = source.num_samples, state["num_samples"]
+    if None not in (here, there) and here != there:
         raise CheckpointError(
-            f"The state of the data loader was saved with {state['num_samples']} samples, "
+            f"The state of the data loader was saved with {there} samples, "
             f"but there are {here} now. Use the data set and the sampler of the saved run, or restart the "
             "epoch with `position=False`."
         )
-
-
-def _check_workers(state: dict[str, Any], base: DataLoader[Any]) -> None:
-    """Raise for the states of other workers' copies of map-style data."""
-    before = state.get("num_workers")
-    if state["loader"] is not None and not is_iterable(base) and before != base.num_workers:
+    before, now = state.get("num_workers"), source.loader.num_workers
+    if state["loader"] is not None and not source.is_stream and before != now:
         raise CheckpointError(
             f"The state of the data set was saved with `num_workers={before}`, each with a copy, and cannot be "
-            f"restored with `num_workers={base.num_workers}`. Use `num_workers={before}`, or restart "
+            f"restored with `num_workers={now}`. Use `num_workers={before}`, or restart "
             "the epoch with `position=False`."
         )
 
 
-def _to_text(state: torch.Tensor) -> str:
-    return base64.b64encode(bytes(state.tolist())).decode("ascii")
+@runtime_checkable
+class KnowsPositions(Protocol):
+    """A prepared loader, as far as its file is concerned."""
+
+    total_batch_size: int
+
+    def state_after(self, num_batches: int) -> dict[str, Any]:
+        """Return the state of the current epoch after ``num_batches`` of this rank's batches."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, position: bool) -> None:
+        """Resume where the state was taken."""
 
 
-def _from_text(text: str | None) -> torch.Tensor | None:
-    return None if text is None else torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
+def to_file(loader: Any, *, is_under_way: bool) -> dict[str, Any]:
+    """Return the content of a loader's file, in a form that torchdata reads, too.
+
+    Args:
+        loader: With `state_dict`.
+        is_under_way: Whether a pass over it has begun and not ended.
+    """
+    state = loader.state_dict()
+    content = {_FILE_MARK: _FILE_VERSION, "is_under_way": is_under_way, "state": state}
+    if not isinstance(loader, KnowsPositions):
+        return content
+    num_batches = state["samples"] // loader.total_batch_size if is_under_way else 0
+    # The state of a `StatefulDataLoader` without workers (torchdata 0.11).
+    return {
+        "_index_sampler_state": None,
+        "_sampler_iter_state": None,
+        "_sampler_iter_yielded": num_batches,
+        "_num_yielded": num_batches,
+        "_IterableDataset_len_called": None,
+        "_shared_seed": None,
+        "fetcher_state": None,
+        "dataset_state": None,
+        "_iterator_finished": False,
+        **content,
+    }
+
+
+def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> bool:
+    """Resume ``loader`` from the content of its file, and return whether a pass was under way when it was saved.
+
+    A file of torchdata's `StatefulDataLoader`, which is what Accelerate writes, holds the number of batches but
+    not their order.
+
+    Args:
+        loader: A prepared loader.
+        content: What the file holds.
+        position: Resume in the middle of the epoch, if it was saved there. If False the epoch restarts.
+        file_name: For messages.
+
+    Raises:
+        CheckpointError: If the content is not the state of a loader.
+    """
+    if not isinstance(content, Mapping):
+        raise CheckpointError(
+            f"`{file_name}` holds a {type(content).__name__}, not the state of a loader. "
+            "Copy the checkpoint again."
+        )
+    if _FILE_MARK in content:
+        loader.load_state_dict(content["state"], position=position and content["is_under_way"])
+        return bool(content["is_under_way"])
+    num_batches = _batches_by_torchdata(content)
+    if num_batches is None or not isinstance(loader, KnowsPositions):
+        raise CheckpointError(
+            f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
+            "unknown. Skip the batches that were read with `skip_first_batches`."
+        )
+    if position:
+        loader.load_state_dict(loader.state_after(num_batches), position=True)
+    return num_batches > 0
+
+
+def _batches_by_torchdata(content: Mapping[str, Any]) -> int | None:
+    """Return how many batches a `StatefulDataLoader` had yielded; None if it did not write the content."""
+    if content.get("_iterator_finished") is True:
+        return 0
+    snapshot = content.get("_snapshot")
+    if isinstance(snapshot, Mapping):  # with workers
+        counts = [snapshot.get("_snapshot_step"), content.get("_steps_since_snapshot")]
+    else:
+        counts = [content.get("_num_yielded")]
+    numbers = [count for count in counts if isinstance(count, int)]
+    return sum(numbers) if len(numbers) == len(counts) else None

@@ -10,9 +10,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_data.iterable_shard import IterableDatasetShard
-from accel_data.loaders.pass_ import Resumption
 from accel_data.loaders.reader import Fetched, Reader
-from accel_data.loaders.torch_loader import clone_loader, is_stateful, stream_of
+from accel_data.loaders.state import Resumption
+from accel_data.loaders.torch_loader import Source, clone_loader
 from accel_data.step import START, Position
 from accel_state.errors import CheckpointError
 from accel_state.user_warnings import warn_user
@@ -31,24 +31,19 @@ class SkippedStream(IterableDataset[Any]):
         return islice(iter(self.dataset), self.num_samples, None)
 
 
-def has_state(dataset: Any) -> bool:
-    """Whether ``dataset`` has `state_dict` and `load_state_dict`."""
-    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-
-
 @dataclass(frozen=True, slots=True)
 class StreamOpener:
     """Opens a pass over a stream.
 
     Args:
-        base: Reads this rank's part.
+        source: What to read.
         step_size: What one step of all ranks reads.
         num_ranks: Ranks that share the stream.
-        reads_all: Whether ``base`` reads the whole stream, for all ranks.
+        reads_all: Whether this rank reads the whole stream, for all ranks.
         reader: Reads it.
     """
 
-    base: DataLoader[Any]
+    source: Source
     step_size: Position
     num_ranks: int
     reads_all: bool
@@ -56,7 +51,7 @@ class StreamOpener:
 
     def from_start(self) -> Batches:
         """Return all batches."""
-        return self.reader.read_stream(self.base)
+        return self.reader.read_stream(self.source.loader)
 
     def resumed(self, resumption: Resumption) -> Batches:
         """Return the batches after a position, by the fastest way that the saved states allow.
@@ -64,17 +59,17 @@ class StreamOpener:
         Raises:
             CheckpointError: If the position cannot be found with this number of ranks or workers.
         """
-        base, states = self.base, resumption.states
+        base, states = self.source.loader, resumption.states
         if resumption.position == START:
             return self.from_start()
         if not resumption.is_complete:
             self._check_workers(resumption.num_workers)
-            if states.loader is not None and is_stateful(base):
+            if states.loader is not None and self.source.is_stateful:
                 self._check_ranks(resumption.num_ranks, "a `StatefulDataLoader`")
                 return self.reader.read_stream(base, state=states.loader)
         has_dataset_state = states.dataset is not None and base.num_workers == 0
         if has_dataset_state:
-            stream_of(base).load_state_dict(states.dataset)
+            self.source.dataset.load_state_dict(states.dataset)
         if resumption.is_complete:
             return iter(())
         if has_dataset_state:
@@ -88,7 +83,7 @@ class StreamOpener:
             start: The position.
             ranks_before: Ranks that have read up to it.
         """
-        base = self.base
+        base = self.source.loader
         if base.num_workers == 0:
             num_samples = start.samples
             if self._is_part:
@@ -109,12 +104,8 @@ class StreamOpener:
 
     @property
     def _is_part(self) -> bool:
-        """Whether ``base`` reads a part of a stream that shards itself."""
-        return (
-            not self.reads_all
-            and self.num_ranks > 1
-            and not isinstance(self.base.dataset, IterableDatasetShard)
-        )
+        """Whether this rank reads a part of a stream that shards itself."""
+        return not self.reads_all and self.num_ranks > 1 and self.source.stream_shard is None
 
     def _check_ranks(self, ranks_before: int, what: str) -> None:
         if self.num_ranks != ranks_before and not self.reads_all:
@@ -126,7 +117,7 @@ class StreamOpener:
 
     def _check_workers(self, before: int | None) -> None:
         """Raise for another number of workers than before: the part that each reads depends on it."""
-        now = self.base.num_workers
+        now = self.source.loader.num_workers
         if before is not None and max(before, 1) != max(now, 1):
             raise CheckpointError(
                 f"The stream was read with `num_workers={before}` when the state was saved. Which samples "

@@ -1,34 +1,23 @@
-"""Ordinary loaders of torch and torchdata: what is in them, and copies with other fields."""
+"""An ordinary loader of torch: what it reads, copies of it, and adapters that look like it."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.stateful import stateful_loader_class
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_data.step import StepShape
+from accel_state.errors import ConfigError
+from accel_state.gradient_state import GradientState, current_gradient
 
 Loader = TypeVar("Loader", bound=DataLoader[Any])
-
-_ALWAYS = (
-    "dataset",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
 
 
 def check_loader(loader: object) -> None:
@@ -41,19 +30,6 @@ def check_loader(loader: object) -> None:
         raise ConfigError(
             f"`dataloader` must be a `torch.utils.data.DataLoader`, got an object of type `{type(loader).__name__}`. "
             "Build one around it."
-        )
-
-
-def check_keeps_order(loader: DataLoader[Any]) -> None:
-    """Raise for a loader whose workers may return batches in another order than they were asked for.
-
-    Raises:
-        ConfigError: If it is one.
-    """
-    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-        raise ConfigError(
-            "`in_order=False` lets the workers return batches in any order, so neither the position in the data "
-            "nor the padding of the last batch could be known. Build the `DataLoader` with `in_order=True`."
         )
 
 
@@ -72,70 +48,9 @@ def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
     return from_attributes(type(loader), {**loader.__dict__, **fields, "_iterator": None})
 
 
-def set_fields(loader: DataLoader[Any], **fields: Any) -> None:
-    """Set fields of a loader, those too that torch refuses to set after its constructor."""
-    loader.__dict__.update(fields)
-
-
 def is_iterable(loader: DataLoader[Any]) -> bool:
     """Whether ``loader`` reads a stream, without indices."""
     return bool(loader._dataset_kind == 1)
-
-
-def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
-    """Return the shard that gives ``loader`` its indices, None if it has none."""
-    for source in (loader.batch_sampler, loader.sampler):
-        if isinstance(source, BatchSamplerShard):
-            return source
-        if isinstance(source, IndexSamplerShard):
-            return source.batch_sampler
-    return None
-
-
-def stream_of(loader: DataLoader[Any]) -> Any:
-    """Return the user's data set, without our shard around it."""
-    dataset: Any = loader.dataset
-    return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
-
-
-def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
-    """Return the generator that the order of ``loader`` is drawn from, None if its sampler or stream has none."""
-    shard = index_shard(loader)
-    source = stream_of(loader) if is_iterable(loader) else get_sampler(loader) if shard is None else shard
-    generator = getattr(source, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None
-
-
-def keep_generator(loader: DataLoader[Any]) -> None:
-    """Give samplers without a generator one of their own, as they had when the state that is loaded was saved.
-
-    Release 0.2 lent them one, and torch draws another order from its default generator in the same state.
-    """
-    shard = index_shard(loader)
-    for sampler in () if shard is None else shard.order_source.samplers:
-        if getattr(sampler, "generator", loader) is None:
-            sampler.generator = torch.Generator()
-
-
-def get_sampler(dataloader: DataLoader[Any]) -> Any:
-    """Return the sampler that yields single indices, under all batch samplers; None if there is none."""
-    if dataloader.batch_sampler is None and dataloader._dataset_kind == 1:
-        return None
-    source = dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
-    inner = innermost_batch_sampler(source)
-    # Without batches the source is the sampler itself, unless it was put there to make lists of indices.
-    is_sampler = inner is source and dataloader.batch_sampler is None and not isinstance(source, BatchSampler)
-    return source if is_sampler else getattr(inner, "sampler", None)
-
-
-def set_sampler(dataloader: DataLoader[Any], sampler: Any) -> None:
-    """Make ``sampler`` the one that yields single indices, under all batch samplers."""
-    if isinstance(dataloader.sampler, BatchSampler):
-        innermost_batch_sampler(dataloader.sampler).sampler = sampler
-        return
-    set_fields(dataloader, sampler=sampler)
-    if dataloader.batch_sampler is not None:
-        innermost_batch_sampler(dataloader.batch_sampler).sampler = sampler
 
 
 def batches_field(loader: DataLoader[Any]) -> str | None:
@@ -153,84 +68,296 @@ def innermost_batch_sampler(batch_sampler: Any) -> Any:
     return batch_sampler
 
 
-def set_epoch(dataloader: DataLoader[Any], epoch: int) -> None:
-    """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one, once each."""
-    called: list[Any] = []
-    sources = (dataloader.batch_sampler, dataloader.sampler, get_sampler(dataloader), dataloader.dataset)
-    for source in sources:
-        inner = innermost_batch_sampler(source)
-        if hasattr(inner, "set_epoch") and not any(inner is one for one in called):
-            inner.set_epoch(epoch)
-            called.append(inner)
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return the sampler that yields single indices, under all batch samplers; None if there is none."""
+    if dataloader.batch_sampler is None and is_iterable(dataloader):
+        return None
+    field = batches_field(dataloader)
+    if field is not None:
+        return getattr(innermost_batch_sampler(getattr(dataloader, field)), "sampler", None)
+    inner = innermost_batch_sampler(dataloader.sampler)
+    return inner if inner is dataloader.sampler else getattr(inner, "sampler", None)
 
 
-def constructor_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that build a plain loader like ``loader``."""
-    arguments = {name: getattr(loader, name) for name in _ALWAYS}
-    if loader.num_workers == 0:
-        arguments["prefetch_factor"] = None
-    if loader.batch_sampler is not None and loader.batch_size is None:
-        return arguments | {"batch_sampler": loader.batch_sampler}
-    arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    return arguments if loader._dataset_kind == 1 else arguments | {"sampler": loader.sampler}
+def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
+    """Return the shard that gives ``loader`` its indices, None if it has none."""
+    for source in (loader.batch_sampler, loader.sampler):
+        if isinstance(source, BatchSamplerShard):
+            return source
+        if isinstance(source, IndexSamplerShard):
+            return source.batch_sampler
+    return None
 
 
-def to_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return ``loader`` as a `StatefulDataLoader` of torchdata.
+def shard_indices(
+    loader: DataLoader[Any],
+    *,
+    num_processes: int,
+    process_index: int,
+    split_batches: bool,
+    even_batches: bool,
+) -> DataLoader[Any]:
+    """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is.
 
     Raises:
-        NotAvailableError: If torchdata is missing.
-        ConfigError: If the loader is of a class of its own, which would be lost.
+        ConfigError: If its sampler shards them, too.
     """
-    stateful = stateful_loader_class()
-    if isinstance(loader, stateful):
+    if index_shard(loader) is not None:
         return loader
-    if type(loader) is not DataLoader:
+    sampler, field = get_sampler(loader), batches_field(loader)
+    if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
-            f"`use_stateful_dataloader` cannot keep the class `{type(loader).__name__}` of the data loader. "
-            "Derive it from `torchdata.stateful_dataloader.StatefulDataLoader`, or leave the setting out."
+            f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
+            f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            "or a plain sampler."
         )
-    return stateful(**constructor_arguments(loader))
-
-
-def is_torchdata_stateful_dataloader_available() -> bool:
-    """Whether `torchdata.stateful_dataloader` can be imported."""
-    if importlib.util.find_spec("torchdata") is None:
-        return False
-    return importlib.util.find_spec("torchdata.stateful_dataloader") is not None
-
-
-def stateful_loader_class() -> type[DataLoader[Any]]:
-    """Return torchdata's `StatefulDataLoader`.
-
-    Raises:
-        NotAvailableError: If torchdata is missing or too old.
-    """
-    if not is_torchdata_stateful_dataloader_available():
-        raise NotAvailableError(
-            "`use_stateful_dataloader` needs the package `torchdata` (0.8 or newer), which is not installed. "
-            "Run `pip install torchdata`."
+    if field is None:
+        single = IndexSamplerShard(
+            loader.sampler,
+            num_processes=num_processes,
+            process_index=process_index,
+            even_batches=even_batches,
         )
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    loader_class: type[DataLoader[Any]] = StatefulDataLoader
-    return loader_class
-
-
-def is_stateful(loader: DataLoader[Any]) -> bool:
-    """Whether ``loader`` is a `StatefulDataLoader`, or one with a state of its own."""
-    return hasattr(loader, "load_state_dict")
+        return clone_loader(loader, sampler=single)
+    shard = BatchSamplerShard(
+        getattr(loader, field), num_processes, process_index, split_batches, even_batches
+    )
+    return clone_loader(loader, **{field: shard})
 
 
-def has_position(state: Any) -> bool:
-    """Whether the state of a `StatefulDataLoader` holds the position in a stream, not just a number of
-    batches.
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What a loader reads. Torch refuses to change these fields of a loader later, except for the sampler.
 
-    Without it torchdata reads the stream from its beginning, and counts the batches read again a second time in
-    its next state (`next(self)` in `load_state_dict` of both iterators, torchdata 0.11.0). Our own replay does not.
+    Args:
+        loader: The loader.
+        is_stream: Whether it reads a stream, without indices.
+        dataset: The user's data set, without our shard around it.
+        has_state: Whether that has `state_dict` and `load_state_dict`.
+        is_stateful: Whether the loader is a `StatefulDataLoader`, or one with a state of its own.
+        index_shard: Gives this rank's indices; None for a stream.
+        stream_shard: Gives this rank's samples of a stream; None if it is read by one rank or shards itself.
     """
-    if not isinstance(state, dict):
+
+    loader: DataLoader[Any]
+    is_stream: bool
+    dataset: Any
+    has_state: bool
+    is_stateful: bool
+    index_shard: BatchSamplerShard | None
+    stream_shard: IterableDatasetShard | None
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Self:
+        """Return what ``loader`` reads."""
+        shard: Any = loader.dataset if isinstance(loader.dataset, IterableDatasetShard) else None
+        dataset = loader.dataset if shard is None else shard.dataset
+        has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        is_stateful = hasattr(loader, "load_state_dict")
+        return cls(loader, is_iterable(loader), dataset, has_state, is_stateful, index_shard(loader), shard)
+
+    @property
+    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        """What gives this rank its part, None for a data set that shards itself."""
+        return self.index_shard if self.stream_shard is None else self.stream_shard
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that yields single indices."""
+        return get_sampler(self.loader)
+
+    @property
+    def num_samples(self) -> int | None:
+        """The length of an epoch over all ranks, None if it is not known."""
+        if self.is_stream:
+            return None
+        try:
+            return len(self.sampler)
+        except TypeError:  # a sampler without a length
+            return None
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the order is drawn from, None if the sampler or the stream has none."""
+        shard = self.index_shard
+        source = self.dataset if self.is_stream else self.sampler if shard is None else shard
+        generator = getattr(source, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Make ``sampler`` the one that yields single indices, under all batch samplers."""
+        source = self.loader.batch_sampler
+        if source is None:
+            source = self.loader.sampler
+        else:
+            self.loader.__dict__["sampler"] = sampler  # torch refuses to set it
+        innermost_batch_sampler(source).sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one, once each."""
+        called: list[Any] = []
+        for source in (self.loader.batch_sampler, self.loader.sampler, self.sampler, self.loader.dataset):
+            inner = innermost_batch_sampler(source)
+            if hasattr(inner, "set_epoch") and not any(inner is one for one in called):
+                inner.set_epoch(epoch)
+                called.append(inner)
+
+
+class DataLoaderStateMixin:
+    """A loader that `GradientState` knows between `begin` and `end`.
+
+    Attributes:
+        end_of_dataloader: Whether the current batch is this rank's last.
+        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
+        remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
+            unknown.
+        will_pad: Whether the last step is known to be padded.
+        gradient_state: The state of accumulation, which knows the loader that is being read.
+        step_shape: Rows of every rank in the current step, and how many are no padding; None if unknown.
+    """
+
+    gradient_state: GradientState = current_gradient()
+    end_of_dataloader: bool = False
+    ends_some_rank: bool | None = False
+    remainder: int = -1
+    step_shape: StepShape | None = None
+    will_pad: bool = False
+
+    @property
+    def rows_of_full_batch(self) -> int | None:
+        """Rows of this rank's batch in a full step; None if they vary or are unknown."""
+        return None
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether the shape counts batches instead of rows."""
         return False
-    if state.get("dataset_state") is not None or state.get("dataset_iter_state") is not None:
-        return True
-    return any(has_position(value) for value in state.values())
+
+    def reset(self) -> None:
+        """Forget what is known about the pass."""
+        self.end_of_dataloader = False
+        self.ends_some_rank = False
+        self.remainder = -1
+        self.step_shape = None
+        self.will_pad = False
+
+    def begin(self) -> None:
+        """Start a pass: this loader becomes the active one."""
+        self.reset()
+        self.gradient_state._add_dataloader(self)
+
+    def end(self) -> None:
+        """End a pass, complete or not: the loader around this one becomes active again."""
+        self.gradient_state._remove_dataloader(self)
+
+
+class DataLoaderAdapter(Delegating, DataLoader[Any]):
+    """Wrap a `DataLoader`, or a `StatefulDataLoader` of torchdata, built from the same arguments.
+
+    An instance is of the class of the inner loader as well, so `isinstance` keeps its answers. Attributes
+    that are the inner loader's are read from it and set on it.
+
+    Args:
+        dataset: As for `DataLoader`.
+        use_stateful_dataloader: Build a `StatefulDataLoader`.
+        batch_sampler: As for `DataLoader`.
+        **kwargs: As for `DataLoader`.
+    """
+
+    _wrapped_in = "base_dataloader"
+    base_dataloader: DataLoader[Any]
+    use_stateful_dataloader: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if kwargs.get("use_stateful_dataloader"):
+            mixed: type[Self] = mixed_class(cls, stateful_loader_class())
+            return super().__new__(mixed)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        dataset: Any,
+        use_stateful_dataloader: bool = False,
+        batch_sampler: Iterable[list[int]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._wrap(build_loader(dataset, use_stateful_dataloader, batch_sampler=batch_sampler, **kwargs))
+
+    @classmethod
+    def around(cls, base: DataLoader[Any], **options: Any) -> Self:
+        """Return an adapter of an existing loader, with the options of `_wrap`."""
+        adapter: Self = object.__new__(mixed_class(cls, type(base)))
+        adapter._wrap(base, **options)
+        return adapter
+
+    def _wrap(self, base: DataLoader[Any]) -> None:
+        """Initialize an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
+        self.__dict__.update(self._fields_of(base))
+
+    def _fields_of(self, base: DataLoader[Any]) -> dict[str, Any]:
+        """Return the attributes that follow from the inner loader."""
+        return {"use_stateful_dataloader": hasattr(base, "load_state_dict"), "base_dataloader": base}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        base = self.__dict__.get("base_dataloader")
+        if base is not None and name not in self.__dict__ and name in base.__dict__:
+            setattr(base, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self.base_dataloader)
+
+    def __len__(self) -> int:
+        return len(self.base_dataloader)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (unmixed_class(type(self)), self._copied_attributes())
+
+    def _copied_attributes(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which shares no workers with this loader."""
+        return {**self.__dict__, **self._fields_of(clone_loader(self.base_dataloader))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the inner loader, where it has one."""
+        state: dict[str, Any] = self.base_dataloader.state_dict()  # type: ignore[attr-defined]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.base_dataloader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """Do nothing: a state is always that of the last batch that was yielded, not of one that was prefetched."""
+
+
+def build_loader(dataset: Any, use_stateful_dataloader: bool, **kwargs: Any) -> DataLoader[Any]:
+    """Build the inner loader."""
+    loader_class = stateful_loader_class() if use_stateful_dataloader else DataLoader
+    return loader_class(dataset, **kwargs)
+
+
+def _restore(ours: type[DataLoaderAdapter], attributes: dict[str, Any]) -> DataLoaderAdapter:
+    adapter: DataLoaderAdapter = from_attributes(
+        mixed_class(ours, type(attributes["base_dataloader"])), attributes
+    )
+    return adapter
+
+
+_mixed: dict[tuple[Any, Any], type[Any]] = {}
+
+
+def mixed_class(ours: type[Any], theirs: type[DataLoader[Any]]) -> type[Any]:
+    """Return a class that is ``ours`` first and ``theirs`` as well, so that `isinstance` keeps its answers."""
+    if issubclass(ours, theirs):
+        return ours
+    mixed = _mixed.get((ours, theirs))
+    if mixed is None:
+        names = {"__module__": ours.__module__, "__doc__": ours.__doc__}
+        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), names)
+    return mixed
+
+
+def unmixed_class(mixed: type[Any]) -> type[Any]:
+    """Return the ``ours`` that `mixed_class` made ``mixed`` of, or ``mixed`` if it is a plain class."""
+    return mixed.__bases__[0] if mixed in _mixed.values() else mixed

@@ -11,9 +11,25 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order import EpochOrder, OrderSource, check_same_order
-from accel_data.step import NO_BATCH, START, Position, ShardPlan, StepInfo, StreamSharding, rows_of_rank
+from accel_data.samplers.order import EpochOrder, check_same_order, flat_sampler_of, is_finite, is_fixed
+from accel_data.step import NO_BATCH, START, Position, ShardPlan, StepInfo, StreamSharding
 from accel_state.errors import ConfigError
+
+
+def rows_of_rank(batch_size: int | None, num_ranks: int, *, split_batches: bool) -> int | None:
+    """Return the rows of one rank in a full step, None if the batch size is not known.
+
+    Raises:
+        ConfigError: If a batch cannot be split evenly.
+    """
+    if batch_size is None or not split_batches:
+        return batch_size
+    if batch_size % num_ranks:
+        raise ConfigError(
+            "`split_batches` needs a batch size that is a round multiple of the number of processes "
+            f"({num_ranks}), got {batch_size}. Change the batch size or pass `split_batches=False`."
+        )
+    return batch_size // num_ranks
 
 
 class BatchSamplerWrapper(Delegating, BatchSampler):
@@ -130,19 +146,31 @@ class BatchSamplerShard(BatchSamplerWrapper):
         return SamplerPass(self, start, order_state, is_shared=is_shared)
 
     @property
-    def order_source(self) -> OrderSource:
-        """What the order is drawn from."""
-        return OrderSource(self.batch_sampler)
+    def samplers(self) -> tuple[Any, Any]:
+        """The sampler of the given batch sampler, None if it has none, and the batch sampler."""
+        return getattr(self.batch_sampler, "sampler", None), self.batch_sampler
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator that the order is drawn from, if the given sampler has one."""
-        return self.order_source.generator
+        """The user's generator for the sampler or the batch sampler, None if there is none."""
+        generators = [getattr(one, "generator", None) for one in self.samplers]
+        return next((one for one in generators if isinstance(one, torch.Generator)), None)
+
+    @property
+    def lacks_generator(self) -> bool:
+        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
+        return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
+
+    def keep_generator(self) -> None:
+        """Give samplers without a generator one of their own."""
+        for sampler in self.samplers:
+            if getattr(sampler, "generator", self) is None:
+                sampler.generator = torch.Generator()
 
     @property
     def can_start_anywhere(self) -> bool:
         """Whether a pass from the middle of an epoch takes no longer than one from its start."""
-        return self.order_source.has_order
+        return is_finite(flat_sampler_of(self.batch_sampler))
 
     @property
     def total_samples(self) -> int:
@@ -160,13 +188,13 @@ class BatchSamplerShard(BatchSamplerWrapper):
         )
 
     def _plan(self, start: Position) -> ShardPlan | None:
-        source = self.order_source
-        if not source.has_order:
+        sampler = flat_sampler_of(self.batch_sampler)
+        if not is_finite(sampler):
             return None
         rows = self.rows_per_rank
         assert rows is not None, "torch's batch sampler has a batch size"
         return ShardPlan(
-            num_samples=len(source.flat_sampler),
+            num_samples=len(sampler),
             rows=rows,
             num_ranks=self.num_processes,
             rank=self.process_index,
@@ -229,8 +257,16 @@ class SamplerPass:
         self.plan = shard._plan(start)
         self.steps: deque[StepInfo] = deque()
         self.num_missed = 0
-        self._source = shard.order_source
-        self.order = EpochOrder(self._source, order_state, is_shared=is_shared)
+        self._shard = shard
+        #: What is iterated: the sampler, if its indices are split into batches as torch does.
+        self._sampler = flat_sampler_of(shard.batch_sampler)
+        self._iterated = shard.batch_sampler if self._sampler is None else self._sampler
+        self.order = EpochOrder(
+            shard.generator,
+            draws_from_default=shard.generator is None and not is_fixed(self._sampler),
+            state=order_state,
+            is_shared=is_shared,
+        )
         self._start = start
         self._rank = shard.process_index
         self._is_shared = is_shared
@@ -240,7 +276,7 @@ class SamplerPass:
             split=shard.split_batches,
             even=shard.even_batches,
             drop_last=shard.drop_last,
-            source=type(self._source.iterated).__name__,
+            source=type(self._iterated).__name__,
         )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -252,7 +288,9 @@ class SamplerPass:
 
     def _planned(self, plan: ShardPlan) -> Iterator[tuple[list[int], StepInfo]]:
         per_step = self._sharding.batches_per_step
-        return plan.steps(self.order.indices(), first_batch=self._start.batches, batches_per_step=per_step)
+        return plan.steps(
+            self.order.indices(self._sampler), first_batch=self._start.batches, batches_per_step=per_step
+        )
 
     def _sampled(self) -> Iterator[tuple[list[int], StepInfo]]:
         end, rank = self._start, self._rank
@@ -260,8 +298,8 @@ class SamplerPass:
             batches, first = self._remaining_batches()
             # What is drawn with the first batch is drawn as in plain PyTorch.
             begun = list(islice(batches, self._sharding.num_ranks))
-        if self._is_shared and not self._source.is_synchronized:
-            check_same_order(self._source.iterated, begun)
+        if self._is_shared and not self._is_synchronized:
+            check_same_order(self._iterated, begun)
         batches = chain(begun, self.order.isolated(batches))
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
@@ -272,10 +310,10 @@ class SamplerPass:
 
     def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any]]:
         """Return the batches after the start, and the first samples or batches of the epoch that come before it."""
-        source, start, num_first = self._source, self._start, self._sharding.num_first
-        batch_sampler: Any = source.batch_sampler
-        if source.flat_sampler is not None:
-            indices = iter(source.flat_sampler)
+        start, num_first = self._start, self._sharding.num_first
+        batch_sampler: Any = self._shard.batch_sampler
+        if self._sampler is not None:
+            indices = iter(self._sampler)
             first = list(islice(indices, min(num_first, start.samples)))
             skip = start.samples - len(first)
             next(islice(indices, skip, skip), None)
@@ -284,3 +322,10 @@ class SamplerPass:
         for batch in islice(remaining, start.batches):
             first += ([batch] if self._sharding.rows is None else batch)[: max(0, num_first - len(first))]
         return remaining, first
+
+    @property
+    def _is_synchronized(self) -> bool:
+        """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
+        return hasattr(self._iterated, "generator") and all(
+            getattr(one, "generator", self) is not None for one in self._shard.samplers
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -38,69 +37,27 @@ def is_torchdata_shuffle(sampler: Any) -> bool:
     return _iterates_like(sampler) == f"{_TORCHDATA}.RandomSampler"
 
 
-@dataclass(frozen=True, slots=True)
-class OrderSource:
-    """A user's batch sampler, and the sampler below it if there is one.
+def flat_sampler_of(batch_sampler: Any) -> Any:
+    """Return the sampler whose indices torch's or torchdata's `BatchSampler` splits into batches, else None."""
+    return batch_sampler.sampler if _iterates_like(batch_sampler) in _BATCH_SAMPLERS else None
 
-    Args:
-        batch_sampler: Yields lists of indices.
-    """
 
-    batch_sampler: Any
+def is_finite(sampler: Any) -> bool:
+    """Whether the order of ``sampler`` is a finite sequence, in which a pass can start anywhere."""
+    return isinstance(sampler, (list, tuple, range)) or _iterates_like(sampler) in _FINITE
 
-    @property
-    def samplers(self) -> tuple[Any, Any]:
-        """The sampler of the batch sampler, None if it has none, and the batch sampler."""
-        return getattr(self.batch_sampler, "sampler", None), self.batch_sampler
 
-    @property
-    def flat_sampler(self) -> Any:
-        """The sampler whose indices torch's or torchdata's `BatchSampler` splits into batches; None for other ones."""
-        return self.batch_sampler.sampler if _iterates_like(self.batch_sampler) in _BATCH_SAMPLERS else None
-
-    @property
-    def has_order(self) -> bool:
-        """Whether the order is a finite sequence, in which a pass can start anywhere."""
-        flat = self.flat_sampler
-        return isinstance(flat, (list, tuple, range)) or _iterates_like(flat) in _FINITE
-
-    @property
-    def iterated(self) -> Any:
-        """The sampler that is iterated where there is no such sequence."""
-        flat = self.flat_sampler
-        return self.batch_sampler if flat is None else flat
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The user's generator for the sampler or the batch sampler, None if there is none."""
-        generators = [getattr(one, "generator", None) for one in self.samplers]
-        return next((one for one in generators if isinstance(one, torch.Generator)), None)
-
-    @property
-    def draws_from_default(self) -> bool:
-        """Whether the order may be drawn from torch's default generator."""
-        flat = self.flat_sampler
-        is_fixed = isinstance(flat, (list, tuple, range)) or _iterates_like(flat) in (_SEQUENTIAL, _SEEDABLE)
-        return self.generator is None and not is_fixed
-
-    @property
-    def lacks_generator(self) -> bool:
-        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
-        return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
-
-    @property
-    def is_synchronized(self) -> bool:
-        """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
-        return hasattr(self.iterated, "generator") and all(
-            getattr(one, "generator", self) is not None for one in self.samplers
-        )
+def is_fixed(sampler: Any) -> bool:
+    """Whether the order of ``sampler`` does not depend on torch's default generator."""
+    return isinstance(sampler, (list, tuple, range)) or _iterates_like(sampler) in (_SEQUENTIAL, _SEEDABLE)
 
 
 class EpochOrder:
     """The order of one pass.
 
     Args:
-        source: The samplers.
+        generator: The user's generator that it is drawn from, None if there is none.
+        draws_from_default: Whether it may be drawn from torch's default generator.
         state: State of the generator to draw the order from. None: the current one.
         is_shared: Whether other ranks read by the same order. Drawing is a collective then.
 
@@ -109,18 +66,23 @@ class EpochOrder:
     """
 
     def __init__(
-        self, source: OrderSource, state: torch.Tensor | None = None, *, is_shared: bool = False
+        self,
+        generator: torch.Generator | None,
+        *,
+        draws_from_default: bool,
+        state: torch.Tensor | None,
+        is_shared: bool,
     ) -> None:
         self.state = state
-        self._source = source
+        self._generator = generator
+        self._draws_from_default = draws_from_default
         self._is_shared = is_shared
         self._has_begun = False
         #: State of the order's own default generator; None while it draws from that of this process.
         self._own: torch.Tensor | None = None
 
-    def indices(self) -> Sequence[int]:
-        """Draw the full order; the source has to have one."""
-        sampler = self._source.flat_sampler
+    def indices(self, sampler: Any) -> Sequence[int]:
+        """Draw the full order of a sampler that has a finite one."""
         if isinstance(sampler, (list, tuple)) and self._is_shared:
             check_same_order(sampler, sampler[:_NUM_COMPARED])
         if isinstance(sampler, (list, tuple, range)):
@@ -147,10 +109,10 @@ class EpochOrder:
         The default generator of torch moves only if the order is a new one, and then as in plain PyTorch.
         """
         if not self._has_begun:
-            self._begin()
+            self.begin()
         if self._own is None:
             yield
-            if self._is_shared and self._source.draws_from_default:
+            if self._is_shared and self._draws_from_default:
                 self._own = torch.get_rng_state()  # what this rank draws elsewhere must not change the order
         else:
             before = torch.get_rng_state()
@@ -161,9 +123,10 @@ class EpochOrder:
                 self._own = torch.get_rng_state()
                 torch.set_rng_state(before)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Fix the state to draw from. A collective, if the ranks share the default generator."""
         self._has_begun = True
-        generator, state = self._source.generator, self.state
+        generator, state = self._generator, self.state
         if generator is not None:
             if state is None:
                 self.state = generator.get_state()
@@ -171,7 +134,7 @@ class EpochOrder:
                 generator.set_state(state)
         elif state is not None:
             self._own = state
-        elif self._source.draws_from_default:
+        elif self._draws_from_default:
             here = torch.get_rng_state()
             self.state = broadcast(here.clone()) if self._is_shared else here
             if not torch.equal(self.state, here):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.saving import SaveHook
     from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
-    from accel_checkpoint.saving.pending_files import Files
+    from accel_checkpoint.saving.pending_files import PendingFile
     from accel_checkpoint.saving.saver import Saver
     from accel_checkpoint.saving.transaction import Request, Stage
 
@@ -97,8 +97,8 @@ class Checkpointer:
                 f"{', '.join(bad)} lack one. Give them both."
             )
         from accel_checkpoint.file_names import custom_file
-        from accel_checkpoint.formats.plain_data import check_plain
-        from accel_checkpoint.reading.strictness import MISMATCH_ERRORS
+        from accel_checkpoint.saving.snapshot import check_plain
+        from accel_checkpoint.strictness import MISMATCH_ERRORS
 
         for number, one in enumerate(objects, len(self.custom_objects)):
             state = None
@@ -361,7 +361,7 @@ class Checkpointer:
         target: Path,
         choices: SaveChoices,
         value_of_rank_0: Callable[[str], str],
-    ) -> Files:
+    ) -> list[PendingFile]:
         from accel.checkpoints.items import loader_items
         from accel.checkpoints.saving import collect
 
@@ -420,7 +420,7 @@ class Checkpointer:
 
     def _newest_checkpoint(self, saver: Saver, *, missing_ok: bool) -> Path | None:
         """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""
-        from accel_checkpoint.reading.selection import agree_on_newest
+        from accel_checkpoint.folder import agree_on_newest
 
         folder = self._folder_of_checkpoints()
         if folder is None:
@@ -480,7 +480,7 @@ class Checkpointer:
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""
         from accel_checkpoint.file_names import checkpoint_name
-        from accel_checkpoint.reading.selection import is_part
+        from accel_checkpoint.listing import is_part
 
         if output_dir is not None:
             warn_user(
@@ -503,7 +503,7 @@ class Checkpointer:
 
     def _notice_other_run(self, folder: Path) -> None:
         """Warn once if the newest checkpoint is of another run, which also saves here."""
-        from accel_checkpoint.reading.selection import newest_of_other_run
+        from accel_checkpoint.listing import newest_of_other_run
 
         self._newest_number, is_of_other = newest_of_other_run(folder, before=self._newest_number)
         if is_of_other:

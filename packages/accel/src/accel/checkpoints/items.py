@@ -22,7 +22,6 @@ from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.choosing import SavedFormats
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
-    Files,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
@@ -42,14 +41,14 @@ from accel_checkpoint.file_names import (
     ranks_of_random_states,
     weight_format,
 )
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.reading.listing import Found
-from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import TorchFile
+from accel_checkpoint.listing import Found
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
+from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
-from accel_data.loader_files import load_into, to_file
+from accel_data.loaders.state import load_into, to_file
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -224,7 +223,7 @@ class StateItem(ABC):
         return name if name in saved.files.names else None
 
     @abstractmethod
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the files that this rank writes."""
 
     @abstractmethod
@@ -284,7 +283,7 @@ class ModelItem(StateItem):
         form = saved.formats.models.get(self.index)
         return None if form is None else form.model_file(self.index)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> SavedModel:
@@ -354,7 +353,7 @@ class OptimizerItem(StateItem):
         form = saved.formats.optimizers.get(self.index)
         return None if form is None else form.optimizer_file(self.index)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         return self.run.form.optimizer_files(self._prepared({}), index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> Mapping[str, Any]:
@@ -381,13 +380,17 @@ class CustomItem(StateItem):
     kind = "custom object"
     key = "custom"
     file_of = staticmethod(custom_file)
+    is_trained: ClassVar[bool] = False
+    """Whether its values should be finite."""
 
     @staticmethod
     def indexes_in(saved: SavedRun) -> Collection[int]:
         return numbers_of_custom(saved.files.names)
 
-    def save(self, choices: SaveChoices) -> Files:
-        return Files([TorchFile(self.file, self.value.state_dict())] if choices.is_writer else [])
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
+        if not choices.is_writer:
+            return []
+        return [TorchFile(self.file, self.value.state_dict(), is_trained=self.is_trained)]
 
     def read(self, saved: SavedRun, name: str) -> Any:
         return saved.content(name)
@@ -427,6 +430,7 @@ class ScalerItem(CustomItem):
     kind = "gradient scaler"
     key = ""
     label = "the gradient scaler"
+    is_trained = True
 
     @staticmethod
     def file_of(index: int) -> str:
@@ -479,13 +483,13 @@ class LoaderItem(StateItem):
                 return of_rank
         return super().file_in(saved)
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
         names = [self.file] if choices.is_writer else []
         if choices.rank > 0 and self._has_state_per_rank:
             names.append(loader_of_rank_file(self.number, choices.rank))
         content = to_file(self.value, is_under_way=self.is_under_way) if names else {}
-        return Files([TorchFile(name, content) for name in names])
+        return [TorchFile(name, content) for name in names]
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
         return name, saved.content(name)

@@ -24,21 +24,27 @@ from accel.checkpoints.rank_state import RankItem
 from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
+from accel_checkpoint.listing import (
+    Found,
+    check_loadable,
+    highest_number,
+    naming_another,
+    part_of_save,
+    token_of,
+)
 from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
-from accel_checkpoint.reading.listing import Found, checkpoints_in
-from accel_checkpoint.reading.selection import check_loadable, part_of_save, token_of
-from accel_checkpoint.reading.strictness import MISMATCH_ERRORS, Strictness
-from accel_checkpoint.saved_files import SavedFiles
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
-from accel_state.errors import AccelError, ConfigError
+from accel_checkpoint.strictness import Strictness
+from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
 _ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
-_ERRORS = (AccelError, *MISMATCH_ERRORS)
+Content = tuple[StateItem, str, Any]
+"""An item, its file, and what `StateItem.read` has returned."""
 LoadHook = Callable[[list[nn.Module], str], None]
 logger = get_logger(__name__)
 _DEEPSPEED_NAMES = (
@@ -145,61 +151,70 @@ def load_checkpoint(
         CheckpointError: On every rank, if any rank failed.
         ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
     """
-    folder = input_dir.resolve()
+    folder, topology = input_dir.resolve(), saver.topology
     saver.log_failure()
-    topology = saver.topology
     if topology.num_nodes > 1:
         # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
-        token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
-        folder = part_of_save(folder, token)
+        of_rank_0 = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
+        folder = part_of_save(folder, of_rank_0)
     version = version_of(folder)
     found: Found | None = None
-    value = ","
+    token = next_number = ""
     with _not_loaded(saver, "checked", folder) as deferred:
         found = check_loadable(folder)
-        value = f"{found.token},{_next_number(found) if topology.local_rank == 0 else ''}"
-    value = deferred.agree(value, _first_and_highest, is_replaced=_is_replaced(folder, version))
-    token, next_number = value.split(",")
+        token = found.token
+        next_number = _next_number(found) if topology.local_rank == 0 else ""
+    token = deferred.agree(token, is_replaced=_is_replaced(folder, version))
     assert found is not None
-    files = SavedFiles(found.path, found.manifest)
+    contents, is_open = list[Content](), True
     with trusted_files(is_trusted or is_saved_here(token)):
-        with _not_loaded(saver, "opened", folder) as deferred, files:
+        with _not_loaded(saver, "opened", folder) as deferred, naming_another(folder), found.files as files:
             if options.verify and topology.local_rank == 0:
                 files.compare_all()
             bare = run.bare_models
             left = [] if ModelItem in options.skipped else list(bare)
             for hook in hooks:
                 hook(left, str(found.path))
-            formats = saved_formats(
-                files.names,
-                form=run.form,
-                saved_as="" if found.manifest is None else found.manifest.model_format,
-                num_models=len(run.models),
-                num_optimizers=len(run.optimizers),
-            )
-            saved = SavedRun(
-                found,
-                files,
-                formats,
-                topology.rank,
-                layout,
-                strict=Strictness(options.is_strict),
-                strict_models=Strictness(options.is_strict and options.strict_models),
-                restore_loaders=options.restore_loaders,
-                key_map=options.key_map,
-            )
+            saved = _saved_run(run, found, rank=topology.rank, layout=layout, options=options)
             models = [run.models[bare.index(model)] for model in left]
-            reading = Reading(run, models, saved, skipped=options.skipped)
+            contents = _read(run, models, saved, skipped=options.skipped)
+            is_open = all(item.is_open(content, saved) for item, _, content in contents)
         deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
-        is_open = reading.is_open
         with _not_loaded(saver, "loaded", folder) as deferred:
-            reading.load()
-        deferred.agree(is_replaced=not is_open and _is_replaced(folder, version))
+            _load(contents, saved)
+    next_number = deferred.agree(
+        next_number, _highest, is_replaced=not is_open and _is_replaced(folder, version)
+    )
     return int(next_number) if next_number else None
 
 
-class Reading:
-    """The items of a checkpoint, read and checked but not loaded yet.
+def _saved_run(
+    run: RunObjects, found: Found, *, rank: int, layout: MeshLayout, options: LoadOptions
+) -> SavedRun:
+    formats = saved_formats(
+        found.files.names,
+        form=run.form,
+        saved_as="" if found.manifest is None else found.manifest.model_format,
+        num_models=len(run.models),
+        num_optimizers=len(run.optimizers),
+    )
+    return SavedRun(
+        found,
+        found.files,
+        formats,
+        rank,
+        layout,
+        strict=Strictness(options.is_strict),
+        strict_models=Strictness(options.is_strict and options.strict_models),
+        restore_loaders=options.restore_loaders,
+        key_map=options.key_map,
+    )
+
+
+def _read(
+    run: RunObjects, models: Sequence[nn.Module], saved: SavedRun, *, skipped: Collection[type[StateItem]]
+) -> list[Content]:
+    """Read and check the items of a checkpoint; nothing is changed.
 
     Args:
         run: The objects to load it into.
@@ -210,59 +225,42 @@ class Reading:
     Raises:
         CheckpointError: If something does not fit; names the file and the object.
     """
+    if f"{SAMPLER_NAME}.bin" in saved.files.names:
+        logger.warning(
+            "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
+        )
+    rank = RankItem(run, saved.rank, None)
+    items = [*model_items(run, models), *other_items(run, saved), rank]
+    items = [item for item in items if type(item) not in skipped]
+    _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
+    names = [(item, item.file_in(saved)) for item in items]
+    for item, name in names:
+        if name is None:
+            item.report_missing(saved)
+    contents: list[Content] = []
+    for item, name in names:
+        if name is not None:
+            with item.strictness(saved).loading(name, item.label):
+                contents.append((item, name, item.read(saved, name)))
+    if RankItem not in skipped and all(item is not rank for item, _, _ in contents):
+        contents.append((rank, rank.file, None))
+    return contents
 
-    def __init__(
-        self,
-        run: RunObjects,
-        models: Sequence[nn.Module],
-        saved: SavedRun,
-        *,
-        skipped: Collection[type[StateItem]] = (),
-    ) -> None:
-        self._saved = saved
-        if f"{SAMPLER_NAME}.bin" in saved.files.names:
-            logger.warning(
-                "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
-            )
-        rank = RankItem(run, saved.rank, None)
-        items = [*model_items(run, models), *other_items(run, saved), rank]
-        items = [item for item in items if type(item) not in skipped]
-        _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
-        names = [(item, item.file_in(saved)) for item in items]
-        for item, name in names:
-            if name is None:
-                item.report_missing(saved)
-        self._contents: list[tuple[StateItem, str, Any]] = []
-        for item, name in names:
-            if name is not None:
-                try:
-                    self._contents.append((item, name, item.read(saved, name)))
-                except _ERRORS as error:
-                    item.strictness(saved).report_error(error, file_name=name, into=item.label)
-        if RankItem not in skipped and all(item is not rank for item, _, _ in self._contents):
-            self._contents.append((rank, rank.file, None))
 
-    @property
-    def is_open(self) -> bool:
-        """Whether all files are open, so that another save may replace them before they are loaded."""
-        return all(item.is_open(content, self._saved) for item, _, content in self._contents)
-
-    def load(self) -> None:
-        """Load all items."""
-        while self._contents:
-            item, name, content = self._contents.pop(0)
-            try:
-                item.load(content, self._saved)
-            except _ERRORS as error:
-                item.strictness(self._saved).report_error(error, file_name=name, into=item.label)
-            del content  # closes the file that it is mapped from
-        if self._saved.restarted_loaders:
-            logger.warning(
-                "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
-                "Skip the batches already read with `skip_first_batches`, or call `load_state` with "
-                "`restore_loaders=True`.",
-                ", ".join(self._saved.restarted_loaders),
-            )
+def _load(contents: list[Content], saved: SavedRun) -> None:
+    """Load the items that have been read."""
+    while contents:
+        item, name, content = contents.pop(0)
+        with item.strictness(saved).loading(name, item.label):
+            item.load(content, saved)
+        del content  # closes the file that it is mapped from
+    if saved.restarted_loaders:
+        logger.warning(
+            "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
+            "Skip the batches already read with `skip_first_batches`, or call `load_state` with "
+            "`restore_loaders=True`.",
+            ", ".join(saved.restarted_loaders),
+        )
 
 
 def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
@@ -292,14 +290,9 @@ def _is_replaced(folder: Path, version: tuple[int, ...] | None) -> bool:
 
 def _next_number(found: Found) -> str:
     """Return the number after the highest one beside ``found``, so that the next save replaces no checkpoint."""
-    if found.number is None:
-        return ""
-    numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
-    return str(max([found.number, *numbers]) + 1)
+    return "" if found.number is None else str(highest_number(found.path.parent) + 1)
 
 
-def _first_and_highest(values: Sequence[str]) -> str:
-    """Return the token that rank 0 read, and the highest next number; empty if checkpoints have no numbers."""
-    tokens, numbers = zip(*(value.split(",") for value in values), strict=True)
-    highest = str(max(int(number) for number in numbers if number)) if numbers[0] else ""
-    return f"{tokens[0]},{highest}"
+def _highest(numbers: Sequence[str]) -> str:
+    """Return the highest of the numbers of all ranks; empty if checkpoints have no numbers."""
+    return str(max((int(number) for number in numbers if number), default=""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accel.checkpoints.items import SavedRun, StateItem
-from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
+from accel_backends.checkpoint_formats.protocol import SaveChoices
 from accel_backends.stepping.open_gradients import open_gradients, restore_gradients
 from accel_checkpoint.file_names import (
     gradients_file,
@@ -75,15 +75,16 @@ class RankItem(StateItem):
         name = random_states_file(self._source(saved)[0])
         return name if name in saved.files.names else None
 
-    def save(self, choices: SaveChoices) -> Files:
+    def save(self, choices: SaveChoices) -> list[PendingFile]:
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.stepper.is_accumulating:
             gradients = open_gradients(run.bare_models)
-            files.append(SafetensorsFile(gradients_file(self.index), gradients, {}))
+            # The gradients of a scaled loss may overflow.
+            files.append(SafetensorsFile(gradients_file(self.index), gradients, {}, is_trained=False))
         accumulation, device_index = run.stepper.state_dict(), run.device_index
         states = to_file(capture_rng_states(), accumulation=accumulation, device_index=device_index)
-        return Files([*files, TorchFile(self.file, states)])
+        return [*files, TorchFile(self.file, states)]
 
     def read(self, saved: SavedRun, name: str) -> RankState:
         """Return the random states and the accumulation."""

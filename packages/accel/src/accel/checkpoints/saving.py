@@ -11,7 +11,8 @@ from torch import nn
 
 from accel.checkpoints.items import ModelItem, RunObjects, class_name, model_items, other_items
 from accel.checkpoints.rank_state import RankItem
-from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
+from accel_backends.checkpoint_formats.protocol import SaveChoices
+from accel_checkpoint.saving.pending_files import PendingFile
 from accel_state.errors import CheckpointError
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
@@ -33,7 +34,7 @@ def collect(
     *,
     hooks: Sequence[SaveHook],
     value_of_rank_0: Callable[[str], str],
-) -> Files:
+) -> list[PendingFile]:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
@@ -50,7 +51,7 @@ def collect(
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
     before = [run.form.model_state(run.strategy, model) for model in run.models]
-    weights, parts = list(before), list[Files]()
+    weights, files = list(before), list[PendingFile]()
     others = [*other_items(run), RankItem(run, choices.rank, None)]
     try:
         for hook in hooks:
@@ -62,10 +63,5 @@ def collect(
         kept_on_0 = value_of_rank_0(kept)
         weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         models = [ModelItem(run, index, None, state) for index, state in enumerate(weights)]
-        parts += [item.save(choices) for item in (*models, *others) if item.is_collective]
-    parts += [item.save(choices) for item in others if not item.is_collective]
-    return Files(
-        own=[file for part in parts for file in part.own],
-        collective=[file for part in parts for file in part.collective],
-        merged=[file for part in parts for file in part.merged],
-    )
+        files += [f for item in (*models, *others) if item.is_collective for f in item.save(choices)]
+    return [*files, *(f for item in others if not item.is_collective for f in item.save(choices))]

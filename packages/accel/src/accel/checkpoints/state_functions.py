@@ -22,9 +22,10 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.random_states import from_file, to_file
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
+from accel_checkpoint.saving.model_weights import pending_weights
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, write_file
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state import PartialState
 
@@ -101,7 +102,7 @@ def load_accelerator_state(
     Raises:
         CheckpointError: If a file is missing, damaged, or holds more than plain data.
     """
-    files, device_index = SavedFiles.of(Path(input_dir)), PartialState().device.index or 0
+    files, device_index = saved_files(Path(input_dir)), PartialState().device.index or 0
     for index, model in enumerate(models):
         model.load_state_dict(read_model(files, index), **load_model_func_kwargs)
     for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):

@@ -9,14 +9,13 @@ from typing import Any, ClassVar, cast
 import torch
 
 from accel_backends.checkpoint_formats.per_rank import PartsFormat
-from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices, SavedModel
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices, SavedModel
 from accel_backends.strategies.megatron.packages import core
 from accel_checkpoint.file_names import engine_folder
-from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(r"pytorch_model(?:_(\d+))?/megatron_model/\.metadata")
@@ -102,14 +101,18 @@ class MegatronFormat(PartsFormat):
         """Return the indexes of the models that have files in this format."""
         return sorted(int(found[1] or 0) for found in map(_MODEL.fullmatch, names) if found)
 
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return the parts of this rank, and the table."""
-        return _files(self.model_file(index), state, choices)
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> list[DistributedPart]:
+        """Return the part of this rank."""
+        return [_part(self.model_file(index), state, choices)]
 
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
-        """Return the parts of this rank, and the table; nothing with `no_save_optim`."""
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> list[DistributedPart]:
+        """Return the part of this rank; nothing with `no_save_optim`."""
         own = self._parts_of(optimizer)
-        return _files(self.optimizer_file(index), own, choices) if own.is_saved else Files()
+        return [_part(self.optimizer_file(index), own, choices)] if own.is_saved else []
 
     def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
         """Return the parts; each rank reads what overlaps its own."""
@@ -248,8 +251,7 @@ class _SavedModel(SavedModel):
         return []
 
 
-def _files(folder: str, state: Mapping[str, Any], choices: SaveChoices) -> Files:
+def _part(folder: str, state: Mapping[str, Any], choices: SaveChoices) -> DistributedPart:
     found = list(cast(ShardedState, state).pieces(is_first=choices.rank == 0))
     paths = {piece.name: path for piece, path in found}
-    part = part_of_rank(folder, [piece for piece, _ in found], paths, rank=choices.rank)
-    return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])
+    return part_of_rank(folder, [piece for piece, _ in found], paths, rank=choices.rank)

@@ -7,7 +7,7 @@ from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.checkpoint_format import DeepSpeedFormat
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
 from accel_state.errors import CheckpointError
 
 FORMAT = DeepSpeedFormat()
@@ -41,7 +41,7 @@ def test_a_model_without_an_engine_is_saved_whole():
     files = FORMAT.model_files(
         {"weight": torch.ones(2)}, index=1, choices=SaveChoices(rank=0, is_writer=True)
     )
-    assert [file.name for file in files.own] == ["model_1.safetensors"]
+    assert [file.name for file in files] == ["model_1.safetensors"]
 
 
 def test_an_optimizer_without_an_engine_is_refused():
@@ -88,10 +88,10 @@ def plain_engine(tmp_path):
 def test_an_engine_without_zero_loads_into_a_plain_optimizer(plain_engine):
     folder, wanted = plain_engine
     (folder / "pytorch_model" / "optimizer_0.json").write_text(json.dumps({"parameters": [["weight"]]}))
-    read = FORMAT.read_optimizer(SavedFiles.of(folder), prepared({"weight": torch.empty(2)}), index=0)
+    read = FORMAT.read_optimizer(saved_files(folder), prepared({"weight": torch.empty(2)}), index=0)
     assert torch.equal(read["state"][0]["exp_avg"], wanted["state"][0]["exp_avg"])
     assert read["param_groups"] == wanted["param_groups"]
-    saved = FORMAT.open_state(SavedFiles.of(folder), index=0)
+    saved = FORMAT.open_state(saved_files(folder), index=0)
     assert saved.shapes() == {"weight": (2,)}
     assert saved.read({})["weight"].tolist() == wanted_weights()
 
@@ -107,5 +107,5 @@ def test_parameters_that_the_optimizer_does_not_step_are_named(plain_engine):
     folder, _ = plain_engine
     with pytest.raises(CheckpointError, match="has 1 parameters, but the optimizer here has 2"):
         FORMAT.read_optimizer(
-            SavedFiles.of(folder), prepared({"a": torch.empty(2), "b": torch.empty(2)}), index=0
+            saved_files(folder), prepared({"a": torch.empty(2), "b": torch.empty(2)}), index=0
         )

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
-from accel_checkpoint.formats.deferred import fetched
-from accel_checkpoint.saved_files import SavedFiles
+from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.saving.snapshot import fetched
 from accel_state.errors import CheckpointError
 
 ODD = torch.arange(15.0).reshape(
@@ -61,7 +61,7 @@ def folder(tmp_path):
 
 
 def test_parameters_and_their_states_are_joined_from_the_parts_of_all_ranks(folder):
-    saved = SavedEngine(SavedFiles.of(folder), "pytorch_model")
+    saved = SavedEngine(saved_files(folder), "pytorch_model")
     weights = saved.weights()
     assert weights["tied"] is weights["odd"]
     assert {name: fetched(value).tolist() for name, value in weights.items()} == {
@@ -78,7 +78,7 @@ def test_parameters_and_their_states_are_joined_from_the_parts_of_all_ranks(fold
 
 
 def test_a_part_of_a_tensor_may_lie_in_two_files(folder):
-    odd = SavedEngine(SavedFiles.of(folder), "pytorch_model").weights()["odd"]
+    odd = SavedEngine(saved_files(folder), "pytorch_model").weights()["odd"]
     assert odd.part(6, 4).tolist() == [6, 7, 8, 9]
     assert odd.part(9, 6).tolist() == [9, 10, 11, 12, 13, 14]
 
@@ -97,7 +97,7 @@ def test_a_stage_that_an_early_python_3_11_saved_is_known(folder, monkeypatch):
         content = torch.load(path)
         content["optimizer_state_dict"]["zero_stage"] = ZeroStageEnum()
         torch.save(content, path)
-    assert SavedEngine(SavedFiles.of(folder), "pytorch_model").stage == 3
+    assert SavedEngine(saved_files(folder), "pytorch_model").stage == 3
 
 
 class Harmful:
@@ -144,7 +144,7 @@ def cut_in_parallel(folder):
 def test_what_is_damaged_or_foreign_is_named(folder, damage, match):
     damage(folder)
     with pytest.raises(CheckpointError, match=match):
-        SavedEngine(SavedFiles.of(folder), "pytorch_model")
+        SavedEngine(saved_files(folder), "pytorch_model")
 
 
 def test_values_that_are_missing_are_named(folder):
@@ -153,4 +153,4 @@ def test_values_that_are_missing_are_named(folder):
     model["param_shapes"] = [{"odd": torch.Size([3, 5]), "small": torch.Size([1]), "new": torch.Size([2])}]
     torch.save(model, name)
     with pytest.raises((CheckpointError, RuntimeError), match="new|exceeds"):
-        SavedEngine(SavedFiles.of(folder), "pytorch_model").weights()
+        SavedEngine(saved_files(folder), "pytorch_model").weights()

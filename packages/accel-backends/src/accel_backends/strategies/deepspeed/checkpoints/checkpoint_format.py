@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from accel_backends.checkpoint_formats.named import (
     check_optimizer_state,
     named_parameters,
 )
-from accel_backends.checkpoint_formats.protocol import Files, PreparedOptimizer, SaveChoices
+from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
     SAVE_ARGUMENTS,
     TextFile,
@@ -27,9 +27,9 @@ from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
-from accel_checkpoint.formats.deferred import DeferredTensor, FetchedOnAccess, fetched
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.pending_files import JsonFile
+from accel_checkpoint.files import SavedFiles
+from accel_checkpoint.saving.pending_files import JsonFile, PendingFile
+from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
@@ -54,7 +54,9 @@ class DeepSpeedFormat(NamedFormat):
         """Return the indexes of the models whose engines have files."""
         return sorted(_engines(_MODEL, names))
 
-    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+    def model_files(
+        self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return what this rank's engine writes, with its optimizer; communicates.
 
         A model that is not trained is saved whole.
@@ -67,9 +69,11 @@ class DeepSpeedFormat(NamedFormat):
             if choices.engine_options.get("save_latest", True):
                 files.append(TextFile("latest", engine_folder(0)))
             files += scripts(state.engine)
-        return Files(files)
+        return files
 
-    def optimizer_files(self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices) -> Files:
+    def optimizer_files(
+        self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
+    ) -> Sequence[PendingFile]:
         """Return a file with the engine of the optimizer; the engine has saved its state."""
         state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
         if not isinstance(state, EngineState):
@@ -86,7 +90,7 @@ class DeepSpeedFormat(NamedFormat):
         names = iter(named_parameters(optimizer))
         groups = [[next(names) for _ in group["params"]] for group in state["param_groups"]]
         mark = JsonFile(f"{folder}/optimizer_{index}.json", {"parameters": groups})
-        return Files([mark] if choices.is_writer else [])
+        return [mark] if choices.is_writer else []
 
     def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
         """Return the state, mapped from the files of all ranks."""
@@ -149,7 +153,23 @@ class _SavedModel(SavedState):
         """Return the weights: deferred where those of ``own`` are, else tensors."""
         if any(isinstance(value, DeferredTensor) for value in own.values()):
             return SavedWeights(self._weights, counters=self._saved.counters())
-        return FetchedOnAccess(self._weights)
+        return _Fetched(self._weights)
+
+
+class _Fetched(Mapping[str, Any]):
+    """Weights that are fetched on access, and not kept."""
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Any:
+        return fetched(self._weights[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def _optimizer_of(

@@ -12,9 +12,8 @@ from typing import Any, Self
 import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
-from accel_checkpoint.saving.pending_files import PendingFile
-from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
+from accel_checkpoint.saving.pending_files import FileSink, PendingFile
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors, nonfinite_in
 from accel_state.errors import CheckpointError, ConfigError
 
 SAVE_ARGUMENTS = ("client_state", "exclude_frozen_parameters", "save_latest")
@@ -126,11 +125,11 @@ class EngineFile(PendingFile):
         """Return the file with copies of its tensors."""
         return replace(self, content=buffers.snapshot(self.content))
 
-    def write(self, sink: FileSink) -> None:
-        """Write the content."""
+    def write(self, sink: FileSink) -> str:
+        """Write the content, and return the name of its first value that is not finite."""
         content = map_tensors(self.content, compact_on_cpu)
-        sink.examine(content)
         torch.save(content, sink)  # type: ignore[arg-type]
+        return nonfinite_in(content)
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,10 @@ class TextFile(PendingFile):
     name: str
     content: str
 
-    def write(self, sink: FileSink) -> None:
+    def write(self, sink: FileSink) -> str:
         """Write the content."""
         sink.write(self.content.encode())
+        return ""
 
 
 def _detached(content: Any) -> Any:

@@ -12,8 +12,8 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.counters import counters_in
 from accel_backends.strategies.deepspeed.checkpoints.states import SavedTensor
+from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.saved_files import SavedFiles
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")

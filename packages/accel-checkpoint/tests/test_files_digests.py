@@ -2,7 +2,7 @@ import zlib
 
 import xxhash
 
-from accel_checkpoint.digests import Digest, digest_of
+from accel_checkpoint.files import Digest, digest_of
 
 
 def test_the_digest_of_a_file_is_that_of_its_parts(tmp_path):

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from accel_checkpoint.digests import digest_of
-from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.files import digest_of
+from accel_checkpoint.saving.pending_files import FileSink
 
 PIECE = bytes(range(256)) * 2**14  # 4 MiB
 NUM_PIECES = 12
@@ -24,7 +24,7 @@ def write_all(path) -> FileSink:
 def test_the_digest_and_the_size_are_those_of_the_file(tmp_path):
     sink = write_all(tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == PIECE * NUM_PIECES
-    assert (sink.num_bytes, sink.entry("large").digest) == (
+    assert (sink.num_bytes, sink.digest) == (
         len(PIECE) * NUM_PIECES,
         digest_of(tmp_path / "large"),
     )

@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from accel_checkpoint.formats.distributed import DistributedState
+from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.reading.distributed import DistributedState
-from accel_checkpoint.saved_files import SavedFiles
-from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.distributed_files import part_of_rank
 from accel_checkpoint.saving.pending_files import write_file
-from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
@@ -21,16 +20,15 @@ CUTS = [(0, 3), (3, 6), (6, 7), (7, 7)]
 def save_parts(folder, cuts=CUTS):
     """Save ``WHOLE`` in rows, as four ranks would, and another value on rank 0."""
     paths = {"w": ("model", "w"), "tied": ("model", "tied"), "n": ("model", "n")}
-    notes = {}
+    names = []
     for rank, (begin, end) in enumerate(cuts):
         pieces = [Piece("w", WHOLE[begin:end], (7, 5), (begin, 0), aliases=("tied",))]
         pieces += [Piece("n", {"lr": 0.1}, is_writer=rank == 0)]
         part = part_of_rank("state", pieces, paths, rank=rank)
-        notes[part.name] = write_file(part, folder).note
-    table = DistributedTable("state")
-    with FileSink(folder / table.name) as sink:
-        table.write(sink, notes)
-    return DistributedState(SavedFiles.of(folder), "state")
+        write_file(part, folder)
+        names.append(part.name)
+    write_file(part.table(names), folder)
+    return DistributedState(saved_files(folder), "state")
 
 
 @pytest.mark.parametrize("rows", [(0, 7), (2, 5), (6, 7), (3, 6)])
@@ -54,7 +52,7 @@ def test_torch_reads_the_folder(tmp_path):
 def test_what_torch_wrote_is_read(tmp_path):
     state = {"w": WHOLE, "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 2), "n": 3}
     dcp.save({"model": state}, checkpoint_id=tmp_path / "state", no_dist=True)
-    saved = DistributedState(SavedFiles.of(tmp_path), "state")
+    saved = DistributedState(saved_files(tmp_path), "state")
     read = {path[0]: saved.value(entry) for path, entry in saved.below("model")}
     assert read["n"] == 3
     assert all(torch.equal(read[name], state[name]) for name in ("w", "scalar", "empty"))
@@ -87,13 +85,13 @@ def test_a_part_that_is_not_what_the_table_promises_is_refused(tmp_path, content
 def test_conjugate_views_are_read(tmp_path):
     conjugate = torch.complex(WHOLE, WHOLE + 1).conj()
     dcp.save({"model": {"w": conjugate}}, checkpoint_id=tmp_path / "state", no_dist=True)
-    saved = DistributedState(SavedFiles.of(tmp_path), "state")
+    saved = DistributedState(saved_files(tmp_path), "state")
     assert torch.equal(saved.value(saved.entries["model.w"]), conjugate)
 
 
 def test_a_part_that_is_missing_or_cut_is_an_error(tmp_path):
     save_parts(tmp_path / "a", cuts=CUTS[:1])
-    saved = DistributedState(SavedFiles.of(tmp_path / "a"), "state")
+    saved = DistributedState(saved_files(tmp_path / "a"), "state")
     with pytest.raises(CheckpointError, match=r"`model.w` in .* do not make up the whole: 15 of 35"):
         saved.value(saved.entries["model.w"])
     part = tmp_path / "a" / "state" / "__0_0.distcp"

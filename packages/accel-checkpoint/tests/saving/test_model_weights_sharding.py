@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_checkpoint.saving.pending_files import plan_shards
+from accel_checkpoint.saving.model_weights import plan_shards
 from accel_state.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from accel_checkpoint.reading.weight_rows import WeightRows
+from accel_checkpoint.formats.weight_files import WeightRows
 from accel_state.errors import CheckpointError
 
 FLOATS = {"matrix": torch.randn(7, 3), "scalar": torch.tensor(2.5), "half": torch.randn(5, 2).bfloat16()}
@@ -27,7 +27,7 @@ def test_rows_are_read_and_converted(path, first_row, num_rows, dtype):
 
 
 def test_conversion_goes_through_a_small_buffer(path, monkeypatch):
-    monkeypatch.setattr("accel_checkpoint.reading.weight_rows._BUFFER_BYTES", 6)
+    monkeypatch.setattr("accel_checkpoint.formats.weight_files._BUFFER_BYTES", 6)
     part = torch.empty(4, 2)
     WeightRows(path).read_into(part, "half", first_row=1)
     assert torch.equal(part, FLOATS["half"][1:].float())
@@ -53,7 +53,7 @@ def test_an_index_gathers_its_files_and_nothing_else(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert set(WeightRows(tmp_path)) == {"a", "b"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"c": "one.safetensors"}))
-    with pytest.raises(CheckpointError, match="lacks `c`, which the index lists for it"):
+    with pytest.raises(CheckpointError, match="lacks `c`, which its index lists"):
         WeightRows(tmp_path)
 
 

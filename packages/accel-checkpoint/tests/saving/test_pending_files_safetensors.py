@@ -3,8 +3,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from accel_checkpoint.formats.safetensor_ranges import DTYPES, read_layout
-from accel_checkpoint.formats.safetensor_writing import write_safetensors
+from accel_checkpoint.formats.weight_files import DTYPES, read_layout
+from accel_checkpoint.saving.pending_files import write_safetensors
 from accel_state.errors import CheckpointError
 
 FLOAT8 = {dtype for dtype in DTYPES.values() if dtype.is_floating_point and dtype.itemsize == 1}

@@ -1,6 +1,6 @@
 import torch
 
-from accel_checkpoint.formats.deferred import DeferredTensor, fetched, second_names_in
+from accel_checkpoint.saving.snapshot import DeferredTensor, fetched, second_names_in
 
 VALUES = torch.arange(6.0).reshape(2, 3)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from accel_checkpoint.saved_files import DamagedFileError
+from accel_checkpoint.files import DamagedFileError
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.user_warnings import warn_user
 
@@ -40,22 +40,19 @@ class Strictness:
 
     @contextmanager
     def loading(self, file_name: str, into: str) -> Iterator[None]:
-        """Report errors in the body as a mismatch that names the file and the object."""
-        try:
-            yield
-        except (AccelError, *MISMATCH_ERRORS) as error:
-            self.report_error(error, file_name=file_name, into=into)
-
-    def report_error(self, error: Exception, *, file_name: str, into: str) -> None:
-        """Report an error that loading a file into an object raised, as a mismatch unless it is one of ours.
+        """Report an error in the body, which loads a file into an object, as a mismatch unless it is one of ours.
 
         Raises:
             AccelError: If strict, or the file is damaged; otherwise warns.
         """
-        if not isinstance(error, AccelError):
+        try:
+            yield
+        except DamagedFileError:
+            raise
+        except AccelError as error:
+            if self.is_strict:
+                raise
+            warn_user(str(error), main_process_only=False)
+        except MISMATCH_ERRORS as error:
             reason = error.args[0] if isinstance(error, KeyError) and error.args else error
             self.report(f"`{file_name}` does not fit {into}: {' '.join(str(reason).split()).rstrip('.')}.")
-        elif self.is_strict or isinstance(error, DamagedFileError):
-            raise error
-        else:
-            warn_user(str(error), main_process_only=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
+from accel_checkpoint.formats.weight_files import MappedFile, read_layout
 from accel_state.errors import CheckpointError
 
 TENSORS = {

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data import prepare_data_loader
-from accel_data.loader_files import load_into, to_file
+from accel_data.loaders.state import load_into, to_file
 from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -1,0 +1,321 @@
+"""The checkpoints in a folder: their state, the newest one, and the one to load. Does not import torch by itself."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_checkpoint.file_names import (
+    FOLDER_OF_CHECKPOINTS,
+    MANIFEST_NAME,
+    METADATA_NAME,
+    OWN_MARK,
+    SHARDED_MODEL_NAME,
+    TEMPORARY_PREFIX,
+    checkpoint_name,
+    checkpoint_number,
+    is_checkpoint_file,
+    numbers_of_models,
+    numbers_of_sharded,
+    random_states_file,
+    ranks_of_random_states,
+)
+from accel_checkpoint.files import DamagedFileError, SavedFiles, regular_file
+from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
+from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, stamp
+from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
+from accel_state.errors import CheckpointError
+from accel_state.user_warnings import warn_user
+
+
+class State(enum.Enum):
+    """The state of a checkpoint, determined without reading all files."""
+
+    COMMITTED = "committed"
+    FOREIGN = "no manifest (another package's)"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint in a folder.
+
+    Attributes:
+        path: The folder.
+        state: Whether it is complete.
+        files: Its files, which are compared with its manifest.
+        manifest: Its manifest, if it has a readable one.
+        problem: What is wrong with it; empty if nothing is.
+        modified_s: When it was committed, as a POSIX timestamp.
+    """
+
+    path: Path
+    state: State
+    files: SavedFiles
+    manifest: Manifest | None = None
+    problem: str = ""
+    modified_s: float = 0.0
+
+    @property
+    def number(self) -> int | None:
+        """Its number, or None if its name has none."""
+        return checkpoint_number(name_of_displaced(self.path))
+
+    @property
+    def token(self) -> str:
+        """The token of the save that wrote it; empty without a readable manifest."""
+        return "" if self.manifest is None else self.manifest.token
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no values are known not to be finite."""
+        return self.manifest is None or not self.manifest.nonfinite
+
+    @property
+    def can_be_loaded(self) -> bool:
+        """Whether its state allows loading it."""
+        return self.state in (State.COMMITTED, State.FOREIGN)
+
+
+def inspect(folder: Path) -> Found | None:
+    """Return the checkpoint in ``folder``, or None if it holds no checkpoint files."""
+    names = [path.name for path in folder.iterdir()]
+    files = SavedFiles(folder)
+    if has_manifest(folder):
+        modified_s = (folder / MANIFEST_NAME).lstat().st_mtime
+        try:
+            manifest = read_manifest(folder)
+        except CheckpointError as error:
+            return Found(folder, State.DAMAGED, files, problem=str(error), modified_s=modified_s)
+        files = SavedFiles(folder, manifest.files_here)
+        problems = files.problems(digests=False)
+        state = State.DAMAGED if problems else State.COMMITTED
+        return Found(folder, state, files, manifest, " ".join(problems), modified_s)
+    is_numbered = bool(names) and checkpoint_number(folder.name) is not None
+    is_known = numbers_of_models(names) or ranks_of_random_states(names) or _has_parts(folder, names)
+    if not is_numbered and not is_known:
+        return None
+    modified_s = folder.stat().st_mtime
+    if ranks_of_random_states(names) and not _is_own(folder, names):
+        return Found(folder, State.FOREIGN, files, modified_s=modified_s)
+    problem = f"It has no `{MANIFEST_NAME}`."
+    return Found(folder, State.INCOMPLETE, files, problem=problem, modified_s=modified_s)
+
+
+def _has_parts(folder: Path, names: list[str]) -> bool:
+    """Whether a model lies in parts in a folder of its own."""
+    tables = [f"{name}/{METADATA_NAME}" for name in names if is_checkpoint_file(name)]
+    return bool(
+        numbers_of_sharded(SHARDED_MODEL_NAME, [name for name in tables if (folder / name).is_file()])
+    )
+
+
+def _is_own(folder: Path, names: list[str]) -> bool:
+    """Whether this package wrote a folder that has random states and no manifest, which means that it is lost."""
+    try:
+        first = random_states_file(ranks_of_random_states(names)[0])
+        with zipfile.ZipFile(regular_file(folder, first)) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if archive.getinfo(name).file_size > 2**20:
+                return False
+            return OWN_MARK.encode() in archive.read(name)
+    except (zipfile.BadZipFile, ValueError, CheckpointError):
+        return False
+
+
+def folder_of_checkpoints(folder: Path) -> Path:
+    """Return `folder/checkpoints` if it exists, since users may pass the project's folder."""
+    inner = folder / FOLDER_OF_CHECKPOINTS
+    return inner if inner.is_dir() else folder
+
+
+def checkpoints_in(folder: Path) -> list[Found]:
+    """Return the checkpoints in ``folder``: first those without a number, by time, then the others; the newest last.
+
+    Those that were moved aside by a save that was then interrupted are among them; see `Staging`.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            paths = [
+                Path(entry.path)
+                for entry in entries
+                if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
+            ]
+        displaced = inspect_all(displaced_in(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    whole = [one for one in displaced if one.can_be_loaded or one.state is State.UNREADABLE]
+    found = [*inspect_all(paths), *whole]
+    return sorted(found, key=lambda one: (one.number is not None, one.number or 0, one.modified_s))
+
+
+def inspect_all(paths: Iterable[Path]) -> list[Found]:
+    """Return the checkpoints among ``paths``, also those that cannot be read."""
+    found = []
+    for path in paths:
+        try:
+            one = inspect(path)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                continue  # just removed by a running job
+            one = Found(path, State.UNREADABLE, SavedFiles(path), problem=str(error), modified_s=time.time())
+            if one.number is None and isinstance(error, PermissionError):
+                continue  # no checkpoint of this run, such as `lost+found`
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def find_newest(
+    folder: Path, *, allow_foreign: bool = True, report: bool = False, other_than: Path | None = None
+) -> Path | None:
+    """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
+
+    Retries if the last one cannot be loaded, since a running job may just be replacing it.
+
+    Args:
+        folder: The folder of checkpoints.
+        allow_foreign: Whether it may be another package's, which has no manifest.
+        report: Warn of newer checkpoints that are incomplete or damaged; raise an error if one cannot be read.
+        other_than: A checkpoint that is left out.
+
+    Raises:
+        CheckpointError: If the folder cannot be read.
+    """
+    states = (State.COMMITTED, State.FOREIGN) if allow_foreign else (State.COMMITTED,)
+    try:
+        for wait_s in (0.02, 0.1, 0.0):
+            checkpoints = [one for one in checkpoints_in(folder) if one.path != other_than]
+            good = [number for number, found in enumerate(checkpoints) if found.state in states]
+            newest = checkpoints[good[-1]].path if good else None
+            skipped = [one for one in checkpoints[good[-1] + 1 if good else 0 :] if not one.can_be_loaded]
+            if (good and not skipped) or not folder.is_dir():
+                break
+            time.sleep(wait_s)
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder of checkpoints `{folder}` cannot be read ({error}). Check its permissions and its disk."
+        ) from error
+    if report and skipped:
+        _report_skipped(folder, newest, skipped)
+    return newest
+
+
+def _report_skipped(folder: Path, newest: Path | None, skipped: Sequence[Found]) -> None:
+    for one in skipped:
+        if one.state is State.UNREADABLE:
+            raise CheckpointError(
+                f"The checkpoint `{one.path}` may be the newest, but cannot be read: {one.problem}. Make it readable "
+                "or remove it, or pass the folder of the checkpoint to load."
+            )
+    listed = "; ".join(f"`{one.path.name}` is {one.state.value}: {one.problem}" for one in skipped)
+    chosen = f"No checkpoint in `{folder}` is complete, so none is loaded."
+    if newest is not None:
+        chosen = f"`{newest}` is loaded, which is not the newest checkpoint."
+    warn_user(f"{chosen} {listed} Run `accel checkpoint verify {folder}` to see what is wrong.")
+
+
+def check_loadable(folder: Path, *, verify: bool = False) -> Found:
+    """Return the checkpoint in ``folder`` if it can be loaded.
+
+    Args:
+        folder: The folder of the checkpoint.
+        verify: Read all files and compare their digests with the manifest; `load_state` compares those that it reads.
+
+    Raises:
+        CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
+    """
+    if not folder.is_dir():
+        displaced = [
+            one for one in checkpoints_in(folder.parent) if name_of_displaced(one.path) == folder.name
+        ]
+        if displaced:
+            return check_loadable(displaced[-1].path, verify=verify)
+        raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
+    found = inspect(folder)
+    if found is None:
+        raise CheckpointError(f"`{folder}` holds no checkpoint.{_hint(folder)}")
+    if found.state is State.INCOMPLETE:
+        raise CheckpointError(
+            f"The checkpoint `{folder}` is incomplete: its manifest, which is written last, is missing.{_hint(folder)}"
+        )
+    problems = [found.problem] if found.problem else []
+    if verify and not problems:
+        problems = found.files.problems(digests=True)
+    if problems:
+        raise CheckpointError(f"The checkpoint `{folder}` is damaged. {' '.join(problems)}{_hint(folder)}")
+    return found
+
+
+def token_of(folder: Path) -> str:
+    """Return the token of the save that wrote a checkpoint; empty without a readable manifest."""
+    try:
+        return read_manifest(folder).token
+    except (CheckpointError, OSError):
+        return ""
+
+
+def part_of_save(folder: Path, token: str) -> Path:
+    """Return this machine's part of a save: ``folder``, or a hidden folder if a later save was interrupted.
+
+    Args:
+        folder: Where the part normally is.
+        token: Token of rank 0's part; empty if it has none.
+    """
+    if not token or token_of(folder) == token or not folder.parent.is_dir():
+        return folder
+    hidden = [path for path in folder.parent.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]
+    return next((path for path in hidden if token_of(path) == token), folder)
+
+
+def is_part(folder: Path) -> bool:
+    """Whether ``folder`` is another node's part of a checkpoint, without rank 0's files."""
+    found = inspect_all([folder]) if folder.is_dir() else []
+    return any(one.manifest is not None and one.manifest.place != 0 for one in found)
+
+
+def highest_number(folder: Path) -> int:
+    """Return the highest number that the name of a folder in ``folder`` has; -1 if none has one."""
+    with os.scandir(folder) as entries:
+        numbers = [checkpoint_number(name_of_displaced(Path(entry.name))) for entry in entries]
+    return max((number for number in numbers if number is not None), default=-1)
+
+
+def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]:
+    """Return the highest number in ``folder``, and whether that checkpoint is of another run that still goes on.
+
+    That is so if the process of the run is alive here, or if the number was at most ``before`` at the last call.
+    """
+    newest = highest_number(folder)
+    match = re.fullmatch(TOKEN, token_of(folder / checkpoint_name(newest)))
+    # The parent may be a notebook that has trained before.
+    if match is None or match[1] == stamp() or match[1].split("-")[1] == str(os.getppid()):
+        return newest, False
+    return newest, (before is not None and newest > before) or has_ended_by_stamp(match[1]) is False
+
+
+@contextmanager
+def naming_another(folder: Path) -> Iterator[None]:
+    """Add the newest other checkpoint to the error of a damaged file in the checkpoint in ``folder``."""
+    try:
+        yield
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}{_hint(folder)}") from error
+
+
+def _hint(folder: Path) -> str:
+    """Return a sentence with the newest checkpoint that can be loaded instead; empty if there is none."""
+    inside = find_newest(folder_of_checkpoints(folder))
+    if inside is not None:
+        return f" The newest complete one in it is `{inside}`."
+    good = find_newest(folder.parent, other_than=folder)
+    return "" if good is None else f" The newest complete one beside it is `{good}`."
