@@ -1149,16 +1149,16 @@ class Accelerator(ProcessView):
         """
         return self._checkpointer.load(
             input_dir,
-            load_kwargs=load_kwargs,
-            verify=verify,
-            strict=strict,
-            restore_loaders=restore_loaders,
             missing_ok=missing_ok,
+            trusted=trusted,
+            restore_loaders=restore_loaders,
+            load_kwargs=load_kwargs,
+            engine_options=load_model_func_kwargs,
             only=only,
             skip=skip,
-            key_map=key_map,
-            trusted=trusted,
-            options=load_model_func_kwargs,
+            verify=verify,
+            is_strict=strict,
+            key_map=key_map or {},
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:

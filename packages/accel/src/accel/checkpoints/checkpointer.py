@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
 from accel_state import GradientState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
-from accel_state.logging import get_logger
 from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel_checkpoint.saving.pending_files import PendingFile
     from accel_checkpoint.saving.saver import Saver
     from accel_checkpoint.saving.transaction import Request, Stage
-
-logger = get_logger(__name__)
 
 
 class Checkpointer:
@@ -191,31 +188,23 @@ class Checkpointer:
         self,
         input_dir: str | os.PathLike[str] | None,
         *,
-        load_kwargs: Mapping[str, Any] | None,
-        verify: bool,
-        strict: bool,
-        restore_loaders: bool | None,
         missing_ok: bool,
-        only: Collection[str] | None,
-        skip: Collection[str] | None,
-        key_map: Mapping[str, str] | None,
         trusted: bool,
-        options: Mapping[str, Any],
+        restore_loaders: bool | None,
+        load_kwargs: Mapping[str, Any] | None,
+        engine_options: Mapping[str, Any],
+        **options: Any,
     ) -> bool:
-        """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
+        """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it.
+
+        ``options`` are those of `LoadOptions.of`.
+        """
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
         from accel_checkpoint.ranks.agreement import ReplacedError
 
-        how = LoadOptions.of(
-            load_kwargs,
-            options,
-            only=only,
-            skip=skip,
-            key_map=key_map or {},
-            verify=verify,
-            is_strict=strict,
-            restore_loaders=self._resumes_loaders() if restore_loaders is None else restore_loaders,
-        )
+        if restore_loaders is None:
+            restore_loaders = self._resumes_loaders()
+        how = LoadOptions.of(load_kwargs, engine_options, restore_loaders=restore_loaders, **options)
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
         if input_dir is None:
