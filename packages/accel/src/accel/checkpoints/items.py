@@ -47,6 +47,7 @@ from accel_checkpoint.file_names import (
     ranks_of_random_states,
     weight_format,
 )
+from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.random_states import to_file as states_to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_checkpoint.saving.snapshot import DeferredTensor
@@ -307,7 +308,7 @@ class CustomItem(StateItem):
         return [TorchFile(self.file, self.value.state_dict(), is_trained=self.is_trained)]
 
     def read(self, saved: SavedRun, name: str) -> Any:
-        return saved.content(name)
+        return read_torch_file(saved.files.path(name))
 
     def load(self, content: Any, saved: SavedRun) -> None:
         self.value.load_state_dict(content)
@@ -328,7 +329,7 @@ class SchedulerItem(CustomItem):
     def read(self, saved: SavedRun, name: str) -> Any:
         """Return the content of the file; torch's schedulers would load any dict."""
         saved.check_class(self.key, self.index, self.of_class)
-        content = saved.content(name)
+        content = read_torch_file(saved.files.path(name))
         for key in self.value.state_dict():
             if not key.startswith("_") and key not in content:
                 raise ValueError(f"it has no `{key}`, so it is the state of another kind of scheduler")
@@ -396,7 +397,7 @@ class LoaderItem(StateItem):
         return [TorchFile(name, content) for name in names]
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
-        return name, saved.content(name)
+        return name, read_torch_file(saved.files.path(name))
 
     def load(self, content: tuple[str, Any], saved: SavedRun) -> None:
         """Resume the loader, or let its epoch start over."""

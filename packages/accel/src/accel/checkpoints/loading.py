@@ -34,7 +34,7 @@ from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
-from accel_checkpoint.strictness import Strictness
+from accel_checkpoint.strictness import LOADING_ERRORS, Strictness
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -236,8 +236,10 @@ def _read(
     contents: list[Content] = []
     for item, name in names:
         if name is not None:
-            with item.strictness(saved).loading(name, item.label):
+            try:
                 contents.append((item, name, item.read(saved, name)))
+            except LOADING_ERRORS as error:
+                item.strictness(saved).report_error(error, file_name=name, into=item.label)
     if RankItem not in skipped and all(item is not rank for item, _, _ in contents):
         contents.append((rank, rank.file, None))
     return contents
@@ -247,8 +249,10 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
     """Load the items that have been read."""
     while contents:
         item, name, content = contents.pop(0)
-        with item.strictness(saved).loading(name, item.label):
+        try:
             item.load(content, saved)
+        except LOADING_ERRORS as error:
+            item.strictness(saved).report_error(error, file_name=name, into=item.label)
         del content  # closes the file that it is mapped from
     if saved.restarted_loaders:
         logger.warning(

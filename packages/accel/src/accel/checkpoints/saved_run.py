@@ -145,10 +145,6 @@ class SavedRun:
         is_own = source == 0 or not self.is_of_rank_0_alone
         return source if is_own else 0, is_own
 
-    def content(self, name: str) -> Any:
-        """Return the content of a file written by `torch.save`."""
-        return read_torch_file(self.files.path(name))
-
     def report_missing(self, what: str, *, note: str = "") -> None:
         """Report that something is missing in the checkpoint."""
         elsewhere = ""
@@ -192,7 +188,8 @@ class RankState:
     @classmethod
     def read(cls, saved: SavedRun, name: str, *, device_index: int) -> Self:
         """Return what a checkpoint has for this rank; ``name`` is the file of its random states."""
-        states, accumulation = from_file(saved.content(name), device_index=device_index, file_name=name)
+        content = read_torch_file(saved.files.path(name))
+        states, accumulation = from_file(content, device_index=device_index, file_name=name)
         gradients_name, gradients = gradients_file(saved.rank), None
         # Accelerate and older releases do not write it.
         accumulation.setdefault("is_accumulating", gradients_name in saved.files.names)
