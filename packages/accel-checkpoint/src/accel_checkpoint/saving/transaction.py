@@ -35,7 +35,7 @@ from accel_checkpoint.saving.pending_files import (
 )
 from accel_checkpoint.saving.retention import Retention, remove_old
 from accel_checkpoint.saving.snapshot import HostBuffers
-from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
+from accel_checkpoint.saving.staging import Staging, remove_stale_folders
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
@@ -199,7 +199,7 @@ class Stage:
         """
         topology = self._topology
         if topology.rank == 0:
-            self._attempt(self._make_folder)
+            self._attempt(self._staging.make)
         if topology.num_nodes > 1:
             if topology.local_rank == 0:
                 # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
@@ -213,11 +213,7 @@ class Stage:
             # No rank creates the folder on this node before every rank here has checked for it.
             self._agreement.agree(self._topic("placed"), "", first)
         if topology.rank != 0 and self._failure is None:
-            self._attempt(self._make_folder)
-
-    def _make_folder(self) -> None:
-        check_target(self.target)
-        self._staging.make()
+            self._attempt(self._staging.make)
 
     def _snapshot(self, files: Sequence[PendingFile], buffers: HostBuffers) -> list[PendingFile]:
         """Return the files with their content as it is now; a failure is reported in the next round."""
