@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accel_checkpoint.files import Digest
 from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
+from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.transaction import Stage
@@ -26,6 +29,7 @@ WAIT_S = 5.0
 """How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
 ALL_RANKS_WAIT_S = 45.0
 """How long it waits if it cannot."""
+_POLL_S = 0.02
 
 
 class Saver:
@@ -141,7 +145,7 @@ class Saver:
         return self.agreement.agree(self.agreement.next_topic(topic), report, merge, is_begun=is_begun)
 
     def settle(self) -> None:
-        """Wait for the running save, if any.
+        """Wait for the running save, if any; rank 0 shows a progress bar if that takes more than a few seconds.
 
         Raises:
             CheckpointError: If it failed and the error has not been raised yet.
@@ -149,10 +153,19 @@ class Saver:
         stage = self._in_background
         if stage is None or stage.handle is None:
             return
+        handle, is_main = stage.handle, self.topology.rank == 0
         try:
-            stage.handle.settle()
+            with progress_bar(
+                f"Saving {stage.target.name}", is_shown=is_main and not handle.done()
+            ) as advance:
+                num_bytes = Digest.num_bytes_of_all
+                while advance is not None and not handle.done():
+                    time.sleep(_POLL_S)
+                    before, num_bytes = num_bytes, Digest.num_bytes_of_all
+                    advance(num_bytes - before)
+            handle.settle()
         finally:
-            if stage.handle.done():
+            if handle.done():
                 self._in_background = None
 
     def log_failure(self) -> None:
