@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_backends.strategies.protocol import Capabilities, Feature
+from accel_backends.strategies.capabilities import Capabilities, Feature
 from accel_backends.strategies.selection import STRATEGIES, why_not_on
 from accel_state.devices import known_vendors
 from tools.checks.engine_evidence import EVIDENCE, ON_DEVICES, UNTESTED

@@ -15,7 +15,7 @@ from accel import Accelerator, ParallelismConfig
 from accel.utils import set_seed
 from accel_backends import Capabilities
 from accel_backends.strategies.selection import STRATEGIES
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 from accel_state import MeshLayout
 from accel_state.mesh_layout import AXES, DATA_AXES, LOSS_AXES
 from accel_state.runtime import reset_runtime
@@ -35,7 +35,7 @@ on_layouts = pytest.mark.parametrize(
 )
 
 
-class AnyAxes(TorchStrategy):
+class AnyAxes(Strategy):
     """Accept every axis; average gradients over the loss ranks, after each backward."""
 
     name = "any_axes"

@@ -2,7 +2,7 @@ from types import MappingProxyType
 
 import pytest
 
-from accel_backends.strategies.protocol import Capabilities
+from accel_backends.strategies.capabilities import Capabilities
 from tools.checks import engine_table
 from tools.workspace import ROOT
 

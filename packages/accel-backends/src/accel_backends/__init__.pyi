@@ -69,6 +69,8 @@ from accel_backends.precisions.precision import select_precision as select_preci
 from accel_backends.scheduler import AcceleratedScheduler as AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle as Bundle
 from accel_backends.strategies.bundle import Placement as Placement
+from accel_backends.strategies.capabilities import Capabilities as Capabilities
+from accel_backends.strategies.capabilities import Sync as Sync
 from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
 from accel_backends.strategies.context import StrategyContext as StrategyContext
 from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
@@ -105,10 +107,8 @@ from accel_backends.strategies.megatron.wrappers import (
 from accel_backends.strategies.megatron.wrappers import (
     MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
 )
-from accel_backends.strategies.protocol import Capabilities as Capabilities
-from accel_backends.strategies.protocol import Strategy as Strategy
-from accel_backends.strategies.protocol import Sync as Sync
 from accel_backends.strategies.selection import select_strategy as select_strategy
+from accel_backends.strategies.strategy import Strategy as Strategy
 from accel_backends.transforms.compile import compile_model as compile_model
 from accel_backends.transforms.compile import compile_regions as compile_regions
 from accel_backends.transforms.compile import compile_regions_deepspeed as compile_regions_deepspeed

@@ -146,7 +146,7 @@ def test_weights_in_files_are_read_ahead_by_their_range_unless_they_are_in_memor
     tmp_path, monkeypatch, is_cached
 ):
     save_file({"w": torch.arange(8.0)}, tmp_path / "m.safetensors")
-    place = read_layout(tmp_path / "m.safetensors")["w"]
+    place = read_layout(tmp_path / "m.safetensors").ranges["w"]
     offload_state_dict(tmp_path, {"raw": torch.ones(2)})
     index = {**read_offload_index(tmp_path), "w": {"safetensors_file": str(tmp_path / "m.safetensors")}}
     weights = OffloadedWeightsLoader({"memory": torch.zeros(1)}, tmp_path, index)

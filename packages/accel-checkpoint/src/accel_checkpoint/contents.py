@@ -93,8 +93,7 @@ def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
 
 def _of_safetensors(path: Path, group: str) -> Iterator[Item]:
     layout, file = read_layout(path), MappedFile(path)
-    for name in sorted([*layout.ranges, *layout.second_names]):
-        place = layout[name]
+    for name, place in sorted(layout.ranges.items()):
         kind = f"{_name_of(place.dtype)} {_shape(place.shape)}"
         yield Item(group, name, kind, partial(file.tensor, place))
 

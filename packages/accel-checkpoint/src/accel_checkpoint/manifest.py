@@ -206,20 +206,25 @@ def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    numbers = [
-        manifest.world_size,
-        manifest.step,
-        manifest.place,
-        *[entry.num_bytes for entry in manifest.files],
-    ]
+    """Check the types of what is used, and the names of files.
+
+    Raises:
+        CheckpointError: If a field cannot be right.
+    """
+    numbers = [manifest.world_size, manifest.step, manifest.place, *(one.num_bytes for one in manifest.files)]
     numbers += [] if manifest.iteration is None else [manifest.iteration]
-    texts = [manifest.token, manifest.strategy, manifest.model_format]
+    texts = [
+        manifest.token,
+        manifest.strategy,
+        manifest.model_format,
+        *(one.digest for one in manifest.files),
+    ]
     try:
         texts += [name for names in manifest.objects.values() for name in names]
-        if any(type(value) not in (int, float) for value in manifest.metrics.values()):
-            raise TypeError("a metric is not a number")
-        if any(type(one) is not int or one < 0 for one in numbers) or any(
-            type(one) is not str for one in texts
+        if (
+            any(type(one) is not int or one < 0 for one in numbers)
+            or any(type(one) is not str for one in texts)
+            or any(type(one) not in (int, float) for one in manifest.metrics.values())
         ):
             raise TypeError("a field has the wrong type, or is negative")
         num_ranks = manifest.layout.world_size

@@ -36,7 +36,7 @@ def test_tensors_at_odd_places_are_copied(tmp_path):
     text = json.dumps(header).encode()
     (tmp_path / "m").write_bytes(len(text).to_bytes(8, "little") + text + b"\x01" + data.numpy().tobytes())
     layout = read_layout(tmp_path / "m")
-    assert torch.equal(MappedFile(tmp_path / "m").tensor(layout["x"]), data)
+    assert torch.equal(MappedFile(tmp_path / "m").tensor(layout.ranges["x"]), data)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_8_bit_floats_without_a_negative_zero_are_read(tmp_path, dtype):
     header = json.dumps({"a": {"dtype": code, "shape": [3], "data_offsets": [0, 3]}}).encode()
     raw = bytes(wanted.view(torch.uint8).tolist())
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + raw)
-    read = MappedFile(tmp_path / "m").tensor(read_layout(tmp_path / "m")["a"])
+    read = MappedFile(tmp_path / "m").tensor(read_layout(tmp_path / "m").ranges["a"])
     assert read.dtype == dtype
     assert torch.equal(read.float(), wanted.float())
 

@@ -53,7 +53,7 @@ def test_whole_blocks_of_64_bytes_begin_at_multiples_of_it(tmp_path):
     }
     path = write(tmp_path / "m.safetensors", given)
     layout = read_layout(path)
-    assert layout["g"].start % 64 == layout["h é"].start % 64 == 0
+    assert layout.ranges["g"].start % 64 == layout.ranges["h é"].start % 64 == 0
     loaded = load_file(path)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
 

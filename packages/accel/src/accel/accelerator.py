@@ -41,8 +41,8 @@ from accel_backends import Strategy
 from accel_backends import TERecipeKwargs as TERecipeKwargs
 from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
+from accel_backends.strategies.capabilities import Sync
 from accel_backends.strategies.checks import has_device_map
-from accel_backends.strategies.protocol import Sync
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from accel.accelerator import Accelerator
-from accel_backends.strategies.protocol import Feature
+from accel_backends.strategies.capabilities import Feature
 from accel_ops import reduce
 from accel_state import DistributedType
 from accel_state.errors import ConfigError

@@ -332,6 +332,7 @@ def test_a_manifest_of_another_kind_is_refused(checkpoint, content):
         {"objects": []},
         {"files": [{"name": "a", "num_bytes": -1, "digest": ""}]},
         {"files": [{"name": "a", "num_bytes": "1", "digest": ""}]},
+        {"files": [{"name": "a", "num_bytes": 1, "digest": 5}]},
     ],
     ids=str,
 )

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 
 
 @dataclass
@@ -29,7 +29,7 @@ class DelayedAveragingPlugin:
     dtype: torch.dtype | None = None
 
 
-class DelayedAveraging(TorchStrategy):
+class DelayedAveraging(Strategy):
     """Averages the gradients of all prepared models in one all-reduce, behind the last backward of an accumulation."""
 
     name: ClassVar[str] = "delayed_averaging"

@@ -15,7 +15,8 @@ from accel_backends.checkpoint_formats.protocol import (
 )
 from accel_backends.flat_sharding.own_values import RankParts
 from accel_backends.optimizer import in_memory
-from accel_backends.strategies.protocol import HoldsParts, Strategy
+from accel_backends.strategies.capabilities import HoldsParts
+from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from accel_backends.strategies.protocol import Strategy
+from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile
 from accel_state.registry import Registry

@@ -29,7 +29,7 @@ from accel_backends.checkpoint_formats.protocol import (
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.module_lookup import is_peft_model
 from accel_backends.sharding.full_state import deferred_state
-from accel_backends.strategies.protocol import Strategy
+from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.file_names import (
     METADATA_NAME,
     OPTIMIZER_NAME,

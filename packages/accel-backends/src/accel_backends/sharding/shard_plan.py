@@ -96,23 +96,28 @@ def plan_sharding(
     if dynamo is not None:
         compile_units(units, dynamo)
     whole = whole_parameters(model, plugin.ignored_modules)
-    low, device_type = settings.policy.param_dtype, settings.device.type
-    fp32 = [] if low is None else kept_in_fp32(model, low)
-    if low is not None and not settings.policy.cast_forward_inputs:
-        for name in fp32:
-            wrap_forward(model.get_submodule(name), device_type=device_type, dtype=low, enabled=False)
-        if device_type == "cpu":
-            cast_norm_inputs(model)
-    if low is not None:
-        # Ignored modules in 16 bits get inputs in 16 bits where no autocast casts them.
-        casts = not settings.policy.cast_forward_inputs
-        store_in_fp32(one for one in map(model.get_parameter, whole) if casts or one.dim() == 0)
     groups = shard_groups(
         model,
         units=plan.units,
         tail=plan.tail,
-        fp32=fp32,
+        fp32=_keep_fp32(model, settings, whole=whole),
         whole=whole,
         experts=() if experts is None else tuple(experts.modules),
     )
     return ShardPlan(groups, whole, layers, experts)
+
+
+def _keep_fp32(model: nn.Module, settings: ShardSettings, *, whole: Sequence[str]) -> list[str]:
+    """Return the modules that compute in fp32 although the run does not, and store the ``whole`` parameters in fp32."""
+    low, device_type = settings.policy.param_dtype, settings.device.type
+    if low is None:
+        return []
+    fp32, casts = kept_in_fp32(model, low), not settings.policy.cast_forward_inputs
+    if casts:
+        for name in fp32:
+            wrap_forward(model.get_submodule(name), device_type=device_type, dtype=low, enabled=False)
+        if device_type == "cpu":
+            cast_norm_inputs(model)
+    # Ignored modules in 16 bits get inputs in 16 bits where no autocast casts them.
+    store_in_fp32(one for one in map(model.get_parameter, whole) if casts or one.dim() == 0)
+    return fp32

@@ -57,14 +57,12 @@ def shard_groups(
         ConfigError: If a name is not that of a module that can be called.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    wanted: list[tuple[str, ...]] = [
-        (name,)
+    alone = [
+        name
         for name in dict.fromkeys([*units, *fp32, *experts])
         if name not in tail and not any(name.startswith(f"{outer}.") for outer in experts)
     ]
-    if tail:
-        wanted.append(tuple(tail))
-    for name in (name for names in wanted for name in names):
+    for name in (*alone, *tail):
         _check_unit(name, modules)
     first_names = {module: name for name, module in reversed(modules.items())}
     places = [
@@ -76,7 +74,7 @@ def shard_groups(
     def renamed(names: Iterable[str]) -> set[str]:
         return {first_names[modules[name]] for name in names}
 
-    merged = _merge_tied([*map(renamed, wanted)], places)
+    merged = _merge_tied([*(renamed([name]) for name in alone), *([renamed(tail)] if tail else [])], places)
     in_tail, in_fp32, in_experts = renamed(tail), renamed(fp32), renamed(experts)
     index_of = _index_of(merged)
     owned = {_owner(name, index_of) for names in places for name in names}

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.precision import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
-from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
+from accel_backends.strategies.capabilities import ForwardBackward, Sync
+from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime
 

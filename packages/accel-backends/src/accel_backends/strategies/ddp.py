@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
 from accel_backends.strategies.ddp_ending import release_at_exit
 from accel_backends.strategies.placement import model_devices
-from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import layers
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
@@ -28,7 +28,7 @@ from accel_state.user_warnings import warn_user
 _NOTHING = nullcontext()
 
 
-class DDPStrategy(TorchStrategy):
+class DDPStrategy(Strategy):
     """The strategy `ddp`, on any device that torch has a process group for."""
 
     name: ClassVar[str] = "ddp"

@@ -33,8 +33,8 @@ from accel_backends.sharding.full_state import gathered_state
 from accel_backends.sharding.shard import is_sharded
 from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
+from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile import compile_units

@@ -37,8 +37,8 @@ from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import gather_once, is_sharded, shard_model
 from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
 from accel_backends.sharding.unit_order import check_unit_order
+from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.own_random_numbers import draw_own_numbers

@@ -33,9 +33,9 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.sharding.clipping import scale_down, total_norm
 from accel_backends.sharding.full_state import difference
 from accel_backends.sharding.replicated import ReplicatedParameters
+from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
-from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK
 from accel_backends.transforms.compile import compile_units
 from accel_backends.transforms.own_random_numbers import own_random_numbers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from accel_backends.strategies.protocol import Capabilities, Strategy
+from accel_backends.strategies.capabilities import Capabilities
+from accel_backends.strategies.strategy import Strategy
 from accel_state.devices import Vendor, find_vendor
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout

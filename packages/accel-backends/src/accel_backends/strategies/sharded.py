@@ -8,9 +8,9 @@ from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.own_group import ensure_group
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Feature
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Feature
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 
 SHARDS_LACK = {
     Feature.JOIN: "a rank that has no batch left would keep its shards from the others. Let all ranks get as many "
@@ -21,7 +21,7 @@ SHARDS_LACK = {
 """What no strategy does that cuts parameters over the ranks."""
 
 
-class ShardedStrategy(TorchStrategy):
+class ShardedStrategy(Strategy):
     """Parameters are cut over the ranks; one rank alone is a group of one."""
 
     version: ClassVar[int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_backends.strategies.protocol import Capabilities
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.capabilities import Capabilities
+from accel_backends.strategies.strategy import Strategy
 
 
-class SingleStrategy(TorchStrategy):
+class SingleStrategy(Strategy):
     """The strategy `single`."""
 
     name: ClassVar[str] = "single"

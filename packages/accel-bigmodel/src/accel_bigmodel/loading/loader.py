@@ -179,13 +179,13 @@ class CheckpointLoader:
 
     def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
         mapped = MappedFile(file.path) if layout.ranges else None
-        for name in file.listed([*layout.ranges, *layout.second_names], layout.second_names):
+        for name in file.listed(layout.ranges, layout.second_names):
             named = self._tensors.get(name)
             if named is None:
                 continue
             assert mapped is not None
             place, dtype, device = (
-                layout[name],
+                layout.ranges[name],
                 self._options.dtype_of(name, named.tensor),
                 self._device(named),
             )
@@ -292,7 +292,7 @@ class CheckpointLoader:
             "safetensors_file": str(layout.path.resolve()),
             "weight_name": layout.second_names.get(name, name),
             "dtype": str(dtype).removeprefix("torch."),
-            "shape": list(layout[name].shape),
+            "shape": list(layout.ranges[name].shape),
         }
 
     def _write_to_folder(
@@ -342,8 +342,8 @@ def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bo
 def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
     """Return the relevant names in a file with their shapes, ``None`` for values that are not tensors."""
     if layout is not None:
-        names = file.listed([*layout.ranges, *layout.second_names], layout.second_names)
-        return {name: torch.Size(layout[name].shape) for name in names}
+        names = file.listed(layout.ranges, layout.second_names)
+        return {name: torch.Size(layout.ranges[name].shape) for name in names}
     content = read_weights(file.path)
     values = {name: content[name] for name in file.listed(content)}
     return {name: getattr(value, "shape", None) for name, value in values.items()}

@@ -146,11 +146,11 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         entry = self.index.get(key, {})
         if key not in self.state_dict and entry.get("safetensors_file") is not None:
             layout, file = self._open(entry["safetensors_file"])
-            file.read_ahead(layout[entry.get("weight_name", key)])
+            file.read_ahead(layout.ranges[entry.get("weight_name", key)])
 
     def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
         layout, file = self._open(path)
-        tensor = file.tensor(layout[name])
+        tensor = file.tensor(layout.ranges[name])
         dtype = entry.get("dtype")
         if tensor.is_floating_point() and dtype not in (None, str(tensor.dtype).removeprefix("torch.")):
             tensor = tensor.to(as_torch_dtype(dtype))

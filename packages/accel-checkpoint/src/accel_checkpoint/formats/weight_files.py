@@ -46,15 +46,17 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsLayout:
-    """The byte range of every tensor in a file."""
+    """Where the tensors lie in a file.
+
+    Attributes:
+        path: The file.
+        ranges: The byte range of each tensor, by its stored name and by further names.
+        second_names: The stored name of a tied weight, by each further name.
+    """
 
     path: Path
     ranges: Mapping[str, ByteRange]
     second_names: Mapping[str, str]
-
-    def __getitem__(self, name: str) -> ByteRange:
-        """Return the range of a tensor by its stored name or a further name."""
-        return self.ranges[self.second_names.get(name, name)]
 
 
 def read_layout(path: Path) -> SafetensorsLayout:
@@ -88,7 +90,7 @@ def read_layout(path: Path) -> SafetensorsLayout:
     if any(end > start for (_, end), (start, _) in pairwise(spans)):
         raise _unreadable(path, "its tensors overlap")
     second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
-    return SafetensorsLayout(path, ranges, second)
+    return SafetensorsLayout(path, ranges | {name: ranges[kept] for name, kept in second.items()}, second)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -210,7 +212,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     """
     if path.suffix == ".safetensors":
         layout, mapped = read_layout(path), MappedFile(path)
-        return {name: mapped.tensor(layout[name]) for name in (*layout.ranges, *layout.second_names)}
+        return {name: mapped.tensor(place) for name, place in layout.ranges.items()}
     content = read_torch_file(path, mmap=True, archives_only=False)
     if not isinstance(content, Mapping):
         raise CheckpointError(
@@ -344,10 +346,9 @@ class WeightRows:
                     "whole and save it with `safe_serialization=True`."
                 )
             layout = read_layout(file.path)
-            names = (
-                layout.ranges if file.names is None else file.listed([*layout.ranges, *layout.second_names])
-            )
-            self._places |= {name: (file.path, layout[name]) for name in names}
+            stored = [name for name in layout.ranges if name not in layout.second_names]
+            names = stored if file.names is None else file.listed(layout.ranges)
+            self._places |= {name: (file.path, layout.ranges[name]) for name in names}
             second_names |= layout.second_names
         self.second_names: Mapping[str, str] = {
             name: stored

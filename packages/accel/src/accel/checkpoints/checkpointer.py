@@ -28,9 +28,11 @@ from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
-    from accel.checkpoints.items import RunObjects, SaveHook
+    from accel.checkpoints.items import SaveHook
     from accel.checkpoints.loading import LoadHook
+    from accel.checkpoints.runs import RunObjects
     from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
+    from accel_checkpoint.manifest import Manifest
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import PendingFile
     from accel_checkpoint.saving.retention import Retention
@@ -125,8 +127,6 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel.checkpoints.items import class_names
-        from accel_checkpoint.manifest import Manifest
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
@@ -160,17 +160,9 @@ class Checkpointer:
             if is_late:
                 handle = _handle_of_main_process(target, blocking=blocking)
             else:
-                manifest = Manifest(
-                    (),
-                    token=token,
-                    step=step,
-                    iteration=number if is_numbered else None,
-                    mesh=current_runtime().layout.sizes,
-                    metrics=numbers,
-                    strategy=run.strategy.name,
-                    model_format=run.form.name,
-                    objects=class_names(run),
-                )
+                manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
+                if is_numbered:
+                    manifest = replace(manifest, iteration=number)
                 stage = saver.stage(
                     target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence)
                 )
@@ -229,9 +221,18 @@ class Checkpointer:
         )
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
-        folder = self._folder_to_load(input_dir, saver, missing_ok=missing_ok)
-        if folder is None:
-            return False
+        if input_dir is None:
+            from accel.checkpoints.numbered import newest_checkpoint
+
+            newest = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            if newest is None:
+                return False
+            input_dir = newest
+        elif missing_ok:
+            raise ConfigError(
+                "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
+            )
+        folder = Path(input_dir)
         is_trusted = trusted or self._is_of_project(folder)
         for is_last in (False, False, True):
             try:
@@ -337,7 +338,7 @@ class Checkpointer:
 
     def _run(self, format_name: str = "") -> RunObjects:
         """Return what has a state at present, to be saved in that format or the strategy's."""
-        from accel.checkpoints.items import RunObjects
+        from accel.checkpoints.runs import RunObjects
 
         strategy, prepared, runtime = self._strategy, self._prepared, current_runtime()
         name = format_name or strategy.checkpoint_format
@@ -349,6 +350,7 @@ class Checkpointer:
             strategy=strategy,
             precision=self._precision,
             stepper=self._stepper,
+            accumulation=self._stepper.state_dict(),
             form=self._formats[name](),
             rank=runtime.topology.rank,
             device_index=runtime.device.index or 0,
@@ -373,8 +375,10 @@ class Checkpointer:
         from accel.checkpoints.items import files_to_save
 
         if self.project.automatic_checkpoint_naming and choices.rank == 0:
+            from accel.checkpoints.numbered import notice_other_run
+
             with suppress(OSError):  # it is not needed for the save
-                self._notice_other_run(target.parent)
+                self._newest_number = notice_other_run(target.parent, before=self._newest_number)
         has_own_disk = stage.place != 0
         is_spread = self.project.save_on_each_node and has_own_disk
         if stage.is_owner and has_own_disk and not is_spread:
@@ -417,31 +421,6 @@ class Checkpointer:
         own = self._folder_of_checkpoints()
         return own is not None and folder.resolve().is_relative_to(own.resolve())
 
-    def _folder_to_load(
-        self, input_dir: str | os.PathLike[str] | None, saver: Saver, *, missing_ok: bool
-    ) -> Path | None:
-        """Return the given folder, or the newest checkpoint that the main process sees; warns of damaged ones."""
-        from accel_checkpoint.folder import agree_on_newest
-
-        if input_dir is not None:
-            if missing_ok:
-                raise ConfigError(
-                    "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
-                )
-            return Path(input_dir)
-        folder = self._folder_of_checkpoints()
-        if folder is None:
-            raise ConfigError(
-                "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
-            )
-        newest = agree_on_newest(folder.resolve(), saver)
-        if newest is None and not missing_ok:
-            raise CheckpointError(
-                f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load, "
-                "or `missing_ok=True` to start anew."
-            )
-        return newest
-
     def _folder_of_checkpoints(self) -> Path | None:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
 
@@ -456,7 +435,10 @@ class Checkpointer:
 
         project = self.project
         if project.automatic_checkpoint_naming:
-            target = self._next_target(output_dir, may_exist=may_exist)
+            from accel.checkpoints.numbered import target_of
+
+            folder = self._folder_of_checkpoints()
+            target = target_of(project.iteration, folder, output_dir=output_dir, may_exist=may_exist)
             return target, project.retention or Retention(newest=project.total_limit)
         if output_dir is None:
             raise ConfigError(
@@ -465,47 +447,25 @@ class Checkpointer:
             )
         return Path(output_dir).resolve(), None
 
-    def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
-        """Return the folder of the next checkpoint that is named by number."""
-        from accel_checkpoint.file_names import checkpoint_name
-        from accel_checkpoint.listing import is_part
-
-        if output_dir is not None:
-            warn_user(
-                f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
-                "Leave it out, or turn `automatic_checkpoint_naming` off.",
-            )
-        folder = self._folder_of_checkpoints()
-        if folder is None:
-            raise ConfigError(
-                "`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one."
-            )
-        target = folder.resolve() / checkpoint_name(self.project.iteration)
-        # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
-        if target.exists() and not may_exist and not is_part(target):
-            raise ConfigError(
-                f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
-                "`accelerator.project_configuration.iteration` to the number to go on with."
-            )
-        return target
-
-    def _notice_other_run(self, folder: Path) -> None:
-        """Warn once if the newest checkpoint is of another run, which also saves here."""
-        from accel_checkpoint.listing import newest_of_other_run
-
-        self._newest_number, is_of_other = newest_of_other_run(folder, before=self._newest_number)
-        if is_of_other:
-            logger.warning_once(
-                "Another run saves in `%s` too: each of them may remove the other's checkpoints, or load them. Give "
-                "each run a `project_dir` of its own, or end one of them.",
-                folder,
-            )
-
 
 def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+def _manifest_of(run: RunObjects) -> Manifest:
+    """Return what the manifest of a checkpoint records of the run."""
+    from accel.checkpoints.items import class_names
+    from accel_checkpoint.manifest import Manifest
+
+    return Manifest(
+        (),
+        mesh=current_runtime().layout.sizes,
+        strategy=run.strategy.name,
+        model_format=run.form.name,
+        objects=class_names(run),
+    )
 
 
 def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | None:

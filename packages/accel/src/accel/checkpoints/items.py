@@ -11,26 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from accel.checkpoints.saved_run import GRADIENTS, RankState, SavedRun
-from accel_backends import Precision, Strategy
+from accel.checkpoints.runs import GRADIENTS, RankState, RunObjects, SavedRun
 from accel_backends.checkpoint_formats.protocol import (
-    CheckpointFormat,
     PreparedModel,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
 )
 from accel_backends.stepping.open_gradients import open_gradients, restore_gradients
-from accel_backends.stepping.stepper import Stepper
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
     LOADER_NAME,
@@ -60,51 +55,6 @@ from accel_state.logging import get_logger
 
 logger = get_logger(__name__)
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
-
-
-@dataclass(frozen=True)
-class RunObjects:
-    """The objects of a run that have a state, in the order in which they were prepared.
-
-    Attributes:
-        strategy: Saves and loads the states of models and optimizers.
-        precision: Saves and loads the state of the gradient scaler.
-        stepper: Holds the state of the gradient accumulation.
-        form: The format in which models and optimizers are saved.
-        rank: This process.
-        device_index: Index of this rank's device on its machine.
-        models: The users' models, without wrappers.
-        optimizers: Prepared optimizers.
-        schedulers: Prepared schedulers.
-        loaders: Prepared loaders, by number.
-        custom: Objects registered for checkpointing.
-        active_loaders: The loaders that are being iterated over.
-        resumes_loaders: Whether loads resume loaders in the middle of their epoch by default.
-    """
-
-    strategy: Strategy
-    precision: Precision
-    stepper: Stepper
-    form: CheckpointFormat
-    rank: int
-    device_index: int
-    models: Sequence[nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer]
-    schedulers: Sequence[Any]
-    loaders: Mapping[int, Any]
-    custom: Sequence[Any]
-    active_loaders: Sequence[Any]
-    resumes_loaders: Callable[[], bool]
-
-    @cached_property
-    def accumulation(self) -> Mapping[str, Any]:
-        """The state of the gradient accumulation, before anything is loaded."""
-        return self.stepper.state_dict()
-
-    @cached_property
-    def others(self) -> list[StateItem]:
-        """An item for each object to save that is no model."""
-        return other_items(self)
 
 
 @dataclass
@@ -476,19 +426,6 @@ class RankItem(StateItem):
         state.restore_generators(saved)
 
 
-KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
-    {
-        "models": ModelItem,
-        "optimizers": OptimizerItem,
-        "schedulers": SchedulerItem,
-        "custom": CustomItem,
-        "loaders": LoaderItem,
-        "scaler": ScalerItem,
-    }
-)
-"""By the names that users give them, in the order in which files that nothing was prepared for are listed."""
-
-
 def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderItem]:
     """Return an item for each loader with a state; numbered as in the checkpoint to load, if any.
 
@@ -523,7 +460,7 @@ def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateIte
 def class_names(run: RunObjects) -> dict[str, list[str]]:
     """Return the users' classes by kind, for error messages when the checkpoint is loaded."""
     names: dict[str, list[str]] = {}
-    for item in (*(ModelItem(run, index, one) for index, one in enumerate(run.models)), *run.others):
+    for item in (*(ModelItem(run, index, one) for index, one in enumerate(run.models)), *other_items(run)):
         if item.key:
             kind = item.of_class
             names.setdefault(item.key, []).append(f"{kind.__module__}.{kind.__qualname__}")
@@ -553,6 +490,7 @@ def files_to_save(
             "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
+    others = other_items(run)
     before = [run.form.model_state(PreparedModel(run.strategy, model)) for model in run.models]
     models, weights, files = list(run.models), list(before), list[PendingFile]()
     try:
@@ -565,8 +503,8 @@ def files_to_save(
         kept_on_0 = value_of_rank_0(kept)
         weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         items = [ModelItem(run, index, None, state) for index, state in enumerate(weights)]
-        files += [f for item in (*items, *run.others) if item.is_collective for f in item.save(choices)]
-    return [*files, *(f for item in run.others if not item.is_collective for f in item.save(choices))]
+        files += [f for item in (*items, *others) if item.is_collective for f in item.save(choices)]
+    return [*files, *(f for item in others if not item.is_collective for f in item.save(choices))]
 
 
 @contextmanager

@@ -7,19 +7,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from torch import nn
 
 from accel.checkpoints.items import (
-    KINDS,
+    CustomItem,
+    LoaderItem,
     ModelItem,
+    OptimizerItem,
     RankItem,
-    RunObjects,
+    ScalerItem,
+    SchedulerItem,
     StateItem,
     other_items,
 )
-from accel.checkpoints.saved_run import SavedRun, saved_formats
+from accel.checkpoints.runs import RunObjects, SavedRun, saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.listing import (
@@ -40,6 +44,17 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
 
+KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
+    {
+        "models": ModelItem,
+        "optimizers": OptimizerItem,
+        "schedulers": SchedulerItem,
+        "custom": CustomItem,
+        "loaders": LoaderItem,
+        "scaler": ScalerItem,
+    }
+)
+"""By the names that users give them, in the order in which files that nothing was prepared for are listed."""
 _ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
 Content = tuple[StateItem, str, Any]
 """An item, its file, and what `StateItem.read` has returned."""

@@ -15,6 +15,7 @@ from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement, register_kind
+from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
@@ -28,7 +29,6 @@ from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper,
 )
-from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.unwrap import register_container
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError

@@ -17,6 +17,7 @@ from accel_backends.own_group import ensure_group
 from accel_backends.plugins.megatron import MegatronLMPlugin
 from accel_backends.plugins.megatron_parsers import optimizer_settings
 from accel_backends.strategies.bundle import Bundle, InTurn, Placement, register_kind
+from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.megatron.datasets import MegatronLMDummyDataLoader
 from accel_backends.strategies.megatron.engine import MegatronEngine
@@ -39,8 +40,7 @@ from accel_backends.strategies.megatron.wrappers import (
     MegatronLMOptimizerWrapper,
     MegatronLMSchedulerWrapper,
 )
-from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user
 
@@ -48,7 +48,7 @@ _NOTHING = nullcontext()
 _ADVICE = "Save and load it with `accelerator.save_state` and `accelerator.load_state`"
 
 
-class MegatronStrategy(TorchStrategy):
+class MegatronStrategy(Strategy):
     """Makes one model of megatron-core, and lets its schedule run forward and backward of each batch together."""
 
     name: ClassVar[str] = "megatron"

@@ -12,9 +12,9 @@ from torch import nn
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 from accel_backends.strategies.xla import packages
 from accel_backends.strategies.xla.gradients import GradientReduction
 from accel_backends.strategies.xla.number_formats import set_storage
@@ -23,7 +23,7 @@ from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 
 
-class XlaStrategy(TorchStrategy):
+class XlaStrategy(Strategy):
     """The strategy `xla`.
 
     A model that is moved to an XLA device has new parameters there: optimizers that were made before step those.

@@ -15,11 +15,11 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
     stepping_optimizer,
 )
 from accel_backends.strategies.deepspeed.dummies import DummyOptim
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
 
 
-class EngineStates(TorchStrategy):
+class EngineStates(Strategy):
     """Gives and takes states one tensor at a time, and saves them in DeepSpeed's own files.
 
     A model that has no engine is treated as any other.

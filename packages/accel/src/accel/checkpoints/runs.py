@@ -1,13 +1,18 @@
-"""A checkpoint that is being loaded, and what it has for this rank, which other ranks may have saved."""
+"""The objects of a run, and the checkpoint of a run that is loaded into them: of which ranks, in which formats."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
+import torch
+from torch import nn
+
+from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat
+from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.file_names import gradients_file, ranks_of_random_states
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
@@ -23,6 +28,43 @@ from accel_state.mesh_layout import MeshLayout
 logger = get_logger(__name__)
 GRADIENTS = "the gradients of this rank"
 _STARTS_OVER = "the gradient accumulation starts over"
+
+
+@dataclass(frozen=True)
+class RunObjects:
+    """The objects of a run that have a state, in the order in which they were prepared.
+
+    Attributes:
+        strategy: Saves and loads the states of models and optimizers.
+        precision: Saves and loads the state of the gradient scaler.
+        stepper: Resumes the gradient accumulation.
+        accumulation: The state of the gradient accumulation, before anything is loaded.
+        form: The format in which models and optimizers are saved.
+        rank: This process.
+        device_index: Index of this rank's device on its machine.
+        models: The users' models, without wrappers.
+        optimizers: Prepared optimizers.
+        schedulers: Prepared schedulers.
+        loaders: Prepared loaders, by number.
+        custom: Objects registered for checkpointing.
+        active_loaders: The loaders that are being iterated over.
+        resumes_loaders: Whether loads resume loaders in the middle of their epoch by default.
+    """
+
+    strategy: Strategy
+    precision: Precision
+    stepper: Stepper
+    accumulation: Mapping[str, Any]
+    form: CheckpointFormat
+    rank: int
+    device_index: int
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    schedulers: Sequence[Any]
+    loaders: Mapping[int, Any]
+    custom: Sequence[Any]
+    active_loaders: Sequence[Any]
+    resumes_loaders: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)

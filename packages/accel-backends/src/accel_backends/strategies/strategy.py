@@ -1,4 +1,4 @@
-"""The base class of the strategies that train with the optimizers of torch."""
+"""How models are placed, wrapped, synchronized and stepped: the base class of all strategies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.sharding.parameter_names import parameters_of
 from accel_backends.strategies.bundle import Bundle, Placement
+from accel_backends.strategies.capabilities import Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
-from accel_backends.strategies.protocol import Capabilities, Feature, Sync
-from accel_backends.transforms.compile import check_compiler, compile_model
 from accel_backends.unwrap import extract_model_from_parallel
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
@@ -26,10 +25,14 @@ from accel_state.errors import ConfigError
 _NOTHING = nullcontext()
 
 
-class TorchStrategy:
-    """Places, converts and compiles models; a subclass wraps them for parallel work.
+class Strategy:
+    """How models are placed, wrapped, synchronized and stepped; a subclass overrides what its engine does differently.
 
-    The state of a model is treated as replicated on every rank.
+    A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
+    that communicate say so; every rank must call those, in the same order. Methods for states take the user's model, as
+    ``unwrap(model, keep_torch_compile=False)`` returns it, and the user's optimizer, as `bare_optimizer` does.
+
+    This class places, converts and compiles models, and treats their states as replicated on every rank.
     """
 
     name: ClassVar[str]
@@ -39,16 +42,16 @@ class TorchStrategy:
 
     @property
     def checkpoint_format(self) -> str:
-        """The format of models and optimizers in checkpoints: `full`, since every rank has a replica."""
+        """Name of the `CheckpointFormat` in which models and optimizers are saved."""
         return "full"
 
     @property
     def has_gradients_in_parameters(self) -> bool:
-        """Whether gradients are in `Parameter.grad`."""
+        """Whether the gradients of an unfinished accumulation are those of the parameters, placed like them."""
         return True
 
     def setup(self, context: StrategyContext) -> None:
-        """Set up the strategy for a run.
+        """Bind the strategy to the run.
 
         Raises:
             ConfigError: If the precision replaces layers, or a communication hook is set, and this strategy does not
@@ -60,6 +63,8 @@ class TorchStrategy:
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
         if context.dynamo is not None:
+            from accel_backends.transforms.compile import check_compiler
+
             check_compiler(context.dynamo, context.runtime.device_backend.vendor)
         ddp = context.handlers.of(DistributedDataParallelKwargs)
         if ddp is not None and context.topology.world_size > 1:
@@ -72,7 +77,7 @@ class TorchStrategy:
     def prepare(
         self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
     ) -> Bundle:
-        """Return the prepared objects in the same order."""
+        """Return the prepared objects in the same order. Every rank must call it; it may communicate."""
         chosen = device_placement or Placement()
         models = [
             self.prepare_model(model, device_placement=place, evaluation_mode=evaluation_mode)
@@ -94,11 +99,13 @@ class TorchStrategy:
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Place, convert, compile and wrap one model, in this order."""
+        """Place, convert, compile and wrap one model, in this order; not wrapped in ``evaluation_mode``."""
         if self._choice(device_placement):
             model = place_model(model, self.context.runtime.device)
         model = self.context.precision.convert(model)
         if self.context.dynamo is not None:
+            from accel_backends.transforms.compile import compile_model
+
             model = compile_model(model, self.context.dynamo)
         return model if evaluation_mode else self._parallelise(model)
 
@@ -108,7 +115,7 @@ class TorchStrategy:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """Wrap ``optimizer``; a prepared one is returned as it is."""
+        """Return the optimizer that the user will hold; a prepared one is returned as it is."""
         if not isinstance(optimizer, AcceleratedOptimizer):
             optimizer = AcceleratedOptimizer(
                 optimizer,
@@ -121,7 +128,10 @@ class TorchStrategy:
     def prepare_scheduler(
         self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> AcceleratedScheduler:
-        """Wrap ``scheduler`` to follow its optimizer, or all of ``optimizers`` if that is unknown."""
+        """Return the scheduler that the user will hold: it follows its optimizer, or ``optimizers`` if that is unknown.
+
+        ``optimizers`` are those prepared with it.
+        """
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
         optimizer = getattr(scheduler, "optimizer", None)
@@ -146,13 +156,19 @@ class TorchStrategy:
         return self.context.make_loader(loader, device_placement=self._choice(device_placement))
 
     def share_sequences(self, loader: Any) -> Any:
-        """Return ``loader`` as it is: sequences are not sharded."""
+        """Return a prepared loader of this rank's shard of each sequence if sequences are sharded; else ``loader``."""
         return loader
 
     def share_buffers(
         self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
     ) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: sequences are not sharded."""
+        """Return a context in which ``buffers`` are this rank's shards of them if sequences are sharded.
+
+        Args:
+            buffers: Tensors of full sequences, changed in place.
+            dims: Dimension of the tokens in each.
+            no_restore: Those that need not be restored after the block.
+        """
         return _NOTHING
 
     def unwrap(
@@ -172,14 +188,17 @@ class TorchStrategy:
         )
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
-        """Compute gradients of ``loss / num_steps``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
+        """Compute gradients of ``loss / num_steps``, scaled by the precision; reduce them unless that is deferred.
+
+        ``kwargs`` go to `torch.Tensor.backward`.
+        """
         if num_steps != 1:
             loss = loss / num_steps
         self.context.precision.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
-        """Multiply the gradients of ``models``, in place."""
+        """Multiply the complete gradients of ``models``, in place."""
         parameters = [parameter for model in models for parameter in model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # `_foreach` functions do not take `DTensor`s and plain tensors in one list.
@@ -188,75 +207,87 @@ class TorchStrategy:
             torch._foreach_mul_(gradients, factor)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: there is nothing to reduce."""
+        """Return a context for forward and backward in which gradients are reduced as ``sync`` specifies."""
         return _NOTHING
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return no parameters: models keep theirs."""
+        """Return parameters that `prepare_model` replaced in a model, and that optimizers may still have."""
         return ()
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:
-        """Clip the total norm of the gradients and return the norm before."""
+        """Clip the total norm of all (unscaled) gradients and return the norm before."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Clamp all gradients to ``[-clip_value, clip_value]``."""
+        """Clamp each (unscaled) gradient to ``[-clip_value, clip_value]``."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of ``model``, replicated on every rank."""
+        """Return the full state of ``model``, with the keys it had before it was prepared."""
         return model.state_dict()
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of ``model`` on this rank."""
+        """Return the state of ``model`` on this rank: a `DTensor` for each sharded tensor.
+
+        The tensors share the model's memory if possible.
+        """
         return model.state_dict()
 
     def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict on this rank."""
+        """Return the state as `local_model_state` does, as the destination of a checkpoint.
+
+        A tensor that this rank must not read, or that gets its memory from `load_model_state`, is deferred.
+        """
         return self.local_model_state(model)
 
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of ``model`` on this rank."""
+        """Return the state like `local_model_state`, for other readers: in the dtypes that the model computes in."""
         return self.local_model_state(model)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a full state dict into ``model`` on every rank."""
+        """Load a full state, or one from `local_model_state`.
+
+        Returns missing and unexpected keys as `torch.nn.Module.load_state_dict` does.
+        """
         return model.load_state_dict(state, strict=strict)
 
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the user's optimizer inside a prepared one."""
+        """Return the optimizer inside the wrappers of `prepare_optimizer`."""
         inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         return inner
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the user's optimizer."""
+        """Return the class of the optimizer that the user made, for a prepared one; an engine may have replaced it."""
         return type(self.bare_optimizer(optimizer))
 
     def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state dict of ``optimizer`` on this rank."""
+        """Return the state of ``optimizer`` on this rank: a `DTensor` for each sharded tensor.
+
+        Parameters have numbers, in the order of `optimizer_parameters`.
+        """
         return optimizer.state_dict()
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters of ``optimizer`` by their names in ``models``."""
+        """Return the parameters of ``optimizer`` by their names in ``models``. Their states are sharded like them."""
         return parameters_of(optimizer, models)
 
     def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
-        """Return the shapes of the parameters of ``optimizer``, by group."""
+        """Return the unsharded shapes of the parameters of ``optimizer``, by group, in the order of its full state."""
         return [[parameter.shape for parameter in group["params"]] for group in optimizer.param_groups]
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Load a full state dict into ``optimizer`` on every rank."""
+        """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
         optimizer.load_state_dict(in_memory(optimizer, state))
 
     def release(self) -> None:
-        """Do nothing: models belong to the user."""
+        """Drop the references to everything prepared."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Return a context that does nothing, for a single process.
+        """Return a context in which ranks may run out of batches at different times.
 
         Raises:
             ConfigError: With several processes, if the strategy does not support it.

@@ -2,7 +2,7 @@ from collections.abc import Collection
 
 import pytest
 
-from accel.checkpoints.saved_run import saved_formats
+from accel.checkpoints.runs import saved_formats
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import FORMATS
 from accel_state.errors import UnknownNameError
