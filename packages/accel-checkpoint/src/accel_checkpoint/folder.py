@@ -16,9 +16,9 @@ from accel_checkpoint.listing import State, checkpoints_in, find_newest
 from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.random_states import restore
 from accel_checkpoint.ranks.agreement import DeferredError, agreement_of
-from accel_checkpoint.saving.retention import Retention, checked_metrics
-from accel_checkpoint.saving.saver import Saver
-from accel_checkpoint.saving.transaction import Request, Stage
+from accel_checkpoint.saving.retention import Retention
+from accel_checkpoint.saving.saver import Saver, checked_metrics
+from accel_checkpoint.saving.transaction import Stage
 from accel_state import PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -69,14 +69,11 @@ class CheckpointFolder:
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(
-            self.path / checkpoint_name(step),
-            retention=self.retention,
-            step=step,
-            iteration=step,
-            metrics=checked_metrics(metrics or {}, self.retention) if self._saver.topology.rank == 0 else {},
-        )
-        return self._saver.stage(request, blocking=blocking)
+        is_main = self._saver.topology.rank == 0
+        numbers = checked_metrics(metrics or {}, self.retention) if is_main else {}
+        manifest = Manifest((), step=step, iteration=step, metrics=numbers)
+        target = self.path / checkpoint_name(step)
+        return self._saver.stage(target, manifest, retention=self.retention, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.
