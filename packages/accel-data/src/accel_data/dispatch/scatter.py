@@ -26,6 +26,7 @@ class ScatterPlan:
         split: Split each batch.
         even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
         slice_fn: Slices a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
+        drop_last: Leave out a last step with too few batches.
     """
 
     num_ranks: int
@@ -33,6 +34,7 @@ class ScatterPlan:
     split: bool
     even: bool
     slice_fn: SliceRows | None = None
+    drop_last: bool = False
 
     @property
     def batches_per_step(self) -> int:

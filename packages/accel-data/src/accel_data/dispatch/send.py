@@ -47,18 +47,13 @@ class Outline(NamedTuple):
 
 
 def read_steps(
-    batches: Iterator[tuple[Any, int | None]],
-    plan: ScatterPlan,
-    *,
-    drop_last: bool,
-    read_states: Callable[[], ReadStates],
+    batches: Iterator[tuple[Any, int | None]], plan: ScatterPlan, read_states: Callable[[], ReadStates]
 ) -> Iterator[tuple[GlobalStep, ReadStates]]:
     """Yield the steps of an epoch and the states after each, reading no further than the step that is asked for.
 
     Args:
         batches: The whole data: batches, and how many samples each was made from if that is known.
         plan: Scatters them.
-        drop_last: Leave out a last step with too few batches.
         read_states: Returns the states of data set and loader.
 
     Raises:
@@ -67,7 +62,7 @@ def read_steps(
     first: list[Any] = []
     num_with_batch = plan.num_ranks
     while group := list(islice(batches, plan.batches_per_step)):
-        if drop_last and len(group) < plan.batches_per_step:
+        if plan.drop_last and len(group) < plan.batches_per_step:
             return
         if num_with_batch < plan.num_ranks:
             raise ConfigError(

@@ -85,9 +85,9 @@ class DataLoaderShard(PreparedLoader):
 
     def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
         source, ranks, is_pinned = self._source, self.data_ranks, self._source.loader.pin_memory
-        shard, is_shared = source.shard, len(ranks.of_world) > 1
+        shard = source.shard
         ends_alike = shard is not None and (shard.even_batches or shard.drop_last)
-        self._announce_epoch(is_shared=is_shared, ends_alike=ends_alike)
+        self._announce_epoch(ends_alike=ends_alike)
         resumption = self._resumption()
         start = resumption.position
         if source.index_shard is None:
@@ -101,7 +101,7 @@ class DataLoaderShard(PreparedLoader):
             )
             return current, self._placed(steps, is_pinned=is_pinned), self._reader.num_missed
         # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
-        is_shared = is_shared and source.index_shard.num_processes == ranks.num_ranks
+        is_shared = len(ranks.of_world) > 1 and source.index_shard.num_processes == ranks.num_ranks
         sampler_pass = source.index_shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
         steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
