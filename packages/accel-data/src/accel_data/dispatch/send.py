@@ -149,12 +149,8 @@ class DispatchedSteps:
 def send_steps(
     steps: Iterator[tuple[GlobalStep, ReadStates]], rank: int, *, is_alone: bool = False
 ) -> Iterator[Announced]:
-    """Announce the steps to all ranks and start to send them, on the main process.
-
-    Args:
-        steps: The epoch.
-        rank: The main process among the ranks that read different data.
-        is_alone: Whether no other rank receives them.
+    """Announce the steps to all ranks and start to send them, on the main process, which is ``rank`` among the ranks
+    that read different data. If it ``is_alone``, no other rank receives them.
     """
     read = _with_end(steps)
     while upcoming := list(islice(read, _STEPS_AT_ONCE)):
@@ -165,12 +161,7 @@ def send_steps(
 
 
 def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]:
-    """Return the steps that the main process announces.
-
-    Args:
-        rank: This rank among those that read different data.
-        device: Where its batches go. None: the CPU.
-    """
+    """Return the steps that the main process announces, with the pieces of ``rank`` on ``device``, or on the CPU."""
     while True:
         steps, arrive = dispatch_batch()
         for step in steps:

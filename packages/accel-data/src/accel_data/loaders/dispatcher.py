@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from accel_data.loaders.state import Pass, Resumption
 from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
-from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
+from accel_data.step import START, GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 
@@ -120,21 +121,14 @@ class DataLoaderDispatcher(PreparedLoader):
             full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)
 
-    def _plan(self, start: int = 0) -> ShardPlan | None:
-        """Return the arithmetic of an epoch from sample ``start`` on, where its length is known."""
-        shard, scatter = self._source.index_shard, self._scatter_plan()
-        if shard is None or not shard.can_start_anywhere:
+    def _plan(self, start: Position = START) -> ShardPlan | None:
+        """Return the arithmetic of an epoch from ``start`` on, where its length is known."""
+        shard, scatter, ranks = self._source.index_shard, self._scatter_plan(), self.data_ranks
+        plan = None if shard is None else shard.plan(start)
+        if plan is None:
             return None
-        ranks = self.data_ranks
-        return ShardPlan(
-            num_samples=shard.total_samples,
-            rows=scatter.rows or 1,
-            num_ranks=ranks.num_ranks,
-            rank=ranks.rank,
-            even=scatter.even,
-            drop_last=scatter.drop_last,
-            start=start,
-        )
+        rows = scatter.rows or 1
+        return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
 
     def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
         self._announce_epoch()
@@ -152,7 +146,7 @@ class DataLoaderDispatcher(PreparedLoader):
         else:
             read = self._read_steps(resumption, sampler_pass, current.read_states, is_resumed=is_resumed)
             announced = send_steps(read, ranks.rank, is_alone=is_alone)
-        plan = self._plan(start.samples)
+        plan = self._plan(start)
         if plan is not None:
             self._expect(plan)
         rows_per_batch = self._given_batch_size() or 1
