@@ -80,13 +80,16 @@ def describe_members(cls: type) -> Iterator[str]:
         yield from (f"{member.name} = {member.value!r}" for member in cls)
     members: dict[str, str] = {}
     for ancestor in reversed([each for each in cls.__mro__ if is_ours(each.__module__)]):
-        for name in annotated_names(ancestor):
+        annotated = annotated_names(ancestor)
+        for name in annotated:
             members[name] = f"{name}: {tidy(ancestor.__annotations__[name])!r}"
         for name, member in vars(ancestor).items():
-            if (name == "__init__" or not name.startswith("_")) and not is_enum_member(cls, name):
-                line = describe_member(name, member)
-                if line is not None:
-                    members[name] = line
+            is_property = isinstance(member, property) and name in annotated
+            if is_property or (name.startswith("_") and name != "__init__") or is_enum_member(cls, name):
+                continue
+            line = describe_member(name, member)
+            if line is not None:
+                members[name] = line
     yield from (members[name] for name in sorted(members))
 
 
@@ -112,7 +115,7 @@ def describe_member(name: str, member: Any) -> str | None:
         return f"staticmethod {name}{signature_of(member.__func__)}"
     if inspect.isfunction(member):
         return f"def {name}{signature_of(member)}"
-    if inspect.isdatadescriptor(member):
+    if inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member):
         return None
     return None if not callable(member) and is_plain(member) else f"{name}: {type(member).__name__}"
 

@@ -84,7 +84,7 @@ V2 = {"use_fsdp": "true", "fsdp_version": "2"}
         (V1 | {"fsdp_reshard_after_forward": "false"}, "is False, which is for `fsdp_version=2`"),
         (
             V1 | {"fsdp_sharding_strategy": "NO_SHARD", "fsdp_reshard_after_forward": "FULL_SHARD"},
-            "say the same thing",
+            "are one setting",
         ),
         (V2 | {"fsdp_transformer_layer_cls_to_wrap": "Block"}, "`TRANSFORMER_BASED_WRAP`. Set that policy"),
         (

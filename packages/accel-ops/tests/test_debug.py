@@ -134,12 +134,12 @@ FAULTS["after calls from different places"] = (
 )
 
 ABSENCES: dict[str, tuple[Callable[[int], Any], list[str]]] = {
-    "raised and left": (one_has_raised, ["process 1 did not come to `accel_ops.gather` within 1 seconds"]),
-    "busy elsewhere": (one_waits_elsewhere, ["process 1 did not come", "Process 1: has not come"]),
+    "raised and left": (one_has_raised, ["process 1 did not reach `accel_ops.gather` within 1 seconds"]),
+    "busy elsewhere": (one_waits_elsewhere, ["process 1 did not reach", "Process 1: has not reached it"]),
     "only on the main process": (
         only_on_the_main_process_and_fitting,
         [
-            "process 1 did not come",
+            "process 1 did not reach",
             "was already called from different places",
             "in only_on_the_main_process_and_fitting",
         ],
@@ -174,7 +174,7 @@ def run_absence(name: str) -> tuple[str, bool, str]:
     """Return the error, whether the absent rank learns of it at its next operation, and the error after."""
     message = run_fault("ABSENCES", name, 1)
     dist.barrier()
-    has_learnt = PartialState().process_index == 0 or "had given it up" in run_fault_of(
+    has_learnt = PartialState().process_index == 0 or "had stopped waiting" in run_fault_of(
         lambda rank: gather(ROWS)
     )
     return message, has_learnt, run_fault_of(lambda rank: gather(ROWS))
@@ -203,8 +203,8 @@ def late_rank() -> str:
 
 def test_a_rank_that_comes_late_does_not_wait_for_those_that_gave_up(world):
     first, second = world(2).run(late_rank)
-    assert "process 1 did not come" in first
-    assert "Process 1 came to `accel_ops.gather` after the other processes had given it up" in second
+    assert "process 1 did not reach" in first
+    assert "Process 1 reached `accel_ops.gather` after the other processes had stopped waiting" in second
 
 
 def one_of_three_differs() -> str:

@@ -65,7 +65,7 @@ def test_second_precision_is_refused_and_the_same_is_not():
     state = AcceleratorState("bf16", cpu=True)
     assert AcceleratorState("bf16").mixed_precision == AcceleratorState().mixed_precision == "bf16"
     with pytest.raises(
-        StateError, match="`mixed_precision` asks for `fp16`, but the state was built with `bf16`"
+        StateError, match="`mixed_precision` requests `fp16`, but the state was built with `bf16`"
     ):
         AcceleratorState("fp16")
     assert state.mixed_precision == "bf16"
@@ -116,7 +116,7 @@ def test_plugin_says_what_kind_of_run_it_is_and_devices_stay_what_they_are():
     assert state.distributed_type == DistributedType.FSDP
     assert state.is_fsdp2
     assert PartialState().distributed_type == DistributedType.NO
-    with pytest.raises(StateError, match="`fsdp_plugin` asks for"):
+    with pytest.raises(StateError, match="`fsdp_plugin` requests"):
         AcceleratorState(fsdp_plugin=FsdpPlugin())
     assert AcceleratorState(fsdp_plugin=plugin).fsdp_plugin is plugin
     state.distributed_type = DistributedType.NO

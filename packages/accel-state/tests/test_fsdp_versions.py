@@ -59,7 +59,7 @@ def test_version_1_overlooks_what_a_launcher_sets_for_nobody(old, new, expected)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("NO_SHARD", "FULL_SHARD", "say the same thing"),
+        ("NO_SHARD", "FULL_SHARD", "are one setting"),
         (
             None,
             False,

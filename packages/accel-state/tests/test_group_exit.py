@@ -211,7 +211,7 @@ def use_own_group(path):
     group_exit._end_at_exit()
     survived = dist.is_initialized()
     with pytest.raises(
-        StateError, match="`backend` asks for `mpi`, but the process group stands already on `gloo`"
+        StateError, match="`backend` requests `mpi`, but the process group already uses `gloo`"
     ):
         PartialState(cpu=True, backend="mpi")
     dist.destroy_process_group()

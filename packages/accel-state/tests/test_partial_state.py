@@ -113,10 +113,10 @@ def test_contradiction_to_the_state_is_refused():
 
 def ask_for_another_group():
     with pytest.raises(
-        StateError, match="`backend` asks for `nccl`, but the process group was set up with `gloo`"
+        StateError, match="`backend` requests `nccl`, but the process group was set up with `gloo`"
     ):
         PartialState(backend="nccl")
-    with pytest.raises(StateError, match="`timeout` asks for `0:00:01`"):
+    with pytest.raises(StateError, match="`timeout` requests `0:00:01`"):
         PartialState(timeout=datetime.timedelta(seconds=1))
     return PartialState(backend="gloo").num_processes
 

@@ -156,7 +156,7 @@ def set_up_by_pair(path):
     reset_runtime(keep_process_group=True)
     asked = {"backend": "cpu:gloo", "init_method": f"file://{path}"}
     backends = [PartialState(cpu=True, **asked).backend, PartialState(cpu=True, **asked).backend]
-    with pytest.raises(StateError, match="`backend` asks for `cpu:mpi`, but .* set up with `gloo`"):
+    with pytest.raises(StateError, match="`backend` requests `cpu:mpi`, but .* set up with `gloo`"):
         PartialState(backend="cpu:mpi")
     return backends, dist.get_backend_config()
 
@@ -175,7 +175,7 @@ def test_backend_that_is_not_built_is_refused_with_those_that_are():
 def test_missing_init_method_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(
-        ConfigError, match="2 processes were asked for, but it is unknown where they meet. Set `MASTER_ADDR`"
+        ConfigError, match="2 processes were requested, but it is unknown where they meet. Set `MASTER_ADDR`"
     ):
         process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
 
@@ -209,6 +209,11 @@ def test_unknown_argument_of_the_group_is_named():
         process_group.check_options({"time_out": 3})
 
 
-def test_place_in_a_group_without_environment_is_one_machine():
-    place = process_group.single_node(Topology(), rank=2, world_size=3)
-    assert (place.rank, place.local_rank, place.local_world_size, place.source) == (2, 2, 3, "process_group")
+def adopt_without_environment():
+    topology, backend = process_group.adopt_group(Topology(), device_type="cpu", options={})
+    return topology.rank, topology.local_rank, topology.local_world_size, topology.source, backend
+
+
+def test_place_in_a_group_without_environment_is_one_machine(world):
+    places = world(2).run(adopt_without_environment)
+    assert places == [(rank, rank, 2, "process_group", "gloo") for rank in range(2)]

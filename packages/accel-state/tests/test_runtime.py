@@ -40,6 +40,20 @@ def test_every_process_is_a_replica_until_more_is_said():
     assert current_runtime().layout == MeshLayout()
 
 
+def test_a_layout_is_that_of_the_ranks_while_their_number_fits():
+    state = PartialState(cpu=True)
+    runtime = current_runtime()
+    state.num_processes = 4
+    assert runtime.layout == MeshLayout(dp_replicate=4)
+    runtime.arrange(MeshLayout(dp_shard=4))
+    state.num_processes = 2
+    assert runtime.layout == MeshLayout(dp_replicate=2)
+    state.num_processes = 4
+    assert runtime.layout == MeshLayout(dp_shard=4)
+    runtime.arrange(None)
+    assert runtime.layout == MeshLayout(dp_replicate=4)
+
+
 def test_single_process_does_not_wait():
     PartialState(cpu=True)
     current_runtime().wait_for_everyone()

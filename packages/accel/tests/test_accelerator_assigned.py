@@ -119,7 +119,9 @@ def test_recipes_of_8_bit_training_are_where_scripts_look_for_them():
     assert accelerator.fp8_enabled
     assert accelerator.ao_recipe_handler is recipe
     assert accelerator.te_recipe_handler is accelerator.fp8_recipe_handler is None
-    with pytest.warns(UserWarning, match="`ao_recipe_handler` has no effect any more"):
+    with pytest.warns(
+        UserWarning, match="An assigned `AORecipeKwargs` has no effect: the Accelerator is built"
+    ):
         accelerator.ao_recipe_handler = None
 
 
@@ -140,7 +142,9 @@ def test_assigned_handlers_and_folders_are_used(tmp_path: Path):
     assert Path(str(accelerator.save_state())) == tmp_path / "checkpoints" / "checkpoint_4"
 
     handler = GradScalerKwargs(init_scale=4.0)
-    with pytest.warns(UserWarning, match="`scaler_handler` has no effect any more: the Accelerator is built"):
+    with pytest.warns(
+        UserWarning, match="An assigned `GradScalerKwargs` has no effect: the Accelerator is built"
+    ):
         accelerator.scaler_handler = handler
     assert accelerator.scaler_handler is handler
 

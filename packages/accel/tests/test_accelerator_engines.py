@@ -120,7 +120,7 @@ def test_a_wrong_setting_of_the_launcher_is_an_error_at_construction():
 
 def test_a_plugin_after_a_run_without_one_is_refused():
     Accelerator(cpu=True)
-    with pytest.raises(StateError, match="`fsdp_plugin` asks for .* was built with `None` already"):
+    with pytest.raises(StateError, match="`fsdp_plugin` requests .* was built with `None` already"):
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 

@@ -14,7 +14,6 @@ from accel.configuration import (
     resolve_parallelism,
     resolve_project,
     resolve_rng_types,
-    with_steps_of_engine,
 )
 from accel_backends import TorchDynamoPlugin, TorchTensorParallelPlugin
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -76,18 +75,18 @@ class TestLoader:
 
 class TestStepsOfEngine:
     def test_a_number_of_the_engine_is_that_of_the_run(self):
-        assert with_steps_of_engine(GradientAccumulationPlugin(num_steps=1), Engine(5)).num_steps == 5
+        assert resolve_accumulation(1, None, engine=Engine(5)).num_steps == 5
 
     @pytest.mark.parametrize("steps", ["auto", None, 4])
     def test_an_engine_that_leaves_it_open_or_agrees_changes_nothing(self, steps):
         plugin = GradientAccumulationPlugin(num_steps=4)
-        assert with_steps_of_engine(plugin, Engine(steps)) is plugin
+        assert resolve_accumulation(1, plugin, engine=Engine(steps)) is plugin
 
     def test_another_number_is_refused(self):
         with pytest.raises(
             ConfigError, match="is 5 by the Engine, but 4 by the Accelerator. Remove one of them"
         ):
-            with_steps_of_engine(GradientAccumulationPlugin(num_steps=4), Engine(5))
+            resolve_accumulation(4, None, engine=Engine(5))
 
 
 class TestEngine:
@@ -163,7 +162,7 @@ class TestParallelism:
         assert config.tp_size == 2
 
     def test_both_ways_of_saying_it_are_refused(self):
-        with pytest.raises(ConfigError, match="Remove `torch_tp_plugin`"):
+        with pytest.raises(ConfigError, match="`torch_tp_plugin` and `parallelism_config` are one setting"):
             resolve_parallelism(TorchTensorParallelPlugin(2), ParallelismConfig(tp_size=2))
 
     def test_the_configuration_alone_stays_as_it_is(self):

@@ -151,7 +151,7 @@ class AcceleratorState(ProcessState):
             current = getattr(self, name)
             if asked and asked is not current and asked != current:
                 raise StateError(
-                    f"`{name}` asks for `{asked}`, but the state was built with `{current}` already. Pass it the "
+                    f"`{name}` requests `{asked}`, but the state was built with `{current}` already. Pass it the "
                     "first time that `Accelerator` is constructed, or call `AcceleratorState._reset_state()` in "
                     "between."
                 )

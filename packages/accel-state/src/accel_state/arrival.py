@@ -18,7 +18,7 @@ from accel_state.user_warnings import call_site
 
 _deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=30.0)
 debug_deadline_s = _deadline_s.get
-_COMPLETE, _GIVEN_UP = "complete", "given up"
+_COMPLETE, _TIMED_OUT = "complete", "timed out"
 
 
 class AbsentRankError(DistributedOperationException):
@@ -62,11 +62,11 @@ def await_arrival(
         for key in ("arrived", "outcome"):
             store.delete_key(f"{number - 1}/{key}")
     elif not is_late and not _appears(store, outcome):
-        store.compare_set(outcome, "", _GIVEN_UP)
+        store.compare_set(outcome, "", _TIMED_OUT)
     reached = store.get(outcome).decode()
     if reached == _COMPLETE:
         return
-    if reached != _GIVEN_UP:
+    if reached != _TIMED_OUT:
         raise DistributedOperationException(
             "Cannot apply desired operation: the processes called different operations, and each would wait for the "
             f"others. Make the same calls in the same order on all processes.\n\nOperations:\n{reached}"
@@ -75,17 +75,19 @@ def await_arrival(
     absent = [other for other, (where, *_) in enumerate(last) if where < number]
     if is_late or not absent:
         raise AbsentRankError(
-            f"Process {rank} came to `{operation}` after the other processes had given it up. See their errors."
+            f"Process {rank} reached `{operation}` after the other processes had stopped waiting. See their errors."
         )
-    lines = ["has not come" if other in absent else place for other, (_, place, _, _) in enumerate(last)]
+    lines = [
+        "has not reached it" if other in absent else place for other, (_, place, _, _) in enumerate(last)
+    ]
     earlier = [place if other in absent else before for other, (_, place, before, _) in enumerate(last)]
     seen = "".join(
         f"\nProcess {other} was last seen in {last[other][1]}." for other in absent if last[other][1]
     )
     raise AbsentRankError(
-        f"Cannot apply desired operation: process {', '.join(map(str, absent))} did not come to `{operation}` within "
+        f"Cannot apply desired operation: process {', '.join(map(str, absent))} did not reach `{operation}` within "
         f"{_deadline_s.get():g} seconds. It has raised, has ended, is busy with something else, or the call is "
-        "under a condition that does not hold there. If it works for longer, set the limit with "
+        "under a condition that is false there. If it works for longer, set the limit with "
         f"`accel_ops.debug_deadline(seconds)`.\n\nOperation: `{operation}`{data and f' on {data}'}\n"
         f"Called from:\n{by_process(lines)}{seen}{_divergence(earlier)}"
     )

@@ -7,32 +7,23 @@ from operator import attrgetter
 from typing import Any
 
 
-class Delegated:
-    """An attribute that is read from, and assigned to, another object.
+def delegated(path: str, *, convert: Callable[[Any], Any] | None = None, replaces_items: bool = False) -> Any:
+    """Return a property that is read from, and assigned to, another object. The class declares its type.
 
     Args:
-        path: Attributes from the object to the value, such as ``_runtime.device``.
+        path: Attributes from the object with the property to the value, such as ``_runtime.device``.
         convert: Converts an assigned value.
         replaces_items: The value is a list that others hold: an assignment replaces its items.
     """
+    owner, _, name = path.rpartition(".")
+    value_of, owner_of = attrgetter(path), attrgetter(owner) if owner else None
 
-    def __init__(self, path: str, convert: Callable[[Any], Any] | None, *, replaces_items: bool) -> None:
-        owner, _, self._name = path.rpartition(".")
-        self._owner = attrgetter(owner) if owner else None
-        self._value, self._convert, self._replaces_items = attrgetter(path), convert, replaces_items
-
-    def __get__(self, instance: object, kind: type | None = None) -> Any:
-        return self if instance is None else self._value(instance)
-
-    def __set__(self, instance: object, value: Any) -> None:
-        if self._convert is not None:
-            value = self._convert(value)
-        if self._replaces_items:
-            self._value(instance)[:] = value
+    def assign(instance: object, value: Any) -> None:
+        if convert is not None:
+            value = convert(value)
+        if replaces_items:
+            value_of(instance)[:] = value
         else:
-            setattr(instance if self._owner is None else self._owner(instance), self._name, value)
+            setattr(instance if owner_of is None else owner_of(instance), name, value)
 
-
-def delegated(path: str, *, convert: Callable[[Any], Any] | None = None, replaces_items: bool = False) -> Any:
-    """Return a `Delegated` attribute, whose type the class declares."""
-    return Delegated(path, convert, replaces_items=replaces_items)
+    return property(value_of, assign)

@@ -1,4 +1,4 @@
-"""What the two versions of FSDP call the same thing, and what only one of them has; torch is not needed to know."""
+"""The settings of FSDP version 1 and those of version 2 that they correspond to. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ RESHARDS: Mapping[str, bool] = MappingProxyType(
 """``reshard_after_forward`` of version 2 by the sharding strategy of version 1; NO_SHARD has none."""
 
 HYBRIDS = frozenset({"HYBRID_SHARD", "HYBRID_SHARD_ZERO2"})
-"""Strategies with one full copy for each machine, which in version 2 is a matter of the mesh."""
+"""Strategies with one replica for each machine, which version 2 sets by the mesh."""
 
 
 def strategy_of(old: str | None, new: str | bool | None, *, is_from_launcher: bool) -> str:
-    """Return the sharding strategy of version 1, which may stand under either of its two names.
+    """Return the sharding strategy of version 1, which may be set under either of its two names.
 
     Args:
-        old: What ``sharding_strategy`` says, None for nothing.
-        new: What ``reshard_after_forward`` says.
-        is_from_launcher: Whether a launcher may have set what nobody asked for: some set both names, the one that
-            is not meant to its default.
+        old: The value of ``sharding_strategy``, None if it is unset.
+        new: The value of ``reshard_after_forward``, None if it is unset.
+        is_from_launcher: Whether a launcher may have set it: some set both names, the unused one to its default.
 
     Raises:
         ConfigError: If the two contradict each other, or the second is not for version 1.
@@ -39,13 +38,13 @@ def strategy_of(old: str | None, new: str | bool | None, *, is_from_launcher: bo
         )
     if None not in (old, new) and old != new:
         raise ConfigError(
-            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` (`{new}`) say the same thing. Pass one of them."
+            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` (`{new}`) are one setting. Pass one of them."
         )
     return old or new or "FULL_SHARD"
 
 
 def resharding_of(old: str | None, new: str | bool | None, *, is_from_launcher: bool) -> bool:
-    """Return whether version 2 gives gathered parameters up after the forward pass; see `strategy_of`.
+    """Return whether version 2 reshards parameters after the forward pass; see `strategy_of`.
 
     Raises:
         ConfigError: If the two contradict each other, or version 2 has no such strategy.
@@ -69,7 +68,7 @@ def reshards(strategy: str) -> bool:
     """
     if strategy in HYBRIDS:
         raise ConfigError(
-            f"`{strategy}` is not a strategy of FSDP version 2, where the mesh says how many full copies there are. "
+            f"`{strategy}` is not a strategy of FSDP version 2, where the mesh sets the number of replicas. "
             f"Set `reshard_after_forward` to {str(RESHARDS[strategy]).lower()}, and in `ParallelismConfig` "
             "`dp_replicate_size` to the number of machines and `dp_shard_size` to the processes of each."
         )

@@ -78,7 +78,9 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         for axis in (*AXES, "ep"):
-            setattr(self, f"{axis}_size", self._checked_size(axis))
+            given = getattr(self, f"{axis}_size")
+            size = read(f"parallelism_{axis}_size") if given is None else given
+            setattr(self, f"{axis}_size", check_size(f"{axis}_size", size))
         if {*self.active_mesh_dims} <= {"pp"}:
             self.dp_shard_size = self.ep_size
         for name, choices in (("cp_backend", ("torch",)), ("sp_backend", ("deepspeed", "torch"))):
@@ -87,10 +89,7 @@ class ParallelismConfig:
             check_choice(name, getattr(self, name), choices)
         check_layout(self.layout)
         for axis, handler in _HANDLERS.items():
-            if axis == "sp" and self.sp_enabled and self.sp_backend == "torch":
-                self._refuse_settings_of_deepspeed()
-            else:
-                self._complete_handler(axis, handler)
+            self._complete_handler(axis, handler)
 
     @property
     def layout(self) -> MeshLayout:
@@ -215,7 +214,7 @@ class ParallelismConfig:
         elif device_type is not None and self.device_mesh.device_type != device_type:
             raise StateError(
                 f"The device mesh was built for `{self.device_mesh.device_type}`, but `{device_type}` is "
-                "asked for."
+                "requested."
             )
         return self.device_mesh
 
@@ -251,22 +250,14 @@ class ParallelismConfig:
     def _enabled(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self._size(axis) > 1]
 
-    def _checked_size(self, axis: str) -> int:
-        given = getattr(self, f"{axis}_size")
-        return check_size(f"{axis}_size", read(f"parallelism_{axis}_size") if given is None else given)
-
-    def _refuse_settings_of_deepspeed(self) -> None:
-        if self.sp_handler is not None:
-            raise ConfigError(
-                "`sp_handler` has settings of DeepSpeed, which have no effect while `sp_backend` is `torch`. "
-                "Leave it out."
-            )
-
     def _complete_handler(self, axis: str, kind: type[Any]) -> None:
         handler = getattr(self, f"{axis}_handler")
-        if self._size(axis) == 1:
+        idle = f"`{axis}_size` is 1" if self._size(axis) == 1 else ""
+        if axis == "sp" and self.sp_enabled and self.sp_backend == "torch":
+            idle = "`sp_backend` is `torch`"  # the settings are DeepSpeed's
+        if idle:
             if handler is not None:
-                raise ConfigError(f"`{axis}_handler` has no effect while `{axis}_size` is 1. Leave it out.")
+                raise ConfigError(f"`{axis}_handler` has no effect while {idle}. Leave it out.")
         elif handler is None:
             setattr(self, f"{axis}_handler", kind())
         elif not isinstance(handler, kind):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError
@@ -51,7 +50,7 @@ class TorchContextParallelConfig:
 
     def __post_init__(self) -> None:
         check_choice("indivisible", self.indivisible, ("pad", "refuse"))
-        self.cp_comm_strategy = _given_or_read(self.cp_comm_strategy, "parallelism_cp_comm_strategy")
+        _read_missing(self, "", "cp_comm_strategy")
         check_choice("cp_comm_strategy", self.cp_comm_strategy, COMM_STRATEGIES)
 
 
@@ -70,13 +69,7 @@ class DeepSpeedSequenceParallelConfig:
     sp_attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        self.sp_seq_length = _given_or_read(self.sp_seq_length, "parallelism_sp_seq_length")
-        self.sp_seq_length_is_variable = _given_or_read(
-            self.sp_seq_length_is_variable, "parallelism_sp_seq_length_is_variable"
-        )
-        self.sp_attn_implementation = _given_or_read(
-            self.sp_attn_implementation, "parallelism_sp_attn_implementation"
-        )
+        _read_missing(self, "", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
         check_choice("sp_attn_implementation", self.sp_attn_implementation, ATTENTION_IMPLEMENTATIONS)
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
             raise ConfigError("`sp_seq_length` is needed where `sp_seq_length_is_variable` is False.")
@@ -107,9 +100,7 @@ class PipelineParallelConfig:
     stages_per_rank: int | None = None
 
     def __post_init__(self) -> None:
-        self.schedule = _given_or_read(self.schedule, "parallelism_pp_schedule")
-        self.num_micro_batches = _given_or_read(self.num_micro_batches, "parallelism_pp_num_micro_batches")
-        self.stages_per_rank = _given_or_read(self.stages_per_rank, "parallelism_pp_stages_per_rank")
+        _read_missing(self, "pp_", "schedule", "num_micro_batches", "stages_per_rank")
         check_choice("schedule", self.schedule, PIPELINE_SCHEDULES)
         is_interleaved = self.schedule == "interleaved_1f1b"
         if self.stages_per_rank is None:
@@ -132,5 +123,8 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"`{name}` must be one of {', '.join(choices)}, got `{value}`.")
 
 
-def _given_or_read(value: Any, setting: str) -> Any:
-    return read(setting) if value is None else value
+def _read_missing(config: object, prefix: str, *fields: str) -> None:
+    """Read fields that are None from the environment."""
+    for name in fields:
+        if getattr(config, name) is None:
+            setattr(config, name, read(f"parallelism_{prefix}{name}"))

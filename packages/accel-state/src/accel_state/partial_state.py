@@ -299,7 +299,7 @@ def _check_process_index(name: str, index: int | None, *, count: int) -> int:
         ConfigError: If it is missing, or out of range with several processes.
     """
     if index is None:
-        raise ConfigError(f"`{name}` is missing: say which process shall run the function.")
+        raise ConfigError(f"`{name}` is missing. Pass the rank of the process that runs the function.")
     if index < 0 or (count > 1 and index >= count):
         raise ConfigError(f"`{name}` must lie between 0 and {count - 1}, got {index}.")
     return index

@@ -147,7 +147,7 @@ def check_backend(backend: str) -> None:
     """
     if not dist.is_available():
         raise ConfigError(
-            "Several processes were asked for, but this torch is built without `torch.distributed`. "
+            "Several processes were requested, but this torch is built without `torch.distributed`. "
             "Install a build that has it, or start one process."
         )
     for part in backend.split(","):
@@ -170,8 +170,8 @@ def adopt_group(topology: Topology, *, device_type: str, options: Mapping[str, A
     asked = options.get("backend")
     if asked is not None and not is_group_on(asked, backend):
         raise StateError(
-            f"`backend` asks for `{asked}`, but the process group stands already on `{backend}`. "
-            "Ask for the same, or destroy that group first."
+            f"`backend` requests `{asked}`, but the process group already uses `{backend}`. "
+            "Pass the same, or destroy that group first."
         )
     if "timeout" in options and not is_group_owned():
         warn_user(
@@ -207,7 +207,7 @@ def _init_method(topology: Topology) -> str:
         return f"file://{file}"
     if topology.master_addr is None or topology.master_port is None:
         raise ConfigError(
-            f"{topology.world_size} processes were asked for, but it is unknown where they meet. Set `MASTER_ADDR` "
+            f"{topology.world_size} processes were requested, but it is unknown where they meet. Set `MASTER_ADDR` "
             "and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
     if variable("MASTER_ADDR") and variable("MASTER_PORT"):
@@ -239,15 +239,10 @@ def _loopback_server(topology: Topology) -> TCPStore | None:
 
 
 def _topology_of_group(topology: Topology) -> Topology:
-    """Use the group's rank and world size; keep the rest of ``topology`` if the two agree."""
+    """Return the topology if the group agrees with it, else that of the group: all ranks are assumed on one machine."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if (rank, world_size) == (topology.rank, topology.world_size):
         return topology
-    return single_node(topology, rank=rank, world_size=world_size)
-
-
-def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
-    """Return the topology of a rank whose machine is unknown: all ranks are assumed to be on this one."""
     return replace(
         topology,
         rank=rank,

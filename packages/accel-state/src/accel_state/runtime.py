@@ -241,7 +241,7 @@ def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Ma
     backend = options.get("backend") or device_backend.collective_backend
     if backend is None:
         raise ConfigError(
-            f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` cannot talk "
+            f"{topology.world_size} processes were requested, but processes on `{device_backend.name}` cannot talk "
             "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
         )
     if topology.local_rank == 0:
@@ -263,6 +263,6 @@ def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) ->
         given = runtime.backend if name == "backend" else runtime.group_request.get(name)
         if asked != given and not (name == "backend" and asked and process_group.is_group_on(asked, given)):
             raise StateError(
-                f"`{name}` asks for `{asked}`, but the process group was set up with `{given}` already. "
+                f"`{name}` requests `{asked}`, but the process group was set up with `{given}` already. "
                 "Pass it the first time that `Accelerator` or `PartialState` is constructed."
             )

@@ -10,19 +10,8 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 from accel_state.launched_by import detect_topology
 
-OWN_PACKAGES = frozenset(
-    {
-        "accel",
-        "accel_backends",
-        "accel_bigmodel",
-        "accel_checkpoint",
-        "accel_data",
-        "accel_launch",
-        "accel_ops",
-        "accel_state",
-        "accel_trackers",
-    }
-)
+_ROOMS = ("backends", "bigmodel", "checkpoint", "data", "launch", "ops", "state", "trackers")
+OWN_PACKAGES = frozenset({"accel", *(f"accel_{name}" for name in _ROOMS)})
 _SKIPPED_PACKAGES = OWN_PACKAGES | {"contextlib", "functools", "torch"}
 
 

@@ -74,36 +74,25 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class _Handler:
-    """The handler of a class that was passed in `kwargs_handlers`, None without one.
+def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
+    """Return the property of the handler of a class that was passed in `kwargs_handlers`, None without one.
 
     Args:
         kind: The class.
         is_late: Whether it is read after the Accelerator is built, so that an assignment has an effect.
     """
 
-    def __init__(self, kind: type[KwargsHandler], *, is_late: bool = False) -> None:
-        self._kind = kind
-        self._is_late = is_late
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, accelerator: Accelerator | None, kind: type | None = None) -> Any:
-        return self if accelerator is None else accelerator.configuration.handlers.of(self._kind)
-
-    def __set__(self, accelerator: Accelerator, value: KwargsHandler | None) -> None:
-        if not self._is_late:
+    def assign(accelerator: Accelerator, value: KwargsHandler | None) -> None:
+        if not is_late:
             warn_user(
-                f"`{self._name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
+                f"An assigned `{kind.__name__}` has no effect: the Accelerator is built. Pass it in `kwargs_handlers`."
             )
         handlers = accelerator.configuration.handlers
-        handlers.pop(self._kind, None)
+        handlers.pop(kind, None)
         if value is not None:
-            handlers[self._kind] = value
+            handlers[kind] = value
 
-
-_handler: Any = _Handler  # without its type, so that attributes have those that the class declares
+    return property(lambda accelerator: accelerator.configuration.handlers.of(kind), assign)
 
 
 class Accelerator(ProcessView):
@@ -204,15 +193,15 @@ class Accelerator(ProcessView):
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
-        configuration, runtime = self.configuration, current_runtime()
+        configuration, state, runtime = self.configuration, self.state, current_runtime()
         self._is_triggered = False
         self._preemption: Preemption | None = None
         self._precision = accel_backends.select_precision(
-            self.mixed_precision, device_backend=runtime.device_backend, handlers=configuration.handlers
+            state.mixed_precision, device_backend=runtime.device_backend, handlers=configuration.handlers
         )
         self._strategy = engine.make_strategy(
             configuration,
-            self.parallelism_config,
+            state.parallelism_config,
             runtime=runtime,
             precision=self._precision,
             make_loader=self.prepare_data_loader,
@@ -222,14 +211,14 @@ class Accelerator(ProcessView):
             strategy=self._strategy,
             precision=self._precision,
             gradient=self.gradient_state,
-            weights=engine.make_weighted_loss(runtime.layout, self.torch_device_mesh),
+            weights=engine.make_weighted_loss(runtime.layout, state.device_mesh),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             num_processes=runtime.topology.world_size,
         )
         self._checkpointer = Checkpointer(
             configuration,
-            processes=self.state,
+            processes=state,
             strategy=self._strategy,
             precision=self._precision,
             prepared=self._prepared,
@@ -246,10 +235,8 @@ class Accelerator(ProcessView):
         """Pickle the constructor's arguments; unpickling constructs an Accelerator with nothing prepared."""
         return partial(type(self), **self._arguments), ()
 
-    @property
-    def strategy(self) -> Strategy:
-        """The training strategy."""
-        return self._strategy
+    strategy: Strategy = delegated("_strategy")
+    """The training strategy."""
 
     # These private names are read and assigned by third-party libraries.
     _models: list[nn.Module] = delegated("_prepared.models", replaces_items=True)
@@ -287,20 +274,16 @@ class Accelerator(ProcessView):
 
     # Processes
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """Kind of distributed run, for user code; accel itself never branches on it."""
-        return self.state.distributed_type
+    distributed_type: DistributedType = delegated("state.distributed_type")
+    """Kind of distributed run, for user code; accel itself never branches on it."""
 
     @property
     def multi_device(self) -> bool:
         """Whether there are several processes, each with its own accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
-    @property
-    def mixed_precision(self) -> str:
-        """Precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
-        return self.state.mixed_precision
+    mixed_precision: str = delegated("state.mixed_precision")
+    """Precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
 
     def set_trigger(self) -> None:
         """Set a flag on this rank, which the next `check_trigger` reports on all ranks."""
@@ -330,15 +313,11 @@ class Accelerator(ProcessView):
 
     # The engine and the mesh
 
-    @property
-    def parallelism_config(self) -> ParallelismConfig | None:
-        """Sizes of the mesh axes, None if none were requested."""
-        return self.state.parallelism_config
+    parallelism_config: ParallelismConfig | None = delegated("state.parallelism_config")
+    """Sizes of the mesh axes, None if none were requested."""
 
-    @property
-    def torch_device_mesh(self) -> DeviceMesh | None:
-        """The device mesh of all processes, None without `parallelism_config`."""
-        return self.state.device_mesh
+    torch_device_mesh: DeviceMesh | None = delegated("state.device_mesh")
+    """The device mesh of all processes, None without `parallelism_config`."""
 
     @property
     def data_parallel_rank(self) -> int:
@@ -368,25 +347,19 @@ class Accelerator(ProcessView):
     def _coordinate(self, axis: str) -> int:
         return current_runtime().layout.coordinate(self.state.process_index)[axis]
 
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded by FSDP2 (`fully_shard`)."""
-        return self.state.is_fsdp2
+    is_fsdp2: bool = delegated("state.is_fsdp2")
+    """Whether models are sharded by FSDP2 (`fully_shard`)."""
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
         """Whether the strategy composes with other mesh axes."""
         return self.is_fsdp2
 
-    @property
-    def deepspeed_plugin(self) -> Any:
-        """The selected DeepSpeed plugin, None without DeepSpeed."""
-        return self.state.deepspeed_plugin
+    deepspeed_plugin: Any = delegated("state.deepspeed_plugin")
+    """The selected DeepSpeed plugin, None without DeepSpeed."""
 
-    @property
-    def fp8_backend(self) -> FP8BackendType:
-        """Library for 8-bit arithmetic; `NO` in other precisions."""
-        return self._precision.fp8_backend
+    fp8_backend: FP8BackendType = delegated("_precision.fp8_backend")
+    """Library for 8-bit arithmetic; `NO` in other precisions."""
 
     def maybe_context_parallel(
         self,
@@ -635,10 +608,8 @@ class Accelerator(ProcessView):
     def gradient_accumulation_steps(self, value: int) -> None:
         self.gradient_state.plugin_kwargs.update({"num_steps": value})
 
-    @property
-    def can_defer_sync(self) -> bool:
-        """Whether micro-batches that do not complete an accumulation skip communication."""
-        return self._stepper.can_defer_sync
+    can_defer_sync: bool = delegated("_stepper.can_defer_sync")
+    """Whether micro-batches that do not complete an accumulation skip communication."""
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -812,33 +783,23 @@ class Accelerator(ProcessView):
 
     # Loaders and collectives
 
-    @property
-    def split_batches(self) -> bool:
-        """Whether the batch size of a loader is the total over all ranks."""
-        return self.configuration.loader.split_batches
+    split_batches: bool = delegated("configuration.loader.split_batches")
+    """Whether the batch size of a loader is the total over all ranks."""
 
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
-        return self.configuration.loader.dispatch_batches
+    dispatch_batches: bool | None = delegated("configuration.loader.dispatch_batches")
+    """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
 
     even_batches: bool = delegated("configuration.loader.even_batches")
     """Whether the last batches are padded so that all ranks get the same number."""
 
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """Whether the shuffle order depends on the seed and the epoch only."""
-        return self.configuration.loader.use_seedable_sampler
+    use_seedable_sampler: bool = delegated("configuration.loader.use_seedable_sampler")
+    """Whether the shuffle order depends on the seed and the epoch only."""
 
-    @property
-    def non_blocking(self) -> bool:
-        """Whether batches are copied to the device asynchronously."""
-        return self.configuration.loader.non_blocking
+    non_blocking: bool = delegated("configuration.loader.non_blocking")
+    """Whether batches are copied to the device asynchronously."""
 
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """Whether loaders are torchdata's `StatefulDataLoader`."""
-        return self.configuration.loader.use_stateful_dataloader
+    use_stateful_dataloader: bool = delegated("configuration.loader.use_stateful_dataloader")
+    """Whether loaders are torchdata's `StatefulDataLoader`."""
 
     def gather(self, tensor: Any) -> Any:
         """Gather tensors from all ranks, concatenated along dimension 0, on every rank. Every rank must call it.
@@ -953,14 +914,12 @@ class Accelerator(ProcessView):
 
     def _resumes_loaders(self) -> bool:
         """Whether `load_state` resumes loaders in the middle of their epoch by default."""
-        return self.use_stateful_dataloader or self._preemption is not None
+        return self.configuration.loader.use_stateful_dataloader or self._preemption is not None
 
     # Models
 
-    @property
-    def should_save_model(self) -> bool:
-        """Whether this rank writes model files: rank 0, or each machine's rank 0 with `save_on_each_node`."""
-        return self._checkpointer.is_model_writer
+    should_save_model: bool = delegated("_checkpointer.is_model_writer")
+    """Whether this rank writes model files: rank 0, or each machine's rank 0 with `save_on_each_node`."""
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -986,7 +945,9 @@ class Accelerator(ProcessView):
             model: A prepared model.
             unwrap: Remove the prefixes that wrappers add to names.
         """
-        return self._strategy.model_state(model) if unwrap else model.state_dict()
+        if not unwrap:
+            return model.state_dict()
+        return self._strategy.model_state(self._strategy.unwrap(model, keep_torch_compile=False))
 
     def save_model(
         self,
@@ -1021,10 +982,8 @@ class Accelerator(ProcessView):
     project_configuration: ProjectConfiguration = delegated("_checkpointer.project")
     """Folders of the project, and how its checkpoints are named and retained."""
 
-    @property
-    def save_iteration(self) -> int:
-        """Number of the next automatically named checkpoint."""
-        return self._checkpointer.project.iteration
+    save_iteration: int = delegated("_checkpointer.project.iteration")
+    """Number of the next automatically named checkpoint."""
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Include `objects` in `save_state` and `load_state`. Register the same objects in the same order when loading.
@@ -1214,15 +1173,11 @@ class Accelerator(ProcessView):
 
     # Trackers
 
-    @property
-    def project_dir(self) -> str | None:
-        """Folder for everything the project writes."""
-        return self.project_configuration.project_dir
+    project_dir: str | None = delegated("_checkpointer.project.project_dir")
+    """Folder for everything the project writes."""
 
-    @property
-    def logging_dir(self) -> str | None:
-        """Folder of the local trackers."""
-        return self.project_configuration.logging_dir
+    logging_dir: str | None = delegated("_checkpointer.project.logging_dir")
+    """Folder of the local trackers."""
 
     @property
     def log_with(self) -> list[str | accel_trackers.GeneralTracker]:

@@ -130,11 +130,10 @@ def resolve(given: Mapping[str, Any]) -> RunConfiguration:
         passed, earlier={name: getattr(earlier, name) for name in PLUGINS} if earlier else {}
     )
     loader = resolve_loader(given["split_batches"], given["dataloader_config"])
-    accumulation = resolve_accumulation(
-        given["gradient_accumulation_steps"], given["gradient_accumulation_plugin"]
-    )
     return RunConfiguration(
-        accumulation=with_steps_of_engine(accumulation, plugin),
+        accumulation=resolve_accumulation(
+            given["gradient_accumulation_steps"], given["gradient_accumulation_plugin"], engine=plugin
+        ),
         loader=loader,
         project=resolve_project(given["project_dir"], given["project_config"]),
         dynamo=resolve_dynamo(
@@ -177,20 +176,34 @@ def resolve_handlers(
     return handlers
 
 
-def resolve_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
-    """Combine the two arguments and the launcher's setting; an argument takes precedence.
+def resolve_accumulation(
+    steps: int, plugin: GradientAccumulationPlugin | None, *, engine: Any = None
+) -> GradientAccumulationPlugin:
+    """Combine the two arguments, the launcher's setting, and the number of steps of the engine's plugin, if it has one.
 
     Raises:
-        ConfigError: If both arguments are given, or the number of steps is below 1.
+        ConfigError: If both arguments are given, the number of steps is below 1, or the engine has another.
     """
-    if plugin is not None:
-        if steps != 1:
-            raise ConfigError(
-                f"`gradient_accumulation_steps` ({steps}) and `gradient_accumulation_plugin` "
-                "are one setting. Pass one of them."
-            )
-        if plugin.num_steps is not None:
-            return plugin
+    accumulation = _accumulation_of_script(steps, plugin)
+    steps_of_engine = getattr(engine, "gradient_accumulation_steps", None)
+    if type(steps_of_engine) is not int or steps_of_engine == accumulation.num_steps:
+        return accumulation
+    if accumulation.num_steps == 1:
+        return replace(accumulation, num_steps=steps_of_engine)
+    raise ConfigError(
+        f"`gradient_accumulation_steps` is {steps_of_engine} by the {type(engine).__name__}, but "
+        f"{accumulation.num_steps} by the Accelerator. Remove one of them; "
+        '`"auto"` in the config of the engine takes over the Accelerator\'s number.'
+    )
+
+
+def _accumulation_of_script(
+    steps: int, plugin: GradientAccumulationPlugin | None
+) -> GradientAccumulationPlugin:
+    """Combine the two arguments and the launcher's setting; an argument takes precedence."""
+    one_of(gradient_accumulation_steps=None if steps == 1 else steps, gradient_accumulation_plugin=plugin)
+    if plugin is not None and plugin.num_steps is not None:
+        return plugin
     launched = read("gradient_accumulation_steps")
     if launched is not None and steps == 1:
         steps = launched
@@ -203,23 +216,6 @@ def resolve_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) 
             f"`gradient_accumulation_steps` must be a whole number of at least 1, got {steps!r}."
         )
     return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
-
-
-def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) -> GradientAccumulationPlugin:
-    """Return the accumulation with the number of steps of the engine's plugin, if that has one.
-
-    Raises:
-        ConfigError: If the script has another number.
-    """
-    steps = getattr(plugin, "gradient_accumulation_steps", None)
-    if type(steps) is not int or steps == accumulation.num_steps:
-        return accumulation
-    if accumulation.num_steps == 1:
-        return replace(accumulation, num_steps=steps)
-    raise ConfigError(
-        f"`gradient_accumulation_steps` is {steps} by the {type(plugin).__name__}, but {accumulation.num_steps} by the "
-        'Accelerator. Remove one of them; `"auto"` in the config of the engine takes over the Accelerator\'s number.'
-    )
 
 
 def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:
@@ -260,11 +256,9 @@ def resolve_dynamo(
     Raises:
         ConfigError: If both are given.
     """
-    if backend is None:
-        return plugin or earlier or TorchDynamoPlugin()
-    if plugin is not None:
-        raise ConfigError("`dynamo_backend` and `dynamo_plugin` are one setting. Pass one of them.")
-    return TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))
+    if one_of(dynamo_backend=backend, dynamo_plugin=plugin) is None:
+        return earlier or TorchDynamoPlugin()
+    return plugin or TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))
 
 
 def resolve_engine(
@@ -284,12 +278,14 @@ def resolve_engine(
     Raises:
         ConfigError: If several are given, or a plugin names no strategy.
     """
-    given = _without_none(plugins)
+    given = {name: plugin for name, plugin in plugins.items() if plugin is not None}
     if len(given) > 1:
         raise ConfigError(
             f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}. Pass one of them."
         )
-    for name, passed in (given or _without_none(earlier)).items():
+    for name, passed in (given or earlier).items():
+        if passed is None:
+            continue
         plugin = _first_plugin(name, passed)
         if not isinstance(getattr(plugin, "strategy", None), str):
             raise ConfigError(
@@ -310,7 +306,7 @@ def one_of(**arguments: Any) -> Any:
     Raises:
         ConfigError: If several were.
     """
-    given = _without_none(arguments)
+    given = {name: value for name, value in arguments.items() if value is not None}
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(f'`{name}`' for name in given)} are one setting. Pass one of them.")
     return next(iter(given.values()), None)
@@ -333,10 +329,6 @@ def _first_plugin(name: str, passed: Any) -> Any:
     return next(iter(passed.values()))
 
 
-def _without_none(plugins: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plugin for name, plugin in plugins.items() if plugin is not None}
-
-
 def resolve_parallelism(
     plugin: TorchTensorParallelPlugin | None, config: ParallelismConfig | None
 ) -> ParallelismConfig | None:
@@ -345,12 +337,9 @@ def resolve_parallelism(
     Raises:
         ConfigError: If both are given.
     """
+    one_of(torch_tp_plugin=plugin, parallelism_config=config)
     if plugin is None:
         return config
-    if config is not None:
-        raise ConfigError(
-            "`torch_tp_plugin` and `parallelism_config` both set the tensor-parallel size. Remove `torch_tp_plugin`."
-        )
     warn_user(
         f"`torch_tp_plugin` is deprecated: pass `parallelism_config=ParallelismConfig(tp_size={plugin.tp_size})`.",
         FutureWarning,
