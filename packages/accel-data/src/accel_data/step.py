@@ -135,13 +135,8 @@ def full_step(rows: int, num_ranks: int) -> StepShape:
 
 
 def shape_of_step(num_samples: int, *, rows: int, num_ranks: int, even: bool) -> StepShape:
-    """Return the shape of a step of ``num_samples``, of which each rank in turn reads up to ``rows``.
-
-    Args:
-        num_samples: New samples, at most ``rows * num_ranks``.
-        rows: Rows of one rank in a full step.
-        num_ranks: Ranks that share the step.
-        even: Pad every rank to ``rows``.
+    """Return the shape of a step of ``num_samples``, of which each rank in turn reads up to ``rows``, if ``even`` by
+    padding.
     """
     num_valid = tuple([min(max(num_samples - rank * rows, 0), rows) for rank in range(num_ranks)])
     return StepShape((rows,) * num_ranks if even else num_valid, num_valid)
@@ -150,14 +145,8 @@ def shape_of_step(num_samples: int, *, rows: int, num_ranks: int, even: bool) ->
 def split_step(
     samples: Sequence[T], *, rows: int, num_ranks: int, even: bool, first: Sequence[T]
 ) -> tuple[list[list[T]], StepShape]:
-    """Return each rank's part of a step, and the shape.
-
-    Args:
-        samples: The new samples, as for `shape_of_step`.
-        rows: As for `shape_of_step`.
-        num_ranks: As for `shape_of_step`.
-        even: As for `shape_of_step`.
-        first: The first samples of the epoch, from which padding is taken.
+    """Return each rank's part of a step of these samples, and the shape. Padding is taken from the ``first`` of the
+    epoch.
     """
     shape = shape_of_step(len(samples), rows=rows, num_ranks=num_ranks, even=even)
     pieces = [list(samples[rank * rows : (rank + 1) * rows]) for rank in range(num_ranks)]

@@ -46,7 +46,7 @@ def describe(message: Any) -> str:
 def run(size: int, **flags: Any) -> list[str]:
     plan = ScatterPlan(num_ranks=1, rows=1, split=False, even=False)
     with use_transport(Diary()) as diary:
-        steps = read_steps(diary.batches(size, **flags), plan, drop_last=False, read_states=ReadStates)
+        steps = read_steps(diary.batches(size, **flags), plan, ReadStates)
         try:
             for (piece,), step in DispatchedSteps(send_steps(steps, 0), START, rank=0, rows_per_batch=1):
                 diary.entries.append(f"use {piece}" + ", the last" * step.is_last)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from accel_data.step import NO_BATCH, GlobalStep, StepShape, shape_of_step
+from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.rows import concatenate
 from accel_ops.nested.structures import is_container, is_namedtuple, map_children
 from accel_state.errors import ConfigError
@@ -26,6 +27,7 @@ class ScatterPlan:
         split: Split each batch.
         even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
         slice_fn: Slices a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
+        drop_last: Leave out a last step with too few batches.
     """
 
     num_ranks: int
@@ -33,6 +35,7 @@ class ScatterPlan:
     split: bool
     even: bool
     slice_fn: SliceRows | None = None
+    drop_last: bool = False
 
     @property
     def batches_per_step(self) -> int:
@@ -169,8 +172,10 @@ def _has_items(batch: Any, size: int | None) -> bool:
 
 def num_rows(batch: Any) -> int | None:
     """Return the number of rows of a batch: of its first tensor, else of its first list; None if it has neither."""
-    found = _tensor_rows(batch)
-    return found if found is not None else _list_rows(batch)
+    found = next((tensor for tensor in iterate_tensors(batch) if tensor.ndim), None)
+    if found is None:
+        found = next(_row_lists(batch), None)
+    return None if found is None else len(found)
 
 
 def take_rows(batch: Any, low: int, high: int) -> Any:
@@ -229,20 +234,13 @@ def children(value: Any) -> list[Any]:
     return found
 
 
-def _tensor_rows(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor):
-        return value.shape[0] if value.ndim else None
-    if not is_container(value):
-        return None
-    return next((rows for child in children(value) if (rows := _tensor_rows(child)) is not None), None)
-
-
-def _list_rows(value: Any) -> int | None:
+def _row_lists(value: Any) -> Iterator[Any]:
+    """Yield the lists with one item for each row in a batch, in order."""
     if _is_row_list(value):
-        return len(value)
-    if not is_container(value):
-        return None
-    return next((rows for child in children(value) if (rows := _list_rows(child)) is not None), None)
+        yield value
+    elif is_container(value):
+        for child in children(value):
+            yield from _row_lists(child)
 
 
 def _is_row_list(value: Any) -> bool:
@@ -250,5 +248,6 @@ def _is_row_list(value: Any) -> bool:
     if not isinstance(value, (list, tuple)) or is_namedtuple(value):
         return False
     return not any(
-        isinstance(item, (list, tuple, torch.Tensor)) or _tensor_rows(item) is not None for item in value
+        isinstance(item, (list, tuple, torch.Tensor)) or any(tensor.ndim for tensor in iterate_tensors(item))
+        for item in value
     )

@@ -47,18 +47,13 @@ class Outline(NamedTuple):
 
 
 def read_steps(
-    batches: Iterator[tuple[Any, int | None]],
-    plan: ScatterPlan,
-    *,
-    drop_last: bool,
-    read_states: Callable[[], ReadStates],
+    batches: Iterator[tuple[Any, int | None]], plan: ScatterPlan, read_states: Callable[[], ReadStates]
 ) -> Iterator[tuple[GlobalStep, ReadStates]]:
     """Yield the steps of an epoch and the states after each, reading no further than the step that is asked for.
 
     Args:
         batches: The whole data: batches, and how many samples each was made from if that is known.
         plan: Scatters them.
-        drop_last: Leave out a last step with too few batches.
         read_states: Returns the states of data set and loader.
 
     Raises:
@@ -67,7 +62,7 @@ def read_steps(
     first: list[Any] = []
     num_with_batch = plan.num_ranks
     while group := list(islice(batches, plan.batches_per_step)):
-        if drop_last and len(group) < plan.batches_per_step:
+        if plan.drop_last and len(group) < plan.batches_per_step:
             return
         if num_with_batch < plan.num_ranks:
             raise ConfigError(
@@ -154,12 +149,8 @@ class DispatchedSteps:
 def send_steps(
     steps: Iterator[tuple[GlobalStep, ReadStates]], rank: int, *, is_alone: bool = False
 ) -> Iterator[Announced]:
-    """Announce the steps to all ranks and start to send them, on the main process.
-
-    Args:
-        steps: The epoch.
-        rank: The main process among the ranks that read different data.
-        is_alone: Whether no other rank receives them.
+    """Announce the steps to all ranks and start to send them, on the main process, which is ``rank`` among the ranks
+    that read different data. If it ``is_alone``, no other rank receives them.
     """
     read = _with_end(steps)
     while upcoming := list(islice(read, _STEPS_AT_ONCE)):
@@ -170,12 +161,7 @@ def send_steps(
 
 
 def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]:
-    """Return the steps that the main process announces.
-
-    Args:
-        rank: This rank among those that read different data.
-        device: Where its batches go. None: the CPU.
-    """
+    """Return the steps that the main process announces, with the pieces of ``rank`` on ``device``, or on the CPU."""
     while True:
         steps, arrive = dispatch_batch()
         for step in steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from accel_data.loaders.state import Pass, Resumption
 from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
-from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
+from accel_data.step import START, GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 
@@ -97,10 +98,14 @@ class DataLoaderDispatcher(PreparedLoader):
         return base.batch_size if shard is None or not base._auto_collation else shard.batch_size
 
     def _scatter_plan(self) -> ScatterPlan:
-        num_ranks = self.data_ranks.num_ranks
-        rows = rows_of_rank(self._given_batch_size(), num_ranks, split_batches=self.split_batches)
+        num_ranks, base, shard = self.data_ranks.num_ranks, self._source.loader, self._source.index_shard
         return ScatterPlan(
-            num_ranks, rows, self.split_batches, self.even_batches and num_ranks > 1, self.slice_fn
+            num_ranks,
+            rows_of_rank(self._given_batch_size(), num_ranks, split_batches=self.split_batches),
+            self.split_batches,
+            self.even_batches and num_ranks > 1,
+            self.slice_fn,
+            drop_last=base.drop_last if shard is None else shard.drop_last,
         )
 
     def _step_size(self) -> Position:
@@ -108,41 +113,30 @@ class DataLoaderDispatcher(PreparedLoader):
         return Position((plan.rows or 1) * plan.num_ranks, plan.batches_per_step)
 
     def __len__(self) -> int:
-        plan, ranks = self._plan(), self.data_ranks
+        plan, scatter = self._plan(), self._scatter_plan()
         if plan is not None:
             return max(0, plan.num_local_steps - self.skip_batches)
-        batches = len(self.base_dataloader)
-        full, rest = (batches, 0) if self.split_batches else divmod(batches, ranks.num_ranks)
-        if rest and not self._drops_last():
-            full += self.even_batches or ranks.rank < rest
+        full, rest = divmod(len(self.base_dataloader), scatter.batches_per_step)
+        if rest and not scatter.drop_last:
+            full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)
 
-    def _plan(self, start: int = 0) -> ShardPlan | None:
-        """Return the arithmetic of an epoch from sample ``start`` on, where its length is known."""
-        shard, scatter = self._source.index_shard, self._scatter_plan()
-        if shard is None or not shard.can_start_anywhere:
+    def _plan(self, start: Position = START) -> ShardPlan | None:
+        """Return the arithmetic of an epoch from ``start`` on, where its length is known."""
+        shard, scatter, ranks = self._source.index_shard, self._scatter_plan(), self.data_ranks
+        plan = None if shard is None else shard.plan(start)
+        if plan is None:
             return None
-        ranks = self.data_ranks
-        return ShardPlan(
-            num_samples=shard.total_samples,
-            rows=scatter.rows or 1,
-            num_ranks=ranks.num_ranks,
-            rank=ranks.rank,
-            even=scatter.even,
-            drop_last=self._drops_last(),
-            start=start,
-        )
-
-    def _drops_last(self) -> bool:
-        shard = self._source.index_shard
-        return self.base_dataloader.drop_last if shard is None else shard.drop_last
+        rows = scatter.rows or 1
+        return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
 
     def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
-        self._announce_epoch(is_shared=False)
+        self._announce_epoch()
         ranks, resumption, is_resumed = self.data_ranks, self._resumption(), self._is_resumed()
         start, shard = resumption.position, self._source.index_shard
         sampler_pass = None if shard is None else shard.new_pass(start, order_state=resumption.order)
         order = self._stream_order(resumption) if sampler_pass is None else sampler_pass.order
+        current = self._pass(start, order)
         # A script may have set one process in the state, to read everything on each rank.
         is_alone = len(ranks.of_world) == 1
         if not is_alone and current_transport().rank != 0:
@@ -150,19 +144,24 @@ class DataLoaderDispatcher(PreparedLoader):
                 self._draw_as_main_process(sampler_pass)
             announced = receive_steps(ranks.rank, self.device)
         else:
-            read = self._read_steps(resumption, sampler_pass, is_resumed=is_resumed)
+            read = self._read_steps(resumption, sampler_pass, current.read_states, is_resumed=is_resumed)
             announced = send_steps(read, ranks.rank, is_alone=is_alone)
-        plan = self._plan(start.samples)
+        plan = self._plan(start)
         if plan is not None:
             self._expect(plan)
         rows_per_batch = self._given_batch_size() or 1
         dispatched = DispatchedSteps(announced, start, rank=ranks.rank, rows_per_batch=rows_per_batch)
         # What was received is not in pinned memory.
         steps = self._placed(iter(dispatched), is_pinned=False)
-        return self._pass(start, order), steps, lambda: dispatched.num_missed
+        return current, steps, lambda: dispatched.num_missed
 
     def _read_steps(
-        self, resumption: Resumption, sampler_pass: SamplerPass | None, *, is_resumed: bool
+        self,
+        resumption: Resumption,
+        sampler_pass: SamplerPass | None,
+        read_states: Callable[[], ReadStates],
+        *,
+        is_resumed: bool,
     ) -> Iterator[tuple[GlobalStep, ReadStates]]:
         """Yield the steps of all ranks, on the main process.
 
@@ -180,9 +179,7 @@ class DataLoaderDispatcher(PreparedLoader):
                     (batch, step.shape.num_samples if has_samples and step.shape else None)
                     for batch, step in steps
                 )
-        read = read_steps(
-            batches, self._scatter_plan(), drop_last=self._drops_last(), read_states=self._read_states()
-        )
+        read = read_steps(batches, self._scatter_plan(), read_states)
         yield from read if sampler_pass is not None else islice(read, self.skip_batches, None)
 
     def _draw_as_main_process(self, sampler_pass: SamplerPass | None) -> None:

@@ -21,12 +21,6 @@ def placed(
     """Yield the batches on ``device``, each with what comes with it.
 
     With ``non_blocking``, batches in pinned memory are copied to a CUDA device one batch ahead.
-
-    Args:
-        batches: The batches.
-        device: The target.
-        non_blocking: Do not wait for the copies.
-        is_pinned: Whether the batches are in pinned memory.
     """
     if device.type == "cuda" and non_blocking and is_pinned:
         return by_side_stream(batches, device)

@@ -28,7 +28,7 @@ from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.samplers.order import EpochOrder
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_data.step import NO_STATES, START, Position, ReadStates, ShardPlan, StepInfo
+from accel_data.step import NO_STATES, START, Position, ShardPlan, StepInfo
 from accel_ops.objects import broadcast_object_list
 from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
 from accel_state.enums import RNGType
@@ -164,15 +164,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._source.set_epoch(epoch)
 
     def skipping(self, num_batches: int) -> Self:
-        """Return a loader without this rank's first ``num_batches`` batches, which counts epochs together
-        with this one.
-        """
-        attributes = {
-            **self._copied_attributes(),
-            "_progress": self._progress,
-            "skip_batches": self.skip_batches + num_batches,
-        }
-        return from_attributes(type(self), attributes)
+        """Return a loader without this rank's first ``num_batches`` batches, which counts epochs with this one."""
+        attributes = {"_progress": self._progress, "skip_batches": self.skip_batches + num_batches}
+        return from_attributes(type(self), self._copied_attributes() | attributes)
 
     @property
     def has_state_per_rank(self) -> bool:
@@ -274,9 +268,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
         """Begin to read map-style data."""
-        state = (
-            resumption.states.loader if self.use_stateful_dataloader and not resumption.is_complete else None
-        )
+        uses_state = self.use_stateful_dataloader and not resumption.is_complete
+        state = resumption.states.loader if uses_state else None
         return _sampled_steps(self._reader.read_indices(sampler_pass, state=state), sampler_pass.steps)
 
     def _stream_order(self, resumption: Resumption) -> EpochOrder:
@@ -301,7 +294,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return reader.read_stream()
 
     def _pass(self, start: Position, order: EpochOrder) -> Pass:
-        return Pass(start, self.data_ranks.num_ranks, order, self._read_states())
+        source = self._source
+        kept = source.dataset if self.keeps_dataset_state and source.has_state else None
+        has_states = kept is not None or source.is_stream
+        states = partial(self._reader.states, kept) if has_states else lambda: NO_STATES
+        return Pass(start, self.data_ranks.num_ranks, order, states)
 
     def _placed(self, steps: Steps, *, is_pinned: bool) -> Steps:
         """Put the batches on the device."""
@@ -331,23 +328,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _copied_attributes(self) -> dict[str, Any]:
         return {**super()._copied_attributes(), "_progress": self._progress.detached()}
 
-    def _read_states(self) -> Callable[[], ReadStates]:
-        """Return a function for the states of what a pass has read."""
-        source = self._source
-        kept = source.dataset if self.keeps_dataset_state and source.has_state else None
-        if kept is None and not source.is_stream:
-            return lambda: NO_STATES
-        return partial(self._reader.states, kept)
-
-    def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
+    def _announce_epoch(self, *, ends_alike: bool = True) -> None:
         """Agree with the other ranks on the epoch and its randomness, and set the epoch of samplers and data set.
 
-        Args:
-            is_shared: Whether other ranks read by the same order, other parts of it or the same. Every rank must call
-                this then; it blocks until all do.
-            ends_alike: Whether all ranks have the same number of batches. If not, and the loop was left early,
-                ranks with fewer may be in the next epoch already; the first rank, which has the most, is right.
+        Every rank must call this if others read by the same order; it blocks until all do. Unless all ``ends_alike``,
+        with the same number of batches, ranks with fewer may be in the next epoch already when the loop was left
+        early; the first rank, which has the most, is right.
         """
+        is_shared = not self._reads_for_all and len(self.data_ranks.of_world) > 1
         if is_shared and not ends_alike:
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
         self._source.set_epoch(self._progress.epoch)
@@ -393,13 +381,10 @@ def warn_of_fewer_batches(rank: int, num_read: int, num_of_others: int) -> None:
 
 @contextmanager
 def fork_rng(*, enabled: bool) -> Iterator[None]:
-    """Restore the global generators of this process, on all devices, after the body.
+    """Restore the global generators of this process, on all devices, after the body, unless it may draw.
 
     Loaders open a pass in it that resumes an epoch: torch draws a seed for the workers whenever a pass is
     opened, and the state that was saved includes the draw of the first time.
-
-    Args:
-        enabled: If False the body may draw.
     """
     if not enabled:
         yield

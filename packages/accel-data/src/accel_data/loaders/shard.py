@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.prepared import PreparedLoader, Steps
-from accel_data.loaders.reader import Fetched
+from accel_data.loaders.reader import Batches
 from accel_data.loaders.state import Pass
 from accel_data.loaders.torch_loader import Source, build_loader
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
-from accel_data.step import Position, ReadStates, StepInfo, full_step
+from accel_data.step import Position, StepInfo, full_step
 from accel_state.enums import RNGType
 from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
@@ -85,23 +85,20 @@ class DataLoaderShard(PreparedLoader):
 
     def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
         source, ranks, is_pinned = self._source, self.data_ranks, self._source.loader.pin_memory
-        shard, is_shared = source.shard, len(ranks.of_world) > 1
+        shard = source.shard
         ends_alike = shard is not None and (shard.even_batches or shard.drop_last)
-        self._announce_epoch(is_shared=is_shared, ends_alike=ends_alike)
+        self._announce_epoch(ends_alike=ends_alike)
         resumption = self._resumption()
         start = resumption.position
         if source.index_shard is None:
             current = self._pass(start, self._stream_order(resumption))
+            ends_alike = ends_alike or ranks.num_ranks == 1
             steps = _stream_steps(
-                self._read_stream(resumption),
-                start=start,
-                step_size=self._step_size(),
-                ends_alike=ends_alike or ranks.num_ranks == 1,
-                read_states=current.read_states,
+                self._read_stream(resumption), current, self._step_size(), ends_alike=ends_alike
             )
             return current, self._placed(steps, is_pinned=is_pinned), self._reader.num_missed
         # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
-        is_shared = is_shared and source.index_shard.num_processes == ranks.num_ranks
+        is_shared = len(ranks.of_world) > 1 and source.index_shard.num_processes == ranks.num_ranks
         sampler_pass = source.index_shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
         steps = self._read_indices(sampler_pass, resumption)
         if sampler_pass.plan is not None:
@@ -112,28 +109,16 @@ class DataLoaderShard(PreparedLoader):
         return current, self._placed(steps, is_pinned=is_pinned), lambda: sampler_pass.num_missed
 
 
-def _stream_steps(
-    batches: Iterator[tuple[Any, Fetched | None]],
-    *,
-    start: Position,
-    step_size: Position,
-    ends_alike: bool,
-    read_states: Callable[[], ReadStates],
-) -> Steps:
-    """Describe the steps of a stream. Each is read ahead: only then is it known whether the one before is the last.
+def _stream_steps(batches: Batches, current: Pass, step_size: Position, *, ends_alike: bool) -> Steps:
+    """Describe the steps of a stream, in which all ranks together read ``step_size``.
 
-    Args:
-        batches: The batches, and how they were read.
-        start: Where they begin.
-        step_size: What one step of all ranks reads.
-        ends_alike: Whether all ranks have the same number of batches.
-        read_states: Returns the states of data set and loader.
+    Each is read ahead: only then is it known whether the one before is the last, of all ranks if they ``ends_alike``.
     """
-    end, current = start, next(batches, None)
-    while current is not None:
-        batch, fetched = current
+    end, upcoming = current.start, next(batches, None)
+    while upcoming is not None:
+        batch, fetched = upcoming
         # Before the next batch is fetched, which has not been read as far as the user is concerned.
-        states = read_states()
+        states = current.read_states()
         following = next(batches, None)
         is_last = following is None
         end = Position(end.samples + step_size.samples, end.batches + step_size.batches)
@@ -143,7 +128,7 @@ def _stream_steps(
         ends_some_rank = is_last if ends_alike else None
         # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
         yield batch, StepInfo(shape, end, is_last, ends_some_rank, is_last, None if is_last else states)
-        current = following
+        upcoming = following
 
 
 def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:

@@ -148,12 +148,8 @@ def save_progress(
 ) -> dict[str, Any]:
     """Return the state of a loader: numbers, strings, and the state of a data set that has one.
 
-    Args:
-        progress: How far it has been read.
-        source: What it reads.
-        ranks: Ranks that share the data.
-        is_per_rank: Whether the state is this rank's alone.
-        keeps_dataset_state: Whether the next pass continues from the state of the data set.
+    It is this rank's alone if it ``is_per_rank``. The next pass continues from the state of the data set if that is
+    kept.
     """
     reached, sampler, generator = progress.reached(), source.sampler, source.generator
     dataset, num_workers = reached.states.dataset, source.loader.num_workers

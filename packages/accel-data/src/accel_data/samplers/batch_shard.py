@@ -123,7 +123,7 @@ class BatchSamplerShard(BatchSamplerWrapper):
     def __len__(self) -> int:
         if self.split_batches:
             # A batch shorter than its share leaves the later ranks without a piece.
-            plan = self._plan(START)
+            plan = self.plan()
             return self.total_length if plan is None else plan.num_local_steps
         rounds, rest = divmod(self.total_length, self.num_processes)
         if self.drop_last or not rest:
@@ -170,24 +170,16 @@ class BatchSamplerShard(BatchSamplerWrapper):
     @property
     def can_start_anywhere(self) -> bool:
         """Whether a pass from the middle of an epoch takes no longer than one from its start."""
-        return is_finite(flat_sampler_of(self.batch_sampler))
-
-    @property
-    def total_samples(self) -> int:
-        """Length of the epoch, where it can be entered anywhere."""
-        plan = self._plan(START)
-        assert plan is not None, "asked for a sampler whose order is known"
-        return plan.num_samples
+        return self.plan() is not None
 
     def position_after(self, steps: int) -> Position:
         """Return where the epoch stands when every rank has read ``steps`` batches."""
-        plan = self._plan(START)
-        batches = steps * self.batches_per_step
-        return Position(
-            plan.consumed(steps) if plan is not None else batches * (self.batch_size or 0), batches
-        )
+        plan, batches = self.plan(), steps * self.batches_per_step
+        samples = batches * (self.batch_size or 0) if plan is None else plan.consumed(steps)
+        return Position(samples, batches)
 
-    def _plan(self, start: Position) -> ShardPlan | None:
+    def plan(self, start: Position = START) -> ShardPlan | None:
+        """Return the arithmetic of a pass from ``start`` on; None if a pass cannot start anywhere."""
         sampler = flat_sampler_of(self.batch_sampler)
         if not is_finite(sampler):
             return None
@@ -254,7 +246,7 @@ class SamplerPass:
         *,
         is_shared: bool,
     ) -> None:
-        self.plan = shard._plan(start)
+        self.plan = shard.plan(start)
         self.steps: deque[StepInfo] = deque()
         self.num_missed = 0
         self._shard = shard
