@@ -116,7 +116,7 @@ def install(file: Path, script: Path) -> None:
 
 def write(file: Path, text: str) -> None:
     """Write a file; if that is not possible, raise a `ConfigError`."""
-    hint = "Use a virtual environment (`python -m venv`), or `python -m accel.drop_in script.py`, which installs nothing."
+    hint = "Use a virtual environment (`python -m venv`), or `python -m accel.drop_in script.py`, without installing."
     with _explained(file, "written", hint=hint):
         file.write_text(text, encoding="utf-8")
 
