@@ -205,8 +205,8 @@ class MeshLayout:
 
     def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
         self._check_rank(rank)
-        place = {}
-        for axis in reversed(view):
+        place: dict[str, int] = {}
+        for axis in reversed(tuple(view)):
             rank, place[axis] = divmod(rank, view[axis])
         return {axis: place[axis] for axis in view}
 
