@@ -59,8 +59,8 @@ class Run:
 
     def values(self) -> dict[str, Any]:
         """Return the weights, and what the optimizer keeps of them."""
-        strategy = self.accelerator._checkpointer.content().strategy
-        state = plain(strategy.local_optimizer_state(self.optimizer)["state"])
+        strategy = self.accelerator.strategy
+        state = plain(strategy.local_optimizer_state(strategy.bare_optimizer(self.optimizer))["state"])
         kept = {f"{number} {kind}": value for number, one in state.items() for kind, value in one.items()}
         return {**self.accelerator.get_state_dict(self.model), **kept}
 

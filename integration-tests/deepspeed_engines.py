@@ -85,10 +85,11 @@ class Engines:
     def values(self):
         """Return what is trained of each engine, and the weights of the teacher."""
         trained = zip(self.models, self.optimizers, self.schedulers, strict=False)
-        content = self.accelerator._checkpointer.content()
         return {
             **{str(index): values_of(self.accelerator, *each) for index, each in enumerate(trained)},
-            "teacher": weights_of(content.strategy.local_model_state(self.models[-1])),
+            "teacher": weights_of(
+                self.accelerator.strategy.local_model_state(self.accelerator.unwrap_model(self.models[-1]))
+            ),
         }
 
 

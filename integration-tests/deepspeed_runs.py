@@ -68,11 +68,11 @@ class Run:
 
 def values_of(accelerator, model, optimizer, scheduler):
     """Return the weights of a model, what its optimizer keeps of them, and how far the scheduler is."""
-    content = accelerator._checkpointer.content()
-    state = content.strategy.local_optimizer_state(optimizer)
+    strategy = accelerator.strategy
+    state = strategy.local_optimizer_state(strategy.bare_optimizer(optimizer))
     return plain(
         {
-            "model": content.strategy.local_model_state(model),
+            "model": strategy.local_model_state(accelerator.unwrap_model(model)),
             "optimizer": state["state"],
             "lr": [group["lr"] for group in state["param_groups"]],
             "scheduler": scheduler.state_dict()["last_epoch"],

@@ -5,7 +5,7 @@ import os
 import power_loss
 import pytest
 
-from accel_checkpoint.saving import sink
+from accel_checkpoint.saving import pending_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_state")]
 
@@ -26,5 +26,5 @@ class WithoutFlushes:
 
 
 def test_a_file_that_is_not_flushed_would_be_found(monkeypatch):
-    monkeypatch.setattr(sink, "os", WithoutFlushes())
+    monkeypatch.setattr(pending_files, "os", WithoutFlushes())
     assert power_loss.replay("numbered", num_states=100)[2]

@@ -60,8 +60,8 @@ class Run:
     def state(self):
         """Return everything that a checkpoint must carry over, in whole, on every rank."""
         strategy = self.accelerator.strategy
-        model = strategy.local_model_state(self.model)
-        optimizer = strategy.local_optimizer_state(self.optimizer)
+        model = strategy.local_model_state(self.accelerator.unwrap_model(self.model))
+        optimizer = strategy.local_optimizer_state(strategy.bare_optimizer(self.optimizer))
         for group in optimizer["param_groups"]:
             group["params"] = list(group["params"])
         return {

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accel import Accelerator, DataLoaderConfiguration
 from accel.utils import extract_model_from_parallel
-from accel_backends import AcceleratedOptimizer
+from accel_backends import AcceleratedOptimizer, AcceleratedScheduler
 from accel_data import prepare_data_loader
 from accel_state.environment import patch_environment
 from accel_state.errors import ConfigError
@@ -386,3 +386,24 @@ def test_freeing_memory_forgets_where_the_accumulation_stood():
     assert (accelerator.step, accelerator._models) == (0, [])
     fresh = accelerator.prepare(model)
     assert accelerator._models == [fresh]
+
+
+def test_objects_come_back_in_their_order_and_twice_if_they_are_passed_twice():
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = DataLoader([1])
+    results = accelerator.prepare("text", loader, scheduler, model, None, optimizer, model)
+    kinds = [str, DataLoader, AcceleratedScheduler, nn.Linear, type(None), AcceleratedOptimizer, nn.Linear]
+    assert all(map(isinstance, results, kinds))
+    assert results[3] is results[6]
+    assert (accelerator._models, accelerator._optimizers) == ([results[3]], [results[5]])
+
+
+def test_an_object_that_was_prepared_before_is_not_prepared_again():
+    accelerator = Accelerator(cpu=True)
+    first = accelerator.prepare(nn.Linear(1, 1))
+    again, second = accelerator.prepare(first, nn.Linear(1, 1))
+    assert again is first
+    assert accelerator._models == [first, second]

@@ -42,7 +42,7 @@ def run(process, ranks, port, work):
 _SAVE = """
 import json
 from dataclasses import asdict
-from accel_checkpoint.manifest import FileEntry
+from accel_checkpoint.files import FileEntry
 from accel_checkpoint.ranks.agreement import StoreAgreement
 from accel_checkpoint.saving.transaction import Report, error_in
 class Present:

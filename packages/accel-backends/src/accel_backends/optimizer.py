@@ -37,11 +37,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
-        self.gradient_state = current_gradient()
         self._has_stepped_in_backward = hasattr(optimizer, "fused_backward")  # as LOMO does
         self._is_overflow = False  # scripts set it by this name
         if device_placement:
             place_optimizer_state(optimizer)
+        self.gradient_state = current_gradient()
 
     def check_before_step(self, check: Callable[[torch.optim.Optimizer], None]) -> None:
         """Call ``check`` with the wrapped optimizer before each `step`; copies of this object do not."""

@@ -79,10 +79,9 @@ def test_every_value_is_written_once_and_read_in_any_layout(world, tmp_path, wri
         assert all(torch.equal(state[name], whole(name)) for name in SHAPES)
         assert state["count"] == 7
     names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
-    assert FORMAT.model_numbers(names) == [1]
-    assert FORMAT.optimizer_numbers(names) == []
+    assert FORMAT.indexes_in(names) == ([1], [])
     saved = FORMAT.open_state(saved_files(tmp_path), index=1)
-    assert saved.shapes() == {**SHAPES, "tied": SHAPES["odd"], "count": (), "extra": None}
+    assert saved.shapes == {**SHAPES, "tied": SHAPES["odd"], "count": (), "extra": None}
     state = saved.read({})
     assert torch.equal(state["tied"], whole("odd"))
     assert state["extra"] == {"steps": 3}
@@ -99,9 +98,6 @@ class FakeStrategy:
     def __init__(self, named, state=None):
         self._named = named
         self._state = state
-
-    def bare_optimizer(self, optimizer):
-        return optimizer
 
     def local_optimizer_state(self, optimizer):
         return self._state

@@ -243,10 +243,10 @@ def body_state():
     model = seeded()
     keys = list(model.state_dict())
     wrapped = strategy.prepare_model(model)
-    state = strategy.model_state(wrapped)
+    state = strategy.model_state(model)
     doubled = {key: value * 2 for key, value in state.items()}
-    result = strategy.load_model_state(wrapped, doubled)
-    missing = strategy.load_model_state(wrapped, {}, strict=False).missing_keys
+    result = strategy.load_model_state(model, doubled)
+    missing = strategy.load_model_state(model, {}, strict=False).missing_keys
     loaded = all(torch.equal(value, doubled[key]) for key, value in wrapped.module.state_dict().items())
     return list(state) == keys, loaded, list(result), sorted(missing) == sorted(keys)
 
@@ -378,7 +378,8 @@ def body_compiled():
     second = [parameter.grad.clone() for parameter in original.parameters()]
     return (
         isinstance(model, DistributedDataParallel),
-        sorted(strategy.model_state(model)) == sorted(original.state_dict()),
+        sorted(strategy.model_state(strategy.unwrap(model, keep_torch_compile=False)))
+        == sorted(original.state_dict()),
         strategy.unwrap(model, keep_torch_compile=False) is original,
         first,
         second,

@@ -48,6 +48,10 @@ def prepare(strategy, model, optimizer):
     return bundle.models[0], bundle.optimizers[0]
 
 
+def unwrapped(strategy, model, optimizer):
+    return strategy.unwrap(model, keep_torch_compile=False), strategy.bare_optimizer(optimizer)
+
+
 def adamw(model):
     decayed = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() <= 1]
@@ -69,11 +73,11 @@ def train(strategy, model, optimizer, steps):
         optimizer.zero_grad()
 
 
-def optimizer_state(strategy, optimizer, model):
-    """Return the state with whole tensors. All ranks call it."""
-    return torch.utils._pytree.tree_map_only(
-        DTensor, DTensor.full_tensor, strategy.local_optimizer_state(optimizer)
-    )
+def states_of(strategy, model, optimizer):
+    """Return the states of both with whole tensors. All ranks call it."""
+    model, optimizer = unwrapped(strategy, model, optimizer)
+    weights, moments = strategy.model_state(model), strategy.local_optimizer_state(optimizer)
+    return weights, torch.utils._pytree.tree_map_only(DTensor, DTensor.full_tensor, moments)
 
 
 def go_on_from(engine, states, step, kind, make_optimizer):
@@ -83,12 +87,13 @@ def go_on_from(engine, states, step, kind, make_optimizer):
     model, optimizer = prepare(strategy, model, make_optimizer(model))
     loaded = None
     if states is not None:
-        strategy.load_model_state(model, states[0])
-        strategy.load_optimizer_state(optimizer, states[1])
+        inside = unwrapped(strategy, model, optimizer)
+        strategy.load_model_state(inside[0], states[0])
+        strategy.load_optimizer_state(inside[1], states[1])
         # Copied, since they may be the tensors that are trained.
-        loaded = copy.deepcopy((strategy.model_state(model), optimizer_state(strategy, optimizer, model)))
+        loaded = copy.deepcopy(states_of(strategy, model, optimizer))
     train(strategy, model, optimizer, [step])
-    return loaded, (strategy.model_state(model), optimizer_state(strategy, optimizer, model))
+    return loaded, states_of(strategy, model, optimizer)
 
 
 def assert_equal_states(ours, theirs):
@@ -130,24 +135,25 @@ def test_tied_weights_stay_one_tensor_in_a_state(world, use_orig_params):
 
 def misfits():
     strategy = strategy_for("flat")
-    model, optimizer = prepare(strategy, plain := make_model("odd"), plain_adamw(plain))
-    whole = strategy.model_state(model) or make_model("odd").state_dict()
+    stepped = plain_adamw(plain := make_model("odd"))
+    model, optimizer = prepare(strategy, plain, stepped)
+    whole = strategy.model_state(plain) or make_model("odd").state_dict()
     found = []
     for change in ({"head.weight": torch.zeros(2, 33)}, {"stray": torch.zeros(1)}):
         with pytest.raises(RuntimeError) as caught:
-            strategy.load_model_state(model, {**whole, **change})
+            strategy.load_model_state(plain, {**whole, **change})
         found.append(str(caught.value))
     outcome = strategy.load_model_state(
-        model, {name: value for name, value in whole.items() if name != "blocks.1.up.bias"}, strict=False
+        plain, {name: value for name, value in whole.items() if name != "blocks.1.up.bias"}, strict=False
     )
     train(strategy, model, optimizer, [0])
     state = plain_adamw(make_model("odd")).state_dict()
     with pytest.raises(CheckpointError) as caught:
-        strategy.load_optimizer_state(optimizer, plain_adamw(make_model("tied")).state_dict())
+        strategy.load_optimizer_state(stepped, plain_adamw(make_model("tied")).state_dict())
     found.append(str(caught.value))
     with pytest.raises(CheckpointError) as caught:
         state["state"] = {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(33, 7)}}
-        strategy.load_optimizer_state(optimizer, state)
+        strategy.load_optimizer_state(stepped, state)
     return [*found, str(caught.value)], list(outcome.missing_keys)
 
 
@@ -311,15 +317,16 @@ def train_and_hold(use_orig_params):
     strategy = strategy_for("original" if use_orig_params else "flat", state_dict_type="LOCAL_STATE_DICT")
     model, optimizer = prepare(strategy, plain := make_model("buffered"), plain_adamw(plain))
     train(strategy, model, optimizer, [0])
-    own = strategy.parts_of_model(model), strategy.parts_of_optimizer(optimizer)
+    inside = unwrapped(strategy, model, optimizer)
+    own = strategy.parts_of_model(inside[0]), strategy.parts_of_optimizer(inside[1])
     saved = copy.deepcopy([dict(one) for one in own])
     train(strategy, model, optimizer, [1])
-    expected = copy.deepcopy((strategy.model_state(model), optimizer_state(strategy, optimizer, model)))
+    expected = copy.deepcopy(states_of(strategy, model, optimizer))
     train(strategy, model, optimizer, [0])
     own[0].fill(saved[0])
     optimizer.load_state_dict(saved[1])
     train(strategy, model, optimizer, [1])
-    assert_equal_states((strategy.model_state(model), optimizer_state(strategy, optimizer, model)), expected)
+    assert_equal_states(states_of(strategy, model, optimizer), expected)
     return strategy.checkpoint_format, own[0].slices, sum(value.numel() for value in own[0].values())
 
 
@@ -345,7 +352,7 @@ def initialised_by_function(kind):
     strategy = strategy_for("flat", param_init_fn=fill)
     with torch.device("meta"):
         model = make_model(kind)
-    model = strategy.prepare_model(model)
+    strategy.prepare_model(model)
     return strategy.model_state(model)
 
 

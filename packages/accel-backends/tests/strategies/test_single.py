@@ -210,15 +210,13 @@ def test_states_go_out_and_in(runtime):
     strategy = strategy_for(runtime, dynamo=TorchDynamoPlugin(backend="eager"))
     model, optimizer, _ = parts()
     prepared = strategy.prepare(Bundle([model], [optimizer]))
-    state = strategy.model_state(prepared.models[0])
+    state = strategy.model_state(strategy.unwrap(prepared.models[0], keep_torch_compile=False))
     assert list(state) == ["weight", "bias"]
-    strategy.load_model_state(
-        prepared.models[0], {key: torch.zeros_like(value) for key, value in state.items()}
-    )
+    strategy.load_model_state(model, {key: torch.zeros_like(value) for key, value in state.items()})
     assert not model.weight.any()
-    saved = strategy.local_optimizer_state(prepared.optimizers[0])
+    saved = strategy.local_optimizer_state(optimizer)
     saved["param_groups"][0]["lr"] = 0.125
-    strategy.load_optimizer_state(prepared.optimizers[0], saved)
+    strategy.load_optimizer_state(optimizer, saved)
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 

@@ -17,7 +17,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -95,16 +94,6 @@ def raise_read_error(path: Path, error: Exception) -> None:
         raise OSError(cause.errno, f"`{path}` cannot be read: {cause.strerror}. {hint}") from error
 
 
-@contextmanager
-def naming_read_errors(path: Path) -> Iterator[None]:
-    """Add the path and a hint to an error of the system; see `raise_read_error`."""
-    try:
-        yield
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
-
-
 def check_regular(path: Path) -> None:
     """Raise a `CheckpointError` if ``path`` is a folder, a device or a pipe, which would block who opens it."""
     if not stat.S_ISREG(path.stat().st_mode):
@@ -118,8 +107,11 @@ def open_regular(path: Path) -> BinaryIO:
         CheckpointError: If it is not a regular file.
     """
     check_regular(path)
-    with naming_read_errors(path):
+    try:
         return path.open("rb")
+    except OSError as error:
+        raise_read_error(path, error)
+        raise
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_checkpoint.file_names import (
@@ -51,6 +51,7 @@ class Found:
 
     Attributes:
         path: The folder.
+        name: Its name; if an interrupted save has moved it aside, the one before.
         state: Whether it is complete.
         files: Its files, which are compared with its manifest.
         manifest: Its manifest, if it has a readable one.
@@ -59,6 +60,7 @@ class Found:
     """
 
     path: Path
+    name: str
     state: State
     files: SavedFiles
     manifest: Manifest | None = None
@@ -68,7 +70,7 @@ class Found:
     @property
     def number(self) -> int | None:
         """Its number, or None if its name has none."""
-        return checkpoint_number(name_of_displaced(self.path))
+        return checkpoint_number(self.name)
 
     @property
     def token(self) -> str:
@@ -89,26 +91,29 @@ class Found:
 def inspect(folder: Path) -> Found | None:
     """Return the checkpoint in ``folder``, or None if it holds no checkpoint files."""
     names = [path.name for path in folder.iterdir()]
-    files = SavedFiles(folder)
     if has_manifest(folder):
         modified_s = (folder / MANIFEST_NAME).lstat().st_mtime
         try:
             manifest = read_manifest(folder)
         except CheckpointError as error:
-            return Found(folder, State.DAMAGED, files, problem=str(error), modified_s=modified_s)
+            return _found(folder, State.DAMAGED, problem=str(error), modified_s=modified_s)
         files = SavedFiles(folder, manifest.files_here)
         problems = files.problems(digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
-        return Found(folder, state, files, manifest, " ".join(problems), modified_s)
+        return Found(folder, folder.name, state, files, manifest, " ".join(problems), modified_s)
     is_numbered = bool(names) and checkpoint_number(folder.name) is not None
     is_known = numbers_of_models(names) or ranks_of_random_states(names) or _has_parts(folder, names)
     if not is_numbered and not is_known:
         return None
     modified_s = folder.stat().st_mtime
     if ranks_of_random_states(names) and not _is_own(folder, names):
-        return Found(folder, State.FOREIGN, files, modified_s=modified_s)
-    problem = f"It has no `{MANIFEST_NAME}`."
-    return Found(folder, State.INCOMPLETE, files, problem=problem, modified_s=modified_s)
+        return _found(folder, State.FOREIGN, modified_s=modified_s)
+    return _found(folder, State.INCOMPLETE, problem=f"It has no `{MANIFEST_NAME}`.", modified_s=modified_s)
+
+
+def _found(folder: Path, state: State, *, modified_s: float, problem: str = "") -> Found:
+    """Return a checkpoint without a readable manifest."""
+    return Found(folder, folder.name, state, SavedFiles(folder), None, problem, modified_s)
 
 
 def _has_parts(folder: Path, names: list[str]) -> bool:
@@ -150,7 +155,9 @@ def checkpoints_in(folder: Path) -> list[Found]:
                 for entry in entries
                 if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
             ]
-        displaced = inspect_all(displaced_in(folder))
+        displaced = [
+            replace(one, name=name_of_displaced(one.path)) for one in inspect_all(displaced_in(folder))
+        ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     whole = [one for one in displaced if one.can_be_loaded or one.state is State.UNREADABLE]
@@ -167,7 +174,7 @@ def inspect_all(paths: Iterable[Path]) -> list[Found]:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 continue  # just removed by a running job
-            one = Found(path, State.UNREADABLE, SavedFiles(path), problem=str(error), modified_s=time.time())
+            one = _found(path, State.UNREADABLE, problem=str(error), modified_s=time.time())
             if one.number is None and isinstance(error, PermissionError):
                 continue  # no checkpoint of this run, such as `lost+found`
         if one is not None:
@@ -234,14 +241,13 @@ def check_loadable(folder: Path, *, verify: bool = False) -> Found:
     Raises:
         CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
     """
-    if not folder.is_dir():
-        displaced = [
-            one for one in checkpoints_in(folder.parent) if name_of_displaced(one.path) == folder.name
-        ]
-        if displaced:
-            return check_loadable(displaced[-1].path, verify=verify)
-        raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
-    found = inspect(folder)
+    if folder.is_dir():
+        found = inspect(folder)
+    else:
+        displaced = [one for one in checkpoints_in(folder.parent) if one.name == folder.name]
+        if not displaced:
+            raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
+        found = displaced[-1]
     if found is None:
         raise CheckpointError(f"`{folder}` holds no checkpoint.{_hint(folder)}")
     if found.state is State.INCOMPLETE:

@@ -20,6 +20,7 @@ MISMATCH_ERRORS = (
     AssertionError,
 )
 """The errors that `load_state_dict` of torch's and users' classes raises for a state that does not fit."""
+LOADING_ERRORS = (AccelError, *MISMATCH_ERRORS)
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,22 @@ class Strictness:
 
     @contextmanager
     def loading(self, file_name: str, into: str) -> Iterator[None]:
-        """Report an error in the body, which loads a file into an object, as a mismatch unless it is one of ours.
+        """Report errors in the body as `report_error` does."""
+        try:
+            yield
+        except LOADING_ERRORS as error:
+            self.report_error(error, file_name=file_name, into=into)
+
+    def report_error(self, error: Exception, *, file_name: str, into: str) -> None:
+        """Report an error that loading a file into an object raised, as a mismatch unless it is one of ours.
 
         Raises:
             AccelError: If strict, or the file is damaged; otherwise warns.
         """
-        try:
-            yield
-        except DamagedFileError:
-            raise
-        except AccelError as error:
-            if self.is_strict:
-                raise
-            warn_user(str(error), main_process_only=False)
-        except MISMATCH_ERRORS as error:
+        if not isinstance(error, AccelError):
             reason = error.args[0] if isinstance(error, KeyError) and error.args else error
             self.report(f"`{file_name}` does not fit {into}: {' '.join(str(reason).split()).rstrip('.')}.")
+        elif self.is_strict or isinstance(error, DamagedFileError):
+            raise error
+        else:
+            warn_user(str(error), main_process_only=False)

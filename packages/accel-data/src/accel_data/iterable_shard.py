@@ -9,17 +9,18 @@ from typing import Any, Self
 
 from torch.utils.data import IterableDataset
 
-from accel_data.delegation import DatasetProxy
+from accel_data.delegation import Delegating
 from accel_data.samplers.batch_shard import rows_of_rank
 from accel_data.step import StepShape, full_step, shape_of_step, split_step
 
 
-class IterableDatasetShard(DatasetProxy):
+class IterableDatasetShard(Delegating, IterableDataset[Any]):
     """Yield the samples of one rank, so that the batches of all ranks together keep the order of the stream.
 
     On two processes, with a batch size of 4 and the samples ``0`` to ``7``, process 0 yields ``0, 1, 2, 3``
     and process 1 ``4, 5, 6, 7``; with ``split_batches`` process 0 yields ``0, 1, 4, 5`` and process 1 ``2, 3,
-    6, 7``. Every rank reads the whole stream.
+    6, 7``. Every rank reads the whole stream. Attributes that the shard lacks are read from the stream and set on it:
+    in a worker the shard is the data set, whose attributes a `worker_init_fn` may set.
 
     Args:
         dataset: The stream. If it is read by several workers, it has to divide itself among them.
@@ -33,6 +34,9 @@ class IterableDatasetShard(DatasetProxy):
     Raises:
         ConfigError: If ``split_batches`` and the batch size is no multiple of the number of processes.
     """
+
+    _wrapped_in = "dataset"
+    dataset: Any
 
     def __init__(
         self,
@@ -55,7 +59,11 @@ class IterableDatasetShard(DatasetProxy):
         self.epoch = 0
         self._start = 0
         self._is_marking = False
-        super().__init__(dataset)
+        self.dataset = dataset  # from now on only these attributes are its own
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = "dataset" not in self.__dict__ or name in self.__dict__ or not hasattr(self.dataset, name)
+        object.__setattr__(self if is_own else self.dataset, name, value)
 
     @property
     def rows_per_rank(self) -> int:

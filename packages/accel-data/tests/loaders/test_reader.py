@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_data.loaders.reader import Reader
-from accel_data.loaders.torch_loader import clone_loader
+from accel_data.loaders.torch_loader import Source, clone_loader
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.step import Position
 
@@ -51,16 +51,15 @@ def test_each_batch_of_a_stream_comes_with_its_number_of_samples(
 ) -> None:
     loader = loader_class(Counted(), batch_size=4, num_workers=num_workers)
     factor = 1 if loader_class is DataLoader else 10
-    read = [
-        (batch.tolist(), fetched and fetched.num_samples) for batch, fetched in Reader().read_stream(loader)
-    ]
+    batches = Reader(Source.of(loader)).read_stream()
+    read = [(batch.tolist(), fetched and fetched.num_samples) for batch, fetched in batches]
     assert read == [([factor, 2 * factor, 3 * factor, 4 * factor], 4), ([5 * factor, 6 * factor], 2)]
 
 
 def test_the_state_of_a_data_set_is_a_copy() -> None:
     dataset = Counted()
-    reader = Reader()
-    next(reader.read_stream(DataLoader(dataset, batch_size=2)))
+    reader = Reader(Source.of(DataLoader(dataset, batch_size=2)))
+    next(reader.read_stream())
     state = reader.states(dataset).dataset
     dataset.count = 9
     assert state == {"count": 2}
@@ -75,10 +74,10 @@ def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
 
 def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None:
     loader, shard = sharded(num_workers=1, persistent_workers=True)
-    reader = Reader()
+    reader = Reader(Source.of(loader))
     workers = []
     for samples in (0, 4, 2):
-        read = [batch.tolist() for batch in reader.read_indices(loader, shard.new_pass(Position(samples)))]
+        read = [batch.tolist() for batch in reader.read_indices(shard.new_pass(Position(samples)))]
         assert read == [[first, first + 1] for first in range(samples, 8, 2)]
         workers.append(reader.loader._iterator._workers[0].pid)
     assert len(set(workers)) == 1
@@ -88,7 +87,7 @@ def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None
 
 def test_a_setting_that_has_changed_holds_from_the_next_pass_on() -> None:
     loader, shard = sharded()
-    reader = Reader()
-    next(reader.read_indices(loader, shard.new_pass()))
+    reader = Reader(Source.of(loader))
+    next(reader.read_indices(shard.new_pass()))
     loader.collate_fn = list
-    assert next(reader.read_indices(loader, shard.new_pass())) == [0, 1]
+    assert next(reader.read_indices(shard.new_pass())) == [0, 1]

@@ -18,7 +18,7 @@ import accel_data
 from accel import rank_settings
 from accel.configuration import RunConfiguration
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
-from accel_backends.strategies.bundle import BundleBuilder
+from accel_backends.strategies.bundle import KINDS, Bundle, InTurn, Placement
 from accel_backends.strategies.checks import (
     check_library_mesh,
     check_parameters,
@@ -48,23 +48,20 @@ class Prepared:
         self.models: list[nn.Module] = []
         self.optimizers: list[AcceleratedOptimizer] = []
         self.schedulers: list[AcceleratedScheduler] = []
-        self._loaders: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
+        self.loaders: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
+        """The loaders by their number, which stays the same when others are garbage-collected."""
         self._num_loaders = 0
         self._evaluation_only: WeakSet[nn.Module] = WeakSet()
         self._configuration = configuration
         self._strategy = strategy
         self._gradient_state = gradient_state
 
-    @property
-    def loaders(self) -> dict[int, DataLoader[Any]]:
-        """The loaders by their number, which stays the same when others are garbage-collected."""
-        return dict(self._loaders)
-
     def set_loaders(self, loaders: Iterable[DataLoader[Any]]) -> None:
         """Replace the loaders."""
-        self._loaders.clear()
+        kept = list(loaders)
+        self.loaders.clear()
         self._num_loaders = 0
-        for loader in list(loaders):
+        for loader in kept:
             self._add_loader(loader)
 
     def clear(self) -> None:
@@ -83,23 +80,41 @@ class Prepared:
                 "Give one per object, or leave it out."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
-        builder = BundleBuilder(objects, places, earlier=list(map(self._find, objects)))
-        models, optimizers = builder.bundle.models, builder.bundle.optimizers
-        self._check(models, optimizers)
+        given: dict[str, list[Any]] = {kind.name: [] for kind in fields(Bundle)}
+        placed: dict[str, list[bool]] = {kind.name: [] for kind in fields(Bundle)}
+        done: dict[int, Any] = {}  # an object that is passed twice is prepared once
+        for thing, is_placed in zip(objects, places, strict=True):
+            name = next((name for kind, name in KINDS if isinstance(thing, kind)), None)
+            if name is not None and id(thing) not in done:
+                done[id(thing)] = self._find(thing)
+                if done[id(thing)] is None:
+                    given[name].append(thing)
+                    placed[name].append(is_placed)
+        ready = self._prepare(
+            Bundle(**given), Placement(placed["models"], placed["optimizers"], placed["loaders"])
+        )
+        for name, things in given.items():
+            done.update(zip(map(id, things), getattr(ready, name), strict=True))
+        results = tuple(done.get(id(thing), thing) for thing in objects)
+        results = tuple(one.take() if isinstance(one, InTurn) else one for one in results)
+        return results[0] if len(results) == 1 else results
+
+    def _prepare(self, bundle: Bundle, placement: Placement) -> Bundle:
+        """Return the prepared objects, and keep track of them."""
+        self._check(bundle.models, bundle.optimizers)
         runtime = current_runtime()
-        if runtime.topology.world_size > 1 and any(map(_is_trainable, models)):
+        if runtime.topology.world_size > 1 and any(map(_is_trainable, bundle.models)):
             # The ranks communicate anyway, to replicate or shard the model.
             runtime.await_arrival("prepare")
             rank_settings.prepare(
-                builder.bundle, self._configuration.loader, num_steps=self._gradient_state.num_steps
+                bundle, self._configuration.loader, num_steps=self._gradient_state.num_steps
             )
-        ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
+        ready = self._strategy.prepare(bundle, device_placement=placement)
         is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
         self._add_models(ready.models, evaluation_only=not is_trained)
         _add(self.optimizers, ready.optimizers)
         _add(self.schedulers, ready.schedulers)
-        results = builder.results(ready)
-        return results[0] if len(results) == 1 else results
+        return ready
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None, *, evaluation_mode: bool
@@ -206,13 +221,21 @@ class Prepared:
 
     def _add_loader(self, loader: DataLoader[Any]) -> None:
         if not any(loader is one for one in self.loaders.values()):
-            self._loaders[self._num_loaders] = loader
+            self.loaders[self._num_loaders] = loader
             self._num_loaders += 1
             loader._is_accelerate_prepared = True  # read by libraries
 
     def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         runtime = current_runtime()
         num_processes = runtime.topology.world_size
+        known: list[torch.Tensor] = []
+        if optimizers:
+            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
+            sharded = [model for model in self.models if has_library_mesh(model)]
+            # A model may override `parameters()`, but the gradients of all parameters are reduced.
+            for model in (*models, *self._trained_models, *sharded):
+                known += nn.Module.parameters(model)
+            known += self._strategy.replaced_parameters()
         for model in models:
             check_placement(
                 model,
@@ -226,13 +249,6 @@ class Prepared:
                     strategy=self._strategy.name,
                     shards_parameters=self._strategy.capabilities.shards_parameters,
                 )
-        if optimizers:
-            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
-            sharded = [model for model in self.models if has_library_mesh(model)]
-            trained = [*models, *self._trained_models, *sharded]
-            # A model may override `parameters()`, but the gradients of all parameters are reduced.
-            known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
-            known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
             check_parameters(optimizer, known, num_processes=num_processes)
 

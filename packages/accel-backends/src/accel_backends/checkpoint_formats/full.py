@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.tensor import DTensor
 
-from accel_backends.checkpoint_formats.named import NamedFormat, SavedState, check_optimizer_state
+from accel_backends.checkpoint_formats.named import NamedFormat, SavedState
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import (
@@ -33,13 +33,9 @@ class FullFormat(NamedFormat):
     needs_shared_disk: ClassVar[bool] = False
     opens_all: ClassVar[bool] = True
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models that have weight files."""
-        return numbers_of_models(names)
-
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the optimizers that have a file."""
-        return numbers_of(OPTIMIZER_NAME, names)
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the indexes of the models that have weight files, and of the optimizers that have one."""
+        return numbers_of_models(names), numbers_of(OPTIMIZER_NAME, names)
 
     def model_file(self, index: int) -> str:
         """Return the name of the weight files in messages."""
@@ -85,9 +81,7 @@ class FullFormat(NamedFormat):
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
     ) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
-        file = files.path(self.optimizer_file(index))
-        state: Mapping[str, Any] = read_torch_file(file, mmap=True)
-        check_optimizer_state(optimizer, state)
+        state: Mapping[str, Any] = read_torch_file(files.path(self.optimizer_file(index)), mmap=True)
         return state
 
 
@@ -100,12 +94,9 @@ class FullState(SavedState):
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
-
-    def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Return the shape of each tensor, None for other values."""
-        return {
+        self.shapes = {
             name: tuple(value.shape) if isinstance(value, torch.Tensor) else None
-            for name, value in self._state.items()
+            for name, value in state.items()
         }
 
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:

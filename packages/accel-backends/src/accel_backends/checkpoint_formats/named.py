@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, PreparedOptimizer, SavedModel
-from accel_backends.strategies.protocol import Strategy
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    PreparedModel,
+    PreparedOptimizer,
+    SavedModel,
+)
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.saving.snapshot import DeferredTensor
@@ -27,9 +32,8 @@ _DISTINCTIVE = {"betas", "momentum", "dampening", "rho", "alpha", "eps", "lr_dec
 class SavedState(Protocol):
     """A state in a checkpoint; names and shapes are known before it is read."""
 
-    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
-        """Return the unsharded shape of each tensor, None for other values."""
-        ...
+    shapes: Mapping[str, tuple[int, ...] | None]
+    """The unsharded shape of each tensor, None for other values."""
 
     def open(self, own: Mapping[str, Any]) -> None:
         """Request the files that ``read(own)`` reads, unless that has been done already; see `SavedFiles`."""
@@ -54,25 +58,33 @@ class NamedFormat(CheckpointFormat):
             CheckpointError: If a file is missing or damaged.
         """
 
-    def model_state(self, strategy: Strategy, model: nn.Module) -> Mapping[str, Any]:
+    @abstractmethod
+    def read_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state dict of an optimizer, of full tensors or of such that are sharded like its parameters.
+
+        It may be mapped from its files.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged, or the state is not that of the optimizer's parameters.
+        """
+
+    def model_state(self, model: PreparedModel) -> Mapping[str, Any]:
         """Return the tensors of this rank."""
-        return strategy.local_model_state(model)
+        return model.strategy.local_model_state(model.model)
 
-    def open_model(
-        self,
-        files: SavedFiles,
-        strategy: Strategy,
-        model: nn.Module,
-        *,
-        index: int,
-        key_map: Mapping[str, str] | None = None,
-    ) -> NamedModel:
+    def open_model(self, files: SavedFiles, model: PreparedModel, *, index: int) -> NamedModel:
         """Return the state of a model."""
-        return NamedModel(self.open_state(files, index=index), strategy, model, key_map=key_map)
+        return NamedModel(self.open_state(files, index=index), model)
 
-    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
-        """Copy the state into the optimizer, sharded as its parameters are."""
-        optimizer.strategy.load_optimizer_state(optimizer.optimizer, state)
+    def open_optimizer(
+        self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
+    ) -> Callable[[], None]:
+        """Read and check the state of an optimizer, and return a function that loads it."""
+        state = self.read_optimizer(files, optimizer, index=index)
+        check_optimizer_state(optimizer, state)
+        return partial(optimizer.strategy.load_optimizer_state, optimizer.optimizer, state)
 
 
 class NamedModel(SavedModel):
@@ -80,43 +92,30 @@ class NamedModel(SavedModel):
 
     Args:
         saved: The state.
-        strategy: The strategy that prepared the model.
-        model: The prepared model.
-        key_map: Prefixes of names in the model, by the prefixes in the checkpoint.
+        into: The model that it is loaded into.
     """
 
-    def __init__(
-        self,
-        saved: SavedState,
-        strategy: Strategy,
-        model: nn.Module,
-        *,
-        key_map: Mapping[str, str] | None = None,
-    ) -> None:
-        if key_map:
-            saved = _RenamedState(saved, key_map)
+    def __init__(self, saved: SavedState, into: PreparedModel) -> None:
+        if into.key_map:
+            saved = _RenamedState(saved, into.key_map)
             self.names_in_file = saved.names_in_file
         self._saved = saved
-        self._strategy = strategy
-        self._model = model
-        self._bare = strategy.unwrap(model, keep_torch_compile=False)
-        self._renames = _renames_on_load(self._bare)
-        self._own = {} if self._renames else strategy.state_to_fill(model)
+        self._into = into
+        self._renames = _renames_on_load(into.model)
+        self._own = {} if self._renames else into.strategy.state_to_fill(into.model)
         saved.open(self._own)
 
     def misfits(self) -> list[str]:
         """Return names and shapes that differ."""
-        return [] if self._renames else _misfits(self._own, self._saved.shapes())
+        return [] if self._renames else _misfits(self._own, self._saved.shapes)
 
     def load(self) -> list[str]:
         """Copy the state into the model, and return names that only its own `load_state_dict` could compare."""
-        state = self._saved.read(self._own)
-        outcome = self._strategy.load_model_state(self._model, state, strict=False)
+        state, model = self._saved.read(self._own), self._into.model
+        outcome = self._into.strategy.load_model_state(model, state, strict=False)
         if not self._renames or outcome is None:
             return []
-        tied = {
-            name for names in tied_names(self._bare) if any(one in state for one in names) for name in names
-        }
+        tied = {name for names in tied_names(model) if any(one in state for one in names) for name in names}
         missing = [name for name in outcome.missing_keys if name not in tied]
         return _key_misfits(missing, list(outcome.unexpected_keys))
 
@@ -138,16 +137,14 @@ class _RenamedState(SavedState):
             return name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
 
         self._saved = saved
-        self._renamed = {name: renamed(name) for name in saved.shapes()}
+        self._renamed = {name: renamed(name) for name in saved.shapes}
         self.names_in_file = {new: name for name, new in self._renamed.items()}
+        self.shapes = {self._renamed[name]: shape for name, shape in saved.shapes.items()}
         if len(self.names_in_file) < len(self._renamed):
             doubled = next(new for new in self._renamed.values() if [*self._renamed.values()].count(new) > 1)
             raise ConfigError(
                 f"`key_map` gives two weights of the checkpoint the same name `{doubled}`. Use longer prefixes."
             )
-
-    def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        return {self._renamed[name]: shape for name, shape in self._saved.shapes().items()}
 
     def open(self, own: Mapping[str, Any]) -> None:
         self._saved.open(self._by_saved_name(own))
@@ -162,8 +159,7 @@ class _RenamedState(SavedState):
 
 def named_parameters(optimizer: PreparedOptimizer) -> dict[str, torch.Tensor]:
     """Return the parameters of an optimizer by their names in the checkpoint, in the order of its state dict."""
-    inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
-    parameters = optimizer.strategy.optimizer_parameters(inner, optimizer.models)
+    parameters = optimizer.strategy.optimizer_parameters(optimizer.optimizer, optimizer.models)
     return {optimizer.names_in_file.get(name, name): one for name, one in parameters.items()}
 
 
@@ -175,7 +171,7 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
     Raises:
         ValueError: If it does not; says why.
     """
-    inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
+    inner = optimizer.optimizer
     groups, shapes = state["param_groups"], optimizer.strategy.optimizer_shapes(inner)
     if len(groups) != len(shapes):
         raise ValueError(f"it has {len(groups)} parameter groups, the optimizer {len(shapes)}")

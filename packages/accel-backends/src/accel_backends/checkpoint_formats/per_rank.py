@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, cast
-
-from torch import nn
 
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
+    PreparedModel,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
@@ -46,9 +45,9 @@ class PartsFormat(CheckpointFormat):
             CheckpointError: If a file is missing or damaged.
         """
 
-    def model_state(self, strategy: Strategy, model: nn.Module) -> Mapping[str, Any]:
+    def model_state(self, model: PreparedModel) -> Mapping[str, Any]:
         """Return the parts of this rank."""
-        return self.holder(strategy).parts_of_model(model)
+        return self.holder(model.strategy).parts_of_model(model.model)
 
     def holder(self, strategy: Strategy) -> HoldsParts:
         """Return the strategy, if its ranks hold parts.
@@ -63,22 +62,14 @@ class PartsFormat(CheckpointFormat):
             )
         return strategy
 
-    def open_model(
-        self,
-        files: SavedFiles,
-        strategy: Strategy,
-        model: nn.Module,
-        *,
-        index: int,
-        key_map: Mapping[str, str] | None = None,
-    ) -> SavedModel:
+    def open_model(self, files: SavedFiles, model: PreparedModel, *, index: int) -> SavedModel:
         """Return the parts of a model."""
-        if key_map:
+        if model.key_map:
             raise ConfigError(
                 f"`key_map` does not apply to `{self.model_file(index)}`: each rank reads what it wrote, whatever its "
                 'names. Save with `state_dict_type="SHARDED_STATE_DICT"`.'
             )
-        return self.open_parts(files, self.holder(strategy).parts_of_model(model), index=index)
+        return self.open_parts(files, self.model_state(model), index=index)
 
 
 class PerRankFormat(PartsFormat):
@@ -92,13 +83,9 @@ class PerRankFormat(PartsFormat):
     hint: ClassVar[str] = 'To change it, save with `state_dict_type="SHARDED_STATE_DICT"` there.'
     needs_shared_disk: ClassVar[bool] = False
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models that have files in this format."""
-        return numbers_of_ranked(SHARDED_MODEL_NAME, names)
-
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the optimizers that have files in this format."""
-        return numbers_of_ranked(OPTIMIZER_NAME, names)
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the indexes of the models and of the optimizers that have files in this format."""
+        return numbers_of_ranked(SHARDED_MODEL_NAME, names), numbers_of_ranked(OPTIMIZER_NAME, names)
 
     def model_file(self, index: int) -> str:
         """Return the name of the files of a model in messages."""
@@ -123,17 +110,14 @@ class PerRankFormat(PartsFormat):
         """Return the parts; each rank reads its own."""
         return _SavedParts(files, cast(RankParts, own), index)
 
-    def read_optimizer(
+    def open_optimizer(
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
-    ) -> Mapping[str, Any]:
-        """Return the state that this rank wrote, mapped from its file."""
-        own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
-        return _read(files, OPTIMIZER_NAME, cast(RankParts, own), index)
-
-    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
-        """Copy the state into the optimizer, which has the same flat parameters."""
-        inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
-        optimizer.optimizer.load_state_dict(in_memory(inner, state))
+    ) -> Callable[[], None]:
+        """Read what this rank wrote, and return a function that loads it; the flat parameters are the same."""
+        inner = optimizer.optimizer
+        own = self.holder(optimizer.strategy).parts_of_optimizer(inner)
+        state = _read(files, OPTIMIZER_NAME, cast(RankParts, own), index)
+        return lambda: inner.load_state_dict(in_memory(inner, state))
 
 
 class _SavedParts(SavedModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch import nn
 from accel_backends.strategies.protocol import Strategy
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile
+from accel_state.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,28 @@ class SaveChoices:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that a strategy has prepared.
+
+    Attributes:
+        strategy: The strategy.
+        model: The user's model, without wrappers.
+        key_map: Prefixes of names in the model, by the prefixes in the checkpoint to load.
+    """
+
+    strategy: Strategy
+    model: nn.Module
+    key_map: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedOptimizer:
     """An optimizer that a strategy has prepared.
 
     Attributes:
         strategy: The strategy.
-        optimizer: The optimizer, as `Strategy.prepare_optimizer` returned it.
-        models: The prepared models; its parameters have their names in them.
+        optimizer: The user's optimizer, without wrappers.
+        models: The users' models; its parameters have their names in them.
         names_in_file: Names that parameters have in a checkpoint, by their names in the models, as far as they differ.
     """
 
@@ -81,17 +97,17 @@ class CheckpointFormat(ABC):
     needs_shared_disk: ClassVar[bool]
     """Whether all ranks must write to one file system."""
     opens_all: ClassVar[bool] = False
-    """Whether `open_model` and `read_optimizer` open all files, so that these may be replaced before they are read."""
+    """Whether `open_model` and `open_optimizer` open all files, so that these may be replaced before they are read."""
     save_arguments: ClassVar[frozenset[str]] = frozenset()
     """Arguments of `save_state` that only this format knows; they are in `SaveChoices.engine_options`."""
 
     @abstractmethod
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the sorted indexes of the models in this format among ``names``, the files of a checkpoint."""
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the sorted indexes of the models and of the optimizers in this format.
 
-    @abstractmethod
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the sorted indexes of the optimizers in this format among ``names``."""
+        Args:
+            names: The files of a checkpoint.
+        """
 
     @abstractmethod
     def model_file(self, index: int) -> str:
@@ -102,8 +118,8 @@ class CheckpointFormat(ABC):
         """Return the name of the file or folder of an optimizer."""
 
     @abstractmethod
-    def model_state(self, strategy: Strategy, model: nn.Module) -> Mapping[str, Any]:
-        """Return the state of a prepared model that `model_files` takes. It may communicate.
+    def model_state(self, model: PreparedModel) -> Mapping[str, Any]:
+        """Return the state of a model that `model_files` takes. It may communicate.
 
         Raises:
             CheckpointError: If the format cannot hold what the strategy has.
@@ -130,23 +146,8 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def open_model(
-        self,
-        files: SavedFiles,
-        strategy: Strategy,
-        model: nn.Module,
-        *,
-        index: int,
-        key_map: Mapping[str, str] | None = None,
-    ) -> SavedModel:
+    def open_model(self, files: SavedFiles, model: PreparedModel, *, index: int) -> SavedModel:
         """Request the files of a model, and return its state, of which only names and shapes have been read.
-
-        Args:
-            files: The files of the checkpoint.
-            strategy: The strategy that prepared the model.
-            model: The prepared model.
-            index: Index of the model in the checkpoint.
-            key_map: Prefixes of names in the model, by the prefixes in the checkpoint.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -154,16 +155,17 @@ class CheckpointFormat(ABC):
         """
 
     @abstractmethod
-    def read_optimizer(
+    def open_optimizer(
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
-    ) -> Mapping[str, Any]:
-        """Return the state of an optimizer, which may be mapped from its files; changes nothing.
+    ) -> Callable[[], None]:
+        """Read the state of an optimizer, and return a function that copies it into the optimizer.
+
+        The state may be mapped from its files until then. The function may communicate.
 
         Raises:
             CheckpointError: If a file is missing or damaged, or the state is not that of the optimizer's parameters.
             ValueError: If the state does not fit the optimizer; says why.
         """
 
-    @abstractmethod
-    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
-        """Copy a state of `read_optimizer` into the optimizer. It may communicate."""
+
+FORMATS: Registry[Callable[[], CheckpointFormat]] = Registry("checkpoint format", "accel.checkpoint_formats")

@@ -12,7 +12,6 @@ from accel_backends.checkpoint_formats.named import (
     NamedFormat,
     SavedState,
     check_names,
-    check_optimizer_state,
     named_parameters,
 )
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
@@ -45,9 +44,9 @@ class ShardedFormat(NamedFormat):
     name: ClassVar[str] = "sharded"
     needs_shared_disk: ClassVar[bool] = True
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models that have files in this format."""
-        return numbers_of_sharded(SHARDED_MODEL_NAME, names)
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the indexes of the models and of the optimizers that have a table."""
+        return numbers_of_sharded(SHARDED_MODEL_NAME, names), numbers_of_sharded(OPTIMIZER_NAME, names)
 
     def model_files(
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
@@ -84,10 +83,6 @@ class ShardedFormat(NamedFormat):
     def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
         """Return the state; each rank reads what overlaps its shards."""
         return _SavedModel(DistributedState(files, sharded_folder(SHARDED_MODEL_NAME, index)))
-
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the optimizers that have a table."""
-        return numbers_of_sharded(OPTIMIZER_NAME, names)
 
     def model_file(self, index: int) -> str:
         """Return the name that messages use for the files of a model."""
@@ -131,24 +126,22 @@ class ShardedFormat(NamedFormat):
                 for piece in local_pieces(value):
                     saved.read_into(piece.local, entry, piece.offset)
             state.setdefault(numbers[name], {})[kind] = value
-        content = {
+        return {
             _STATE: {number: state[number] for number in sorted(state)},
             _GROUPS: [
                 {**groups[number], "params": sorted(numbers[name] for name in groups[number]["params"])}
                 for number in sorted(groups)
             ],
         }
-        check_optimizer_state(optimizer, content)
-        return content
 
 
 class _SavedModel(SavedState):
     def __init__(self, saved: DistributedState) -> None:
         self._saved = saved
         self._entries = {str(path[0]): entry for path, entry in saved.below(_MODEL) if len(path) == 1}
-
-    def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        return {name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()}
+        self.shapes = {
+            name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()
+        }
 
     def open(self, own: Mapping[str, Any]) -> None:
         for entry, value in self._read_here(own):

@@ -21,6 +21,7 @@ from accel_backends.checkpoint_formats.named import NamedModel
 from accel_backends.checkpoint_formats.per_rank import PerRankFormat
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
+    PreparedModel,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
@@ -86,7 +87,7 @@ def save_fsdp_model(
         )
     strategy: Strategy = accelerator.strategy
     choices, form = _choices(), _format(fsdp_plugin)
-    state = form.model_state(strategy, model)
+    state = form.model_state(_prepared(strategy, model))
     if isinstance(form, FullFormat):
         full = deferred_state(state, is_writer=choices.is_writer)
         files: Sequence[PendingFile] = [TorchFile(_full_name(model_index), full, is_writer=choices.is_writer)]
@@ -110,7 +111,7 @@ def load_fsdp_model(
         CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
     """
     _check(use_dcp)
-    strategy: Strategy = accelerator.strategy
+    into = _prepared(accelerator.strategy, model)
     form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
     name = form.model_file(model_index)
     files = saved_files(_home(Path(input_dir), name))
@@ -118,9 +119,9 @@ def load_fsdp_model(
         with files:
             if isinstance(form, FullFormat):
                 content = read_torch_file(files.path(_full_name(model_index)), mmap=True)
-                saved: SavedModel = NamedModel(FullState(content), strategy, model)
+                saved: SavedModel = NamedModel(FullState(content), into)
             else:
-                saved = form.open_model(files, strategy, model, index=model_index)
+                saved = form.open_model(files, into, index=model_index)
             misfits = saved.misfits()
         misfits = misfits or saved.load()
         if misfits:
@@ -138,7 +139,7 @@ def save_fsdp_optimizer(
 ) -> None:
     """Save the optimizer of a prepared model in the format of `save_fsdp_model`. Every rank must call it."""
     _check(use_dcp)
-    prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
+    prepared = _prepared_optimizer(accelerator.strategy, optimizer, model)
     files = _format(fsdp_plugin).optimizer_files(prepared, index=optimizer_index, choices=_choices())
     _write(files, Path(output_dir))
 
@@ -159,19 +160,30 @@ def load_fsdp_optimizer(
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
     """
     _check(use_dcp)
-    prepared = PreparedOptimizer(accelerator.strategy, optimizer, [model])
+    prepared = _prepared_optimizer(accelerator.strategy, optimizer, model)
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     files = saved_files(_home(Path(input_dir), name))
     try:
         with files:
-            state = form.read_optimizer(files, prepared, index=optimizer_index)
+            load = form.open_optimizer(files, prepared, index=optimizer_index)
     except ValueError as misfit:
-        inner = prepared.strategy.bare_optimizer(optimizer)
+        inner = prepared.optimizer
         raise CheckpointError(
             f"`{name}` in `{files.folder}` does not fit the {type(inner).__name__}: {misfit}."
         ) from misfit
-    form.load_optimizer(prepared, state)
+    load()
+
+
+def _prepared(strategy: Strategy, model: nn.Module) -> PreparedModel:
+    return PreparedModel(strategy, strategy.unwrap(model, keep_torch_compile=False))
+
+
+def _prepared_optimizer(
+    strategy: Strategy, optimizer: torch.optim.Optimizer, model: nn.Module
+) -> PreparedOptimizer:
+    inner = strategy.bare_optimizer(optimizer)
+    return PreparedOptimizer(strategy, inner, [_prepared(strategy, model).model])
 
 
 def _check(use_dcp: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from accel_backends.sharding.parts import local_part, wrap_like
 from accel_state.errors import CheckpointError
 
 
-def open_gradients(models: list[nn.Module]) -> dict[str, torch.Tensor]:
+def open_gradients(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return the gradients that have been summed so far, under the number of the model and their names.
 
     Of a sharded one it is the part of this rank.
@@ -25,7 +25,7 @@ def open_gradients(models: list[nn.Module]) -> dict[str, torch.Tensor]:
     }
 
 
-def restore_gradients(models: list[nn.Module], gradients: Mapping[str, Any]) -> None:
+def restore_gradients(models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
     """Put gradients back; parameters that have none in ``gradients`` have none afterwards.
 
     Raises:

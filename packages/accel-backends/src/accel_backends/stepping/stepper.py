@@ -85,27 +85,31 @@ class Stepper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the window, in plain numbers. The gradients so far belong to it."""
+        num_steps = self._gradient.num_steps
         return {
             "step": self._step,
-            "num_steps": self.num_steps,
-            "is_accumulating": self.is_accumulating,
-            **self._weights.state_dict(),
+            "num_steps": num_steps,
+            "is_accumulating": self._step % num_steps != 0,
+            **vars(self._weights.window),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the window; the caller restores the gradients."""
+    def load_state_dict(self, state: Mapping[str, Any], *, num_windows: int | None = None) -> None:
+        """Resume the window; the caller restores the gradients.
+
+        Args:
+            state: From `state_dict`.
+            num_windows: Windows that ended before; None: as many as so far.
+        """
         self._step = int(state["step"])
         self._block_models = ()
-        self._weights.load_state_dict(state)
+        self._weights.resume(state)
         self._gradient.sync_gradients = not self.is_accumulating
+        if num_windows is not None:
+            self._num_windows = num_windows
 
     def set_step(self, step: int) -> None:
         """Count micro-batches on from ``step``."""
         self._step = step
-
-    def set_num_windows(self, num_windows: int) -> None:
-        """Count windows on from ``num_windows``, those of a run that is resumed."""
-        self._num_windows = num_windows
 
     def call_on_window_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each backward that ends a window, in place of an earlier one."""

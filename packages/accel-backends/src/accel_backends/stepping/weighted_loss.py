@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +12,23 @@ from torch import Tensor
 
 import accel_ops
 from accel_state import ConfigError, StateError
+
+
+@dataclass
+class WeightedWindow:
+    """How the losses of an accumulation window have been weighted so far.
+
+    Attributes:
+        items: Items of this rank's losses.
+        num_weighted: Losses with a number of items.
+        has_plain: Whether there was a loss without one.
+        unit: The number that losses of a longer window are weighted relative to, the same on all ranks.
+    """
+
+    items: float = 0.0
+    num_weighted: int = 0
+    has_plain: bool = False
+    unit: float | None = None
 
 
 class WeightedLoss:
@@ -30,10 +48,8 @@ class WeightedLoss:
     def __init__(self, *, num_ranks: int, group: dist.ProcessGroup | None = None) -> None:
         self._num_ranks = num_ranks
         self._group = group
-        self._items = 0.0
-        self._num_weighted = 0
-        self._has_plain = False
-        self._unit: float | None = None
+        self.window = WeightedWindow()
+        """The state of the weighting. The gradients so far belong to it."""
         self._block: object = None
 
     def backward(
@@ -61,23 +77,23 @@ class WeightedLoss:
             StateError: If the window has no item at all, or a loss without a count, or if it is the second in
                 a micro-batch of a longer window.
         """
-        count = check_count(num_items)
-        if self._has_plain:
+        count, window = check_count(num_items), self.window
+        if window.has_plain:
             self._refuse_mixture()
         if block and block is self._block:
             self._refuse_second()
-        if is_last and not self._num_weighted:
+        if is_last and not window.num_weighted:
             run(loss * (count * self._num_ranks / self._agree(count)))
             return
         self._block = block
-        if self._unit is None:
-            self._unit = self._total(count) or 1.0
-        self._num_weighted += 1
-        self._items += count
-        run(loss * (count / self._unit))
+        if window.unit is None:
+            window.unit = self._total(count) or 1.0
+        window.num_weighted += 1
+        window.items += count
+        run(loss * (count / window.unit))
         if is_last:
-            scale(self._unit * self._num_ranks / self._agree(self._items))
-            self._begin()
+            scale(window.unit * self._num_ranks / self._agree(window.items))
+            self.window = WeightedWindow(unit=window.unit)
 
     def pass_by(self, *, is_last: bool) -> None:
         """Record a backward without a count.
@@ -85,8 +101,8 @@ class WeightedLoss:
         Raises:
             StateError: If the window has losses with one.
         """
-        self._has_plain = not is_last
-        if self._num_weighted:
+        self.window.has_plain = not is_last
+        if self.window.num_weighted:
             self._refuse_mixture()
 
     def _refuse_mixture(self) -> None:
@@ -105,31 +121,19 @@ class WeightedLoss:
 
     def reset(self) -> None:
         """Start a new window; the unit stays, since any number works that all ranks share."""
-        self._begin()
+        self.window = WeightedWindow(unit=self.window.unit)
         self._block = None
 
-    def state_dict(self) -> dict[str, float | int | bool | None]:
-        """Return the position in the window, in plain numbers. The gradients so far belong to it."""
-        return {
-            "items": self._items,
-            "num_weighted": self._num_weighted,
-            "has_plain": self._has_plain,
-            "unit": self._unit,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the window; without entries in ``state`` a new one begins."""
-        self.reset()
-        self._items = float(state.get("items", 0.0))
-        self._num_weighted = int(state.get("num_weighted", 0))
-        self._has_plain = bool(state.get("has_plain", False))
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue the window with the attributes of a `WeightedWindow`; those that are missing have their default."""
         unit = state.get("unit")
-        self._unit = None if unit is None else float(unit)
-
-    def _begin(self) -> None:
-        self._items = 0.0
-        self._num_weighted = 0
-        self._has_plain = False
+        self.window = WeightedWindow(
+            items=float(state.get("items", 0.0)),
+            num_weighted=int(state.get("num_weighted", 0)),
+            has_plain=bool(state.get("has_plain", False)),
+            unit=None if unit is None else float(unit),
+        )
+        self._block = None
 
     def _total(self, count: float) -> float:
         if self._num_ranks == 1:

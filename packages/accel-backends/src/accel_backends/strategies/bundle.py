@@ -1,9 +1,9 @@
-"""The objects of one call of `prepare`: sorted by kind for a strategy, and back in the caller's order."""
+"""The objects of one call of `prepare`, by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -75,48 +75,3 @@ def register_kind(kind: type, name: str) -> None:
     """
     if (kind, name) not in KINDS:
         KINDS.append((kind, name))
-
-
-def kind_of(thing: object) -> str | None:
-    """Return the `Bundle` list for `thing`, None if it needs no preparation."""
-    return next((name for kind, name in KINDS if isinstance(thing, kind)), None)
-
-
-class BundleBuilder:
-    """Builds the bundle of one call of `prepare`; an object that is passed twice is prepared once.
-
-    Args:
-        objects: The caller's objects.
-        places: Whether to move each object to the device.
-        earlier: For each object the one that was prepared from it before; None if there is none.
-    """
-
-    def __init__(
-        self, objects: Sequence[Any], places: Sequence[bool], *, earlier: Sequence[Any | None]
-    ) -> None:
-        self._objects = objects
-        self._done: dict[int, Any] = {}
-        self.bundle = Bundle()
-        flags: dict[str, list[bool]] = {kind.name: [] for kind in fields(Bundle)}
-        for thing, place, ready in zip(objects, places, earlier, strict=True):
-            name = kind_of(thing)
-            if name is None or id(thing) in self._done:
-                continue
-            self._done[id(thing)] = ready
-            if ready is None:
-                getattr(self.bundle, name).append(thing)
-                flags[name].append(place)
-        self.placement = Placement(
-            models=tuple(flags["models"]),
-            optimizers=tuple(flags["optimizers"]),
-            loaders=tuple(flags["loaders"]),
-        )
-
-    def results(self, ready: Bundle) -> tuple[Any, ...]:
-        """Return the prepared objects in the caller's order; `ready` is the prepared `bundle`."""
-        done = dict(self._done)
-        for kind in fields(Bundle):
-            given, prepared = getattr(self.bundle, kind.name), getattr(ready, kind.name)
-            done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
-        results = [done.get(id(thing), thing) for thing in self._objects]
-        return tuple(one.take() if isinstance(one, InTurn) else one for one in results)

@@ -169,7 +169,7 @@ class FlatShardedStrategy(ShardedStrategy):
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients are reduced over all ranks, or not at all."""
-        flat = self._flat(model)
+        flat = self._models.get(model) or self._flat(self.unwrap(model, keep_torch_compile=False))
         return _NOTHING if flat is None or sync is not Sync.LATER else _unsynchronised(flat)
 
     def clip_grad_norm(
@@ -221,13 +221,11 @@ class FlatShardedStrategy(ShardedStrategy):
 
     def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return `DTensor`s, as `local_model_state` does. Communicates: all ranks."""
-        inner = inner_optimizer(optimizer)
-        return local_optimizer_state(inner, self._models_of(inner))
+        return local_optimizer_state(optimizer, self._models_of(optimizer))
 
     def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> RankParts:
         """Return the state of the parameters that this rank steps: shards of flat parameters. No communication."""
-        inner = inner_optimizer(optimizer)
-        return own_optimizer_values(inner, self._models_of(inner))
+        return own_optimizer_values(optimizer, self._models_of(optimizer))
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
@@ -256,18 +254,15 @@ class FlatShardedStrategy(ShardedStrategy):
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, of which every rank takes its parts. All ranks must call it."""
-        inner = inner_optimizer(optimizer)
-        super().load_optimizer_state(
-            optimizer, parts_of_optimizer_state(inner, self._models_of(inner), state)
-        )
+        own = parts_of_optimizer_state(optimizer, self._models_of(optimizer), state)
+        super().load_optimizer_state(optimizer, own)
 
     def _flat(self, model: nn.Module) -> FlatModel | None:
-        """Return what is known of a model, given as it was wrapped or unwrapped; None if it was not sharded here."""
-        known = self._models.get(model)
-        if known is not None:
-            return known
-        bare = self.unwrap(model, keep_torch_compile=False)
-        return next((flat for flat in self._models.values() if flat.root.module is bare), None)
+        """Return the flattened model of a user's model; None if it was not sharded here."""
+        for flat in self._models.values():
+            if self.unwrap(flat.root, keep_torch_compile=False) is model:
+                return flat
+        return None
 
     def _refuse_shared(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():

@@ -234,12 +234,11 @@ class FullyShardedStrategy(ShardedStrategy):
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts."""
-        return load_model_state(self._bare(model), state, strict=strict)
+        return load_model_state(model, state, strict=strict)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, of which every rank takes its parts."""
-        inner = inner_optimizer(optimizer)
-        super().load_optimizer_state(optimizer, sharded_optimizer_state(inner, state))
+        super().load_optimizer_state(optimizer, sharded_optimizer_state(optimizer, state))
 
     def _cast_forward(self, model: nn.Module) -> None:
         """Make the forward pass cast the inputs of operations, unless a policy of the user does."""
@@ -314,9 +313,6 @@ class FullyShardedStrategy(ShardedStrategy):
         if self._gathering is None:
             return ()
         return (partial(self._gathering.wrap, num_shards=self._mesh.size(self._mesh.ndim - 1)),)
-
-    def _bare(self, model: nn.Module) -> nn.Module:
-        return self.unwrap(model, keep_torch_compile=False)
 
 
 def _check_own_layers(context: StrategyContext) -> None:

@@ -290,13 +290,12 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the state, in which each tensor tells the ranks of which stage hold it. No communication."""
-        state = self.unwrap(model).state_dict(keep_vars=True)
-        pipeline = self._pipelines.get(model)
+        pipeline = self._pipeline_of(model)
         if pipeline is None:
-            return state
+            return model.state_dict(keep_vars=True)
         self._reshard()
         pipeline.staged.refresh()
-        state = self.unwrap(model).state_dict(keep_vars=True)
+        state = model.state_dict(keep_vars=True)
         return held_model_state(state, pipeline.staged, self._ranks_at)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
@@ -305,7 +304,7 @@ class PipelineStrategy(FullyShardedStrategy):
         Raises:
             CheckpointError: If parts of the model are on the meta device, and the state has other names or shapes.
         """
-        pipeline = self._pipelines.get(model)
+        pipeline = self._pipeline_of(model)
         if pipeline is None:
             return super().load_model_state(model, state, strict=strict)
         staged = pipeline.staged
@@ -322,10 +321,10 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
         """Return the state; before the first batch, what is on the meta device is read where it will be sent from."""
-        pipeline = self._pipelines.get(model)
+        pipeline = self._pipeline_of(model)
         if pipeline is None or pipeline.staged.users:
             return self.local_model_state(model)
-        state = self.unwrap(model).state_dict(keep_vars=True)
+        state = model.state_dict(keep_vars=True)
         return state_before_loading(state, is_sender=self._is_sender, device=self.context.device)
 
     @property
@@ -342,15 +341,14 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
-        inner = self.bare_optimizer(optimizer)
         places = {}
-        numbers = {id(one): number for number, one in enumerate(parameters_of(inner))}
+        numbers = {id(one): number for number, one in enumerate(parameters_of(optimizer))}
         for staged in self._staged():
             for found, holders in zip(staged.tensors, staged.holders, strict=True):
                 if id(found.tensor) in numbers and holders:
                     places[numbers[id(found.tensor)]] = min(holders)
         return held_optimizer_state(
-            inner.state_dict(),
+            optimizer.state_dict(),
             places,
             self._ranks_at,
             rank=self.context.topology.rank,
@@ -369,8 +367,7 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a whole state, of which every rank keeps that of its stage."""
-        inner = self.bare_optimizer(optimizer)
-        self._early[inner] = early = EarlyOptimizerState(inner, state)
+        self._early[optimizer] = early = EarlyOptimizerState(optimizer, state)
         state = early.rest
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         elsewhere = {
@@ -380,6 +377,13 @@ class PipelineStrategy(FullyShardedStrategy):
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
         super().load_optimizer_state(optimizer, {**state, "state": own})
+
+    def _pipeline_of(self, model: nn.Module) -> PipelineTraining | None:
+        """Return the pipeline of a user's model; None if it has none."""
+        for prepared, pipeline in self._pipelines.items():
+            if self.unwrap(prepared, keep_torch_compile=False) is model:
+                return pipeline
+        return None
 
     def _staged(self) -> Iterator[StagedModel]:
         return (one.staged for one in self._pipelines.values() if one.staged.users)

@@ -99,7 +99,8 @@ class Strategy(Protocol):
     """How models are placed, wrapped, synchronized and stepped.
 
     A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
-    that communicate say so; every rank must call those, in the same order.
+    that communicate say so; every rank must call those, in the same order. Methods for states take the user's model, as
+    ``unwrap(model, keep_torch_compile=False)`` returns it, and the user's optimizer, as `bare_optimizer` does.
     """
 
     name: ClassVar[str]
@@ -183,10 +184,10 @@ class Strategy(Protocol):
         """Clip each (unscaled) gradient value."""
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state of the user's model, with the keys it had before it was prepared."""
+        """Return the full state of ``model``, with the keys it had before it was prepared."""
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of the user's model on this rank: a `DTensor` for each sharded tensor.
+        """Return the state of ``model`` on this rank: a `DTensor` for each sharded tensor.
 
         The tensors share the model's memory if possible.
         """
@@ -210,7 +211,7 @@ class Strategy(Protocol):
         """Return the optimizer inside the wrappers of `prepare_optimizer`."""
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the user's optimizer, which an engine may have replaced."""
+        """Return the class of the optimizer that the user made, for a prepared one; an engine may have replaced it."""
 
     def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of ``optimizer`` on this rank: a `DTensor` for each sharded tensor.
@@ -221,7 +222,7 @@ class Strategy(Protocol):
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters of ``optimizer`` by their names in the users' ``models``.
+        """Return the parameters of ``optimizer`` by their names in ``models``.
 
         Their states are sharded like them.
         """
@@ -270,7 +271,7 @@ class HoldsParts(Protocol):
     """The ability of strategies whose ranks hold parts of states in a form of their own."""
 
     def parts_of_model(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return what this rank holds of a prepared model."""
+        """Return what this rank holds of a user's model."""
 
     def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-        """Return what this rank holds of the state of a prepared optimizer, which can load it. It may communicate."""
+        """Return what this rank holds of the state of a user's optimizer. It may communicate."""

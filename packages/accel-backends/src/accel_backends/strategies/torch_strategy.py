@@ -19,7 +19,7 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
 from accel_backends.strategies.protocol import Capabilities, Feature, Sync
 from accel_backends.transforms.compile import check_compiler, compile_model
-from accel_backends.unwrap import extract_model_from_parallel, inner_optimizer
+from accel_backends.unwrap import extract_model_from_parallel
 from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
 
@@ -206,28 +206,29 @@ class TorchStrategy:
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of the user's model, replicated on every rank."""
-        return self.unwrap(model, keep_torch_compile=False).state_dict()
+        """Return the state dict of ``model``, replicated on every rank."""
+        return model.state_dict()
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of the user's model on this rank."""
-        return self.unwrap(model, keep_torch_compile=False).state_dict()
+        """Return the state dict of ``model`` on this rank."""
+        return model.state_dict()
 
     def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
         """Return the state dict on this rank."""
         return self.local_model_state(model)
 
     def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state dict of the user's model on this rank."""
+        """Return the state dict of ``model`` on this rank."""
         return self.local_model_state(model)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a full state dict into the user's model on every rank."""
-        return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+        """Load a full state dict into ``model`` on every rank."""
+        return model.load_state_dict(state, strict=strict)
 
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the user's optimizer inside a prepared one."""
-        return inner_optimizer(optimizer)
+        inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+        return inner
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
         """Return the class of the user's optimizer."""
@@ -235,13 +236,13 @@ class TorchStrategy:
 
     def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state dict of ``optimizer`` on this rank."""
-        return self.bare_optimizer(optimizer).state_dict()
+        return optimizer.state_dict()
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, torch.Tensor]:
-        """Return the parameters of ``optimizer`` by their names in the user's models."""
-        return parameters_of(optimizer, [self.unwrap(model, keep_torch_compile=False) for model in models])
+        """Return the parameters of ``optimizer`` by their names in ``models``."""
+        return parameters_of(optimizer, models)
 
     def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
         """Return the shapes of the parameters of ``optimizer``, by group."""
@@ -249,8 +250,7 @@ class TorchStrategy:
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state dict into ``optimizer`` on every rank."""
-        inner = self.bare_optimizer(optimizer)
-        inner.load_state_dict(in_memory(inner, state))
+        optimizer.load_state_dict(in_memory(optimizer, state))
 
     def release(self) -> None:
         """Do nothing: models belong to the user."""

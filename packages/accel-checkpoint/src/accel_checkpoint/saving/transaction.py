@@ -247,7 +247,7 @@ class Stage:
         self._check_all_collected()
         self._is_collective = False
         buffers.begin()
-        copies = []
+        copies: list[PendingFile | None] = []
         for file in files:
             if file.deferred or (file.is_writer and self._failure is None):
                 copies.append(self._attempt(snapshot_of, file, buffers))

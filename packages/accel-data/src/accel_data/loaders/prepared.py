@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.placement import placed
-from accel_data.loaders.reader import Reader
+from accel_data.loaders.reader import Batches, Reader, warn_of_replay
 from accel_data.loaders.state import Pass, Progress, Resumption, load_progress, save_progress
-from accel_data.loaders.streams import Batches, StreamOpener, warn_of_replay
 from accel_data.loaders.torch_loader import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
@@ -85,7 +84,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.keeps_dataset_state = keeps_dataset_state
         self._non_blocking = non_blocking
         self._progress = Progress(epoch=iteration)
-        self._reader = Reader()
         self.reset()
         if not is_iterable(base):
             base = shard_indices(
@@ -279,9 +277,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         state = (
             resumption.states.loader if self.use_stateful_dataloader and not resumption.is_complete else None
         )
-        return _sampled_steps(
-            self._reader.read_indices(self._source.loader, sampler_pass, state=state), sampler_pass.steps
-        )
+        return _sampled_steps(self._reader.read_indices(sampler_pass, state=state), sampler_pass.steps)
 
     def _stream_order(self, resumption: Resumption) -> EpochOrder:
         """Return what the order of a stream is drawn from, after restoring the state of a resumed one."""
@@ -293,21 +289,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _read_stream(self, resumption: Resumption) -> Batches:
         """Begin to read a stream."""
-        num_ranks = self.data_ranks.num_ranks
-        opener = StreamOpener(
-            source=self._source,
-            step_size=self._step_size(),
-            num_ranks=num_ranks,
-            reads_all=self._reads_for_all,
-            reader=self._reader,
-        )
+        reader, rows = self._reader, self._step_size().samples
+        if self._reads_for_all:
+            rows = self._source.loader.batch_size or 1
         if not self.skip_batches:
-            return opener.resumed(resumption)
+            return reader.resume_stream(resumption, rows=rows)
         if not self._reads_for_all:
-            return opener.replayed(resumption.position, ranks_before=num_ranks)
+            return reader.replay_stream(resumption.position, num_ranks=self.data_ranks.num_ranks, rows=rows)
         # Left out as steps: the first one completes the last.
         warn_of_replay(f"{resumption.position.samples} samples")
-        return opener.from_start()
+        return reader.read_stream()
 
     def _pass(self, start: Position, order: EpochOrder) -> Pass:
         return Pass(start, self.data_ranks.num_ranks, order, self._read_states())
@@ -333,14 +324,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return Position(steps * size.samples, steps * size.batches)
 
     def _fields_of(self, base: DataLoader[Any]) -> dict[str, Any]:
-        return {**super()._fields_of(base), "_source": Source.of(base)}
+        source = Source.of(base)
+        reader = Reader(source, num_ranks=self.data_ranks.num_ranks, reads_all=self._reads_for_all)
+        return {**super()._fields_of(base), "_source": source, "_reader": reader}
 
     def _copied_attributes(self) -> dict[str, Any]:
-        return {
-            **super()._copied_attributes(),
-            "_reader": Reader(),
-            "_progress": self._progress.detached(),
-        }
+        return {**super()._copied_attributes(), "_progress": self._progress.detached()}
 
     def _read_states(self) -> Callable[[], ReadStates]:
         """Return a function for the states of what a pass has read."""

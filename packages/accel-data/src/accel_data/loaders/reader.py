@@ -1,4 +1,4 @@
-"""The copy of a user's loader through which a prepared loader reads."""
+"""The copy of a user's loader through which a prepared loader reads, from any position."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard, Marked
+from accel_data.loaders.state import Resumption
 from accel_data.loaders.stateful import has_position
-from accel_data.loaders.torch_loader import from_attributes, is_iterable, mixed_class
+from accel_data.loaders.torch_loader import Source, clone_loader, from_attributes, mixed_class
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
-from accel_data.step import NO_STATES, ReadStates, StepShape
+from accel_data.step import NO_STATES, START, Position, ReadStates, StepShape
+from accel_state.errors import CheckpointError
+from accel_state.user_warnings import warn_user
+
+Batches = Iterator[tuple[Any, "Fetched | None"]]
 
 #: Attributes that a loader of torch changes by itself.
 _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
@@ -40,6 +46,17 @@ class Fetched:
     def pin_memory(self, device: Any = None) -> Fetched:
         """Pin the batch; called by torch."""
         return replace(self, batch=pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
+
+
+class SkippedStream(IterableDataset[Any]):
+    """What follows the first ``num_samples`` samples of ``dataset``."""
+
+    def __init__(self, dataset: IterableDataset[Any], num_samples: int) -> None:
+        self.dataset = dataset
+        self.num_samples = num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.dataset), self.num_samples, None)
 
 
 class FetchingCollate:
@@ -72,40 +89,98 @@ class Reader:
     It reads through a copy of the user's loader, which stays the same from pass to pass while nothing has changed: its
     workers may be persistent. What is read does not refer to the prepared loader: in a cycle, workers would live until
     the next garbage collection.
+
+    Args:
+        source: What to read.
+        num_ranks: Ranks that share a stream.
+        reads_all: Whether this rank reads all of the stream, for all ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source, *, num_ranks: int = 1, reads_all: bool = False) -> None:
+        self._source = source
+        self._num_ranks = num_ranks
+        self._reads_all = reads_all
         self._made_from: dict[str, Any] = {}
         self._sampler: PassSampler | None = None
         self._latest: Latest | None = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] | None = None
 
-    def read_indices(
-        self, loader: DataLoader[Any], sampler_pass: SamplerPass, *, state: Any = None
-    ) -> Iterator[Any]:
+    def read_indices(self, sampler_pass: SamplerPass, *, state: Any = None) -> Iterator[Any]:
         """Start a pass over map-style data, and return its batches.
 
         Args:
-            loader: Like which to read.
             sampler_pass: The indices.
             state: That of a `StatefulDataLoader`, to restore first.
         """
-        copied = self._copy_of(loader, state)
+        copied = self._copy_of(self._source.loader, state)
         assert self._sampler is not None, "map-style data has a sampler"
         self._sampler.current = sampler_pass
         return iter(copied)
 
-    def read_stream(
-        self, loader: DataLoader[Any], *, state: Any = None
-    ) -> Iterator[tuple[Any, Fetched | None]]:
-        """Start a pass over a stream, and return its batches as the user's loader yields them and as they were read.
+    def read_stream(self) -> Batches:
+        """Start a pass over a stream, and return all batches, as the user's loader yields them and as they were read.
 
-        The latter is None for a batch that the user's loader has made. The arguments are those of `read_indices`.
+        The latter is None for a batch that the user's loader has made.
         """
-        copied = self._copy_of(loader, state)
-        assert self._latest is not None, "the data set is a stream"
-        return self._latest.paired(iter(copied))
+        return self._read_stream(self._source.loader)
+
+    def resume_stream(self, resumption: Resumption, *, rows: int) -> Batches:
+        """Return the batches of a stream after a position, by the fastest way that the saved states allow.
+
+        Args:
+            resumption: The position.
+            rows: Samples of a batch over all ranks.
+
+        Raises:
+            CheckpointError: If the position cannot be reached with this number of ranks or workers.
+        """
+        source, states = self._source, resumption.states
+        if resumption.position == START:
+            return self.read_stream()
+        if not resumption.is_complete:
+            self._check_workers(resumption.num_workers)
+            if states.loader is not None and source.is_stateful:
+                self._check_ranks(resumption.num_ranks, "a `StatefulDataLoader`")
+                return self._read_stream(source.loader, states.loader)
+        has_dataset_state = states.dataset is not None and source.loader.num_workers == 0
+        if has_dataset_state:
+            source.dataset.load_state_dict(states.dataset)
+        if resumption.is_complete:
+            return iter(())
+        if has_dataset_state:
+            return self.read_stream()
+        return self.replay_stream(resumption.position, num_ranks=resumption.num_ranks, rows=rows)
+
+    def replay_stream(self, start: Position, *, num_ranks: int, rows: int) -> Batches:
+        """Return the batches of a stream after ``start``; those before are read and discarded, with a warning.
+
+        Args:
+            start: The position.
+            num_ranks: Ranks that have read up to it.
+            rows: As for `resume_stream`.
+        """
+        loader, shard = self._source.loader, self._source.stream_shard
+        if loader.num_workers == 0:
+            num_samples = start.samples
+            if shard is None and not self._reads_all and self._num_ranks > 1:
+                self._check_ranks(num_ranks, "a data set that shards itself")
+                num_samples //= self._num_ranks
+            warn_of_replay(f"{num_samples} samples")
+            dataset: Any = loader.dataset
+            following = (
+                SkippedStream(dataset, num_samples) if shard is None else shard.starting_at(num_samples)
+            )
+            return self._read_stream(clone_loader(loader, dataset=following))
+        self._check_ranks(num_ranks, "a stream read by workers")
+        num_batches, rest = divmod(start.samples, rows)
+        if rest:
+            raise CheckpointError(
+                f"The saved position, after {start.samples} samples of the stream, is inside a batch: batches have "
+                f"{rows} samples. Resume with the batch size of the saved run, or with `num_workers=0`."
+            )
+        warn_of_replay(f"{num_batches} batches")
+        return islice(self.read_stream(), num_batches, None)
 
     def states(self, dataset: Any) -> ReadStates:
         """Return the states of what is read, up to where it has been read.
@@ -121,9 +196,7 @@ class Reader:
         # A copy: the data set may change the objects that its state is made of.
         of_dataset = None if dataset is None or has_workers else copy.deepcopy(dataset.state_dict())
         of_loader = None
-        if hasattr(self.loader, "load_state_dict") and (
-            self._latest is not None or (has_workers and dataset is not None)
-        ):
+        if self._source.is_stateful and (self._latest is not None or (has_workers and dataset is not None)):
             state = self.loader.state_dict()  # type: ignore[attr-defined]
             of_loader = state if has_position(state) else None
         return ReadStates(of_dataset, of_loader)
@@ -131,6 +204,11 @@ class Reader:
     def num_missed(self) -> int:
         """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
         return 0 if self._latest is None else self._latest.num_missed
+
+    def _read_stream(self, loader: DataLoader[Any], state: Any = None) -> Batches:
+        copied = self._copy_of(loader, state)
+        assert self._latest is not None, "the data set is a stream"
+        return self._latest.paired(iter(copied))
 
     def _copy_of(self, loader: DataLoader[Any], state: Any) -> DataLoader[Any]:
         settings = _settings(loader)
@@ -144,7 +222,7 @@ class Reader:
         return self.loader
 
     def _new_copy(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        self._sampler, self._latest = None, Latest() if is_iterable(loader) else None
+        self._sampler, self._latest = None, Latest() if self._source.is_stream else None
         fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest}
         for name in ("batch_sampler", "sampler"):
             shard = getattr(loader, name)
@@ -161,6 +239,24 @@ class Reader:
                     # torch would count a step of other ranks as a batch too many
                     fields["_IterableDataset_len_called"] = None
         return from_attributes(mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields})
+
+    def _check_ranks(self, ranks_before: int, what: str) -> None:
+        if self._num_ranks != ranks_before and not self._reads_all:
+            raise CheckpointError(
+                f"The state was saved with {ranks_before} processes. Resuming {what} with {self._num_ranks} is not "
+                "possible: each process has a state of its own. Use the same number, or "
+                "`dispatch_batches=True`."
+            )
+
+    def _check_workers(self, before: int | None) -> None:
+        """Raise for another number of workers than before: the part that each reads depends on it."""
+        now = self._source.loader.num_workers
+        if before is not None and max(before, 1) != max(now, 1):
+            raise CheckpointError(
+                f"The stream was read with `num_workers={before}` when the state was saved. Which samples "
+                f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={before}`, or restart "
+                "the epoch with `position=False`."
+            )
 
 
 class PassSampler(Delegating, BatchSampler):
@@ -205,7 +301,7 @@ class Latest:
         self.fetched: Fetched | None = None
         self.num_missed = 0
 
-    def paired(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Fetched | None]]:
+    def paired(self, batches: Iterator[Any]) -> Batches:
         """Yield each batch with what was fetched for it."""
         self.fetched, self.num_missed = None, 0
         for batch in batches:
@@ -258,3 +354,12 @@ def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
     if isinstance(loader.dataset, IterableDatasetShard):
         settings["even_batches"] = loader.dataset.even_batches
     return settings
+
+
+def warn_of_replay(what: str) -> None:
+    """Warn that a stream is read again from its beginning."""
+    warn_user(
+        f"The data set is a stream that cannot be entered in the middle: {what} are read again and thrown "
+        "away. Give the data set `state_dict` and `load_state_dict` and save with `use_stateful_dataloader=True`, or "
+        "use map-style data, to resume at once.",
+    )

@@ -28,9 +28,8 @@ from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
-    from accel.checkpoints.items import RunObjects
+    from accel.checkpoints.items import RunObjects, SaveHook
     from accel.checkpoints.loading import LoadHook
-    from accel.checkpoints.saving import SaveHook
     from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import PendingFile
@@ -125,30 +124,27 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel_checkpoint.saving.handle import SaveHandle
         from accel_checkpoint.saving.retention import checked_metrics
 
         saver = self._get_saver()
         is_main = saver.topology.rank == 0
-        content, choices = self._content_and_choices(
-            options, rank=saver.topology.rank, safe=safe_serialization
-        )
+        run, choices = self._run_and_choices(options, safe=safe_serialization)
         # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
         numbers = checked_metrics(metrics, self.project.retention) if is_main else {}
         saver.log_failure()
-        is_sharded = self._strategy.capabilities.shards_parameters or content.form.needs_shared_disk
-        is_numbered = self.project.automatic_checkpoint_naming
+        is_numbered, step = self.project.automatic_checkpoint_naming, self._stepper.num_windows
         token, number, absence = saver.call(
             "save_state",
             folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
-            step=self._stepper.num_windows,
+            step=step,
             number=self.project.iteration,
-            needs_all=is_sharded,
+            needs_all=self._strategy.capabilities.shards_parameters or run.form.needs_shared_disk,
         )
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
         is_late = bool(absence) and not is_main
-        request = replace(self._request(content, output_dir, numbers, may_exist=is_late), token=token)
+        request = self._request(run, output_dir, may_exist=is_late)
+        request = replace(request, token=token, step=step, metrics=numbers)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
@@ -157,33 +153,38 @@ class Checkpointer:
                 "about the same time: move it out of `if accelerator.is_main_process`.",
                 main_process_only=False,
             )
-        if is_late:
-            self._count(request)
-            return (
-                str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
-            )
-        # Hooks on replicated models may run on rank 0 alone.
-        value_of_rank_0 = partial(saver.agree, "value", merge=first) if is_sharded else str
-        stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
+        # The number of a save in the background is used up if it fails, too; with Ctrl-C as with any error.
+        is_counted = is_late or not blocking
         try:
-            with stage:
-                stage.gather(
-                    partial(
-                        self._files_of_this_rank,
-                        content=content,
-                        target=request.target,
-                        choices=choices,
-                        value_of_rank_0=value_of_rank_0,
-                    ),
-                    is_collective=self._strategy.capabilities.shards_parameters,
-                )
-        except BaseException:  # also Ctrl-C: which folder the next save may use does not depend on the error
-            # The number is used up behind the loop, and where what failed came after the checkpoint.
-            if not blocking or request.target.exists():
-                self._count(request)
-            raise
-        self._count(request)
-        return str(request.target) if stage.handle is None else stage.handle
+            if is_late:
+                handle = _handle_of_main_process(request.target, blocking=blocking)
+            else:
+                handle = self._write(request, run, choices, blocking=blocking, is_alone=bool(absence))
+            is_counted = True
+        finally:
+            if is_numbered and (is_counted or request.target.exists()):
+                self.project.iteration = number + 1
+        return str(request.target) if handle is None else handle
+
+    def _write(
+        self, request: Request, run: RunObjects, choices: SaveChoices, *, blocking: bool, is_alone: bool
+    ) -> SaveHandle | None:
+        """Write the files, on all ranks; return the handle if that is done in the background."""
+        saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
+        # Hooks on replicated models may run on rank 0 alone.
+        needs_all = is_sharded or run.form.needs_shared_disk
+        value_of_rank_0 = partial(saver.agree, "value", merge=first) if needs_all else str
+        stage = saver.stage(request, blocking=blocking, is_alone=is_alone)
+        with stage:
+            files = partial(
+                self._files_of_this_rank,
+                run=run,
+                target=request.target,
+                choices=choices,
+                value_of_rank_0=value_of_rank_0,
+            )
+            stage.gather(files, is_collective=is_sharded)
+        return stage.handle
 
     def load(
         self,
@@ -216,29 +217,22 @@ class Checkpointer:
         )
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
-        if input_dir is None:
-            folder = self._newest_checkpoint(saver, missing_ok=missing_ok)
-            if folder is None:
-                return False
-        elif missing_ok:
-            raise ConfigError(
-                "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
-            )
-        else:
-            folder = Path(input_dir)
+        folder = self._folder_to_load(input_dir, saver, missing_ok=missing_ok)
+        if folder is None:
+            return False
+        is_trusted = trusted or self._is_of_project(folder)
         for is_last in (False, False, True):
             try:
-                with torch.inference_mode(
-                    False
-                ):  # what optimizers create while they load must stay trainable
+                # What optimizers create while they load must stay trainable.
+                with torch.inference_mode(False):
                     next_iteration = load_checkpoint(
-                        self.content(),
+                        self._run(),
                         folder,
                         saver=saver,
                         layout=current_runtime().layout,
                         hooks=tuple(self.load_hooks.values()),
                         options=how,
-                        is_trusted=trusted or self._is_of_project(folder),
+                        is_trusted=is_trusted,
                     )
                 break
             except ReplacedError:
@@ -249,9 +243,7 @@ class Checkpointer:
             self._newest_number = next_iteration - 1
         return True
 
-    def _content_and_choices(
-        self, options: Mapping[str, Any], *, rank: int, safe: bool
-    ) -> tuple[RunObjects, SaveChoices]:
+    def _run_and_choices(self, options: Mapping[str, Any], *, safe: bool) -> tuple[RunObjects, SaveChoices]:
         """Return what to save and how, by the further arguments of `save_state`.
 
         Raises:
@@ -260,16 +252,16 @@ class Checkpointer:
         from accel_backends.checkpoint_formats.protocol import SaveChoices
 
         given = dict(options)
-        content = self.content(given.pop("checkpoint_format", None) or "")
+        run = self._run(given.pop("checkpoint_format", None) or "")
         max_shard_size = given.pop("max_shard_size", None)
-        of_format = content.form.save_arguments
+        of_format = run.form.save_arguments
         unknown = sorted(set(given) - of_format)
         if unknown:
             known = ["blocking", "metrics", "checkpoint_format", "max_shard_size", *sorted(of_format)]
             raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
-        return content, SaveChoices(
-            rank=rank,
-            is_writer=rank == 0,
+        return run, SaveChoices(
+            rank=run.rank,
+            is_writer=run.rank == 0,
             safe=safe,
             max_shard_size=max_shard_size,
             engine_options=given,
@@ -299,7 +291,8 @@ class Checkpointer:
         if is_sharded:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
         is_writer = self.is_model_writer
-        state = deferred_state(self._strategy.exported_model_state(model), is_writer=is_writer)
+        bare = self._strategy.unwrap(model, keep_torch_compile=False)
+        state = deferred_state(self._strategy.exported_model_state(bare), is_writer=is_writer)
         save_weights(state, folder, max_shard_size, safe_serialization, is_writer=is_writer)
         if is_sharded:
             self._processes.wait_for_everyone()
@@ -330,49 +323,43 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.release_memory()
 
-    def content(self, format_name: str = "") -> RunObjects:
-        """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
+    def _run(self, format_name: str = "") -> RunObjects:
+        """Return what has a state at present, to be saved in that format or the strategy's."""
         from accel.checkpoints.items import RunObjects
 
-        name = format_name or self._strategy.checkpoint_format
+        strategy, prepared, runtime = self._strategy, self._prepared, current_runtime()
+        name = format_name or strategy.checkpoint_format
         if name not in self._formats:
-            from accel_backends.checkpoint_formats.choosing import FORMATS
+            from accel_backends.checkpoint_formats.protocol import FORMATS
 
             self._formats[name] = FORMATS.get(name)
         return RunObjects(
-            strategy=self._strategy,
+            strategy=strategy,
             precision=self._precision,
             stepper=self._stepper,
             form=self._formats[name](),
-            device_index=current_runtime().device.index or 0,
-            models=self._prepared.models,
-            optimizers=self._prepared.optimizers,
-            schedulers=self._prepared.schedulers,
-            loaders=self._prepared.loaders,
+            rank=runtime.topology.rank,
+            device_index=runtime.device.index or 0,
+            models=[strategy.unwrap(model, keep_torch_compile=False) for model in prepared.models],
+            optimizers=prepared.optimizers,
+            schedulers=prepared.schedulers,
+            loaders=prepared.loaders,
             custom=self.custom_objects,
             active_loaders=self._gradient_state.dataloader_references,
+            resumes_loaders=self._resumes_loaders,
         )
 
     def _files_of_this_rank(
         self,
         stage: Stage,
         *,
-        content: RunObjects,
+        run: RunObjects,
         target: Path,
         choices: SaveChoices,
         value_of_rank_0: Callable[[str], str],
     ) -> list[PendingFile]:
-        from accel.checkpoints.items import loader_items
-        from accel.checkpoints.saving import collect
+        from accel.checkpoints.items import files_to_save
 
-        left = [item.label for item in loader_items(content) if item.was_left_early]
-        if left and self._resumes_loaders():
-            logger.warning_once(
-                "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
-                "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
-                "the loop.",
-                ", ".join(left),
-            )
         if self.project.automatic_checkpoint_naming and choices.rank == 0:
             with suppress(OSError):  # it is not needed for the save
                 self._notice_other_run(target.parent)
@@ -385,14 +372,14 @@ class Checkpointer:
                 "`ProjectConfiguration`.",
                 main_process_only=False,
             )
-        if has_own_disk and content.form.needs_shared_disk:
+        if has_own_disk and run.form.needs_shared_disk:
             raise CheckpointError(
                 f"`{target}` is on a disk that this machine does not share with the main process's, but all ranks "
-                f"write one checkpoint in the format `{content.form.name}`. Save to a disk that all machines share, "
+                f"write one checkpoint in the format `{run.form.name}`. Save to a disk that all machines share, "
                 "or set `state_dict_type` to `FULL_STATE_DICT`."
             )
-        return collect(
-            content,
+        return files_to_save(
+            run,
             stage.path,
             replace(choices, is_writer=choices.is_writer or (is_spread and stage.is_owner)),
             hooks=tuple(self.save_hooks.values()),
@@ -418,10 +405,18 @@ class Checkpointer:
         own = self._folder_of_checkpoints()
         return own is not None and folder.resolve().is_relative_to(own.resolve())
 
-    def _newest_checkpoint(self, saver: Saver, *, missing_ok: bool) -> Path | None:
-        """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""
+    def _folder_to_load(
+        self, input_dir: str | os.PathLike[str] | None, saver: Saver, *, missing_ok: bool
+    ) -> Path | None:
+        """Return the given folder, or the newest checkpoint that the main process sees; warns of damaged ones."""
         from accel_checkpoint.folder import agree_on_newest
 
+        if input_dir is not None:
+            if missing_ok:
+                raise ConfigError(
+                    "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
+                )
+            return Path(input_dir)
         folder = self._folder_of_checkpoints()
         if folder is None:
             raise ConfigError(
@@ -442,15 +437,10 @@ class Checkpointer:
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _request(
-        self,
-        content: RunObjects,
-        output_dir: str | os.PathLike[str] | None,
-        metrics: Mapping[str, float],
-        *,
-        may_exist: bool,
+        self, run: RunObjects, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
     ) -> Request:
         """Return what to save where."""
-        from accel.checkpoints.saving import class_names
+        from accel.checkpoints.items import class_names
         from accel_checkpoint.saving.retention import Retention
         from accel_checkpoint.saving.transaction import Request
 
@@ -468,13 +458,11 @@ class Checkpointer:
         return Request(
             target,
             retention=retention,
-            step=self._stepper.num_windows,
             iteration=number,
             mesh=current_runtime().layout.sizes,
-            metrics=metrics,
-            strategy=content.strategy.name,
-            model_format=content.form.name,
-            objects=class_names(content),
+            strategy=run.strategy.name,
+            model_format=run.form.name,
+            objects=class_names(run),
         )
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
@@ -513,12 +501,15 @@ class Checkpointer:
                 folder,
             )
 
-    def _count(self, request: Request) -> None:
-        if request.iteration is not None:
-            self.project.iteration = request.iteration + 1
-
 
 def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | None:
+    """Return the handle of a save in the background that the main process does alone."""
+    from accel_checkpoint.saving.handle import SaveHandle
+
+    return None if blocking else SaveHandle(lambda: target, target=target)

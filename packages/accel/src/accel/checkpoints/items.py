@@ -5,12 +5,14 @@ Saving writes the items, loading reads them, and the manifest describes them.
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -18,14 +20,16 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from accel.checkpoints.saved_run import GRADIENTS, RankState, SavedRun
 from accel_backends import Precision, Strategy
-from accel_backends.checkpoint_formats.choosing import SavedFormats
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
+    PreparedModel,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
 )
+from accel_backends.stepping.open_gradients import open_gradients, restore_gradients
 from accel_backends.stepping.stepper import Stepper
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
@@ -34,26 +38,27 @@ from accel_checkpoint.file_names import (
     SCALER_NAME,
     SCHEDULER_NAME,
     custom_file,
+    gradients_file,
     loader_of_rank_file,
     numbered_file,
     numbers_of,
     numbers_of_custom,
+    random_states_file,
     ranks_of_random_states,
     weight_format,
 )
-from accel_checkpoint.files import SavedFiles
-from accel_checkpoint.formats.torch_files import read_torch_file
-from accel_checkpoint.listing import Found
-from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
+from accel_checkpoint.random_states import to_file as states_to_file
+from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.strictness import Strictness
 from accel_data import PreparedLoader
 from accel_data.loaders.state import load_into, to_file
+from accel_ops.random import capture_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
-from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
+SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,22 @@ class RunObjects:
         precision: Saves and loads the state of the gradient scaler.
         stepper: Holds the state of the gradient accumulation.
         form: The format in which models and optimizers are saved.
+        rank: This process.
         device_index: Index of this rank's device on its machine.
-        models: Prepared models.
+        models: The users' models, without wrappers.
         optimizers: Prepared optimizers.
         schedulers: Prepared schedulers.
         loaders: Prepared loaders, by number.
         custom: Objects registered for checkpointing.
         active_loaders: The loaders that are being iterated over.
+        resumes_loaders: Whether loads resume loaders in the middle of their epoch by default.
     """
 
     strategy: Strategy
     precision: Precision
     stepper: Stepper
     form: CheckpointFormat
+    rank: int
     device_index: int
     models: Sequence[nn.Module]
     optimizers: Sequence[torch.optim.Optimizer]
@@ -85,86 +93,17 @@ class RunObjects:
     loaders: Mapping[int, Any]
     custom: Sequence[Any]
     active_loaders: Sequence[Any]
+    resumes_loaders: Callable[[], bool]
 
     @cached_property
-    def bare_models(self) -> list[nn.Module]:
-        """The users' models, without wrappers."""
-        return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
-
-
-@dataclass
-class SavedRun:
-    """A checkpoint that is being loaded.
-
-    Attributes:
-        found: The checkpoint.
-        files: Its files.
-        formats: The formats of its models and optimizers.
-        rank: This process.
-        layout: Layout of the processes that load it.
-        strict: Whether a mismatch is an error or a warning.
-        strict_models: The same for the weights of models.
-        restore_loaders: Whether loaders resume in the middle of an epoch.
-        key_map: Prefixes of names in the models, by the prefixes in the checkpoint.
-        names_in_file: Names of weights in the checkpoint, by those in the models, as far as `key_map` changes them.
-        restarted_loaders: Loaders whose epoch starts over although it was saved in the middle.
-    """
-
-    found: Found
-    files: SavedFiles
-    formats: SavedFormats
-    rank: int
-    layout: MeshLayout
-    strict: Strictness
-    strict_models: Strictness
-    restore_loaders: bool
-    key_map: Mapping[str, str]
-    names_in_file: dict[str, str] = field(default_factory=dict)
-    restarted_loaders: list[str] = field(default_factory=list)
+    def accumulation(self) -> Mapping[str, Any]:
+        """The state of the gradient accumulation, before anything is loaded."""
+        return self.stepper.state_dict()
 
     @cached_property
-    def saved_layout(self) -> MeshLayout:
-        """Layout of the processes that saved it."""
-        if self.found.manifest is not None:
-            return self.found.manifest.layout
-        return MeshLayout.of_replicas(max(len(ranks_of_random_states(self.files.names)), 1))
-
-    @cached_property
-    def is_of_rank_0_alone(self) -> bool:
-        """Whether rank 0 saved it without the states of the other ranks."""
-        return self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
-
-    @cached_property
-    def has_same_ranks(self) -> bool:
-        """Whether the ranks have the layout of those that saved it, each of which saved its state."""
-        return self.saved_layout == self.layout and not self.is_of_rank_0_alone
-
-    def content(self, name: str) -> Any:
-        """Return the content of a file written by `torch.save`."""
-        return read_torch_file(self.files.path(name))
-
-    def report_missing(self, what: str, *, note: str = "") -> None:
-        """Report that something is missing in the checkpoint."""
-        elsewhere = ""
-        if (
-            self.found.manifest is not None and self.found.manifest.place != 0
-        ):  # one node's part of a checkpoint
-            elsewhere = (
-                " The main process's machine may have it, but shares no disk with this one: copy it from there, and "
-                "save with `ProjectConfiguration(save_on_each_node=True)`."
-            )
-        self.strict.report(f"{what} is missing in `{self.found.path}`{note}.{elsewhere}")
-
-    def check_class(self, key: str, index: int, now: type) -> None:
-        """Compare a class of the user with the one that the manifest records.
-
-        Raises:
-            ValueError: If they differ.
-        """
-        manifest = self.found.manifest
-        saved = manifest.objects.get(key, ()) if manifest is not None else ()
-        if index < len(saved) and saved[index].rpartition(".")[2] != now.__name__:
-            raise ValueError(f"it was saved from a `{saved[index]}`, which `{class_name(now)}` is not")
+    def others(self) -> list[StateItem]:
+        """An item for each object to save that is no model."""
+        return other_items(self)
 
 
 @dataclass
@@ -187,15 +126,15 @@ class StateItem(ABC):
     is_collective: ClassVar[bool] = False
     """Whether all ranks must call `save` together."""
 
-    @staticmethod
-    @abstractmethod
-    def file_of(index: int) -> str:
-        """Return the name of a file of this kind; for messages, if there are several."""
+    file_of: ClassVar[staticmethod[[int], str]]
+    """Returns the name of a file of this kind by its number; for messages, if there are several."""
+    numbers_in: ClassVar[staticmethod[[Collection[str]], list[int]]]
+    """Returns the sorted numbers of the files of this kind among the names of files."""
 
-    @staticmethod
-    @abstractmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
+    @classmethod
+    def indexes_in(cls, saved: SavedRun) -> Collection[int]:
         """Return the indexes of this kind in a checkpoint, sorted."""
+        return cls.numbers_in(saved.files.names)
 
     @property
     def number(self) -> int:
@@ -247,14 +186,10 @@ class StateItem(ABC):
         """Whether a mismatch is an error."""
         return saved.strict
 
-    def is_open(self, content: Any, saved: SavedRun) -> bool:
-        """Whether all its files are open, so that another save may replace them before `load`."""
-        return True
-
 
 @dataclass
 class ModelItem(StateItem):
-    """A prepared model."""
+    """A model of the user."""
 
     state: Mapping[str, Any] = field(default_factory=dict)
     """The weights to save, after hooks have seen them."""
@@ -262,22 +197,17 @@ class ModelItem(StateItem):
     kind = "model"
     key = "models"
     is_collective = True
+    file_of = staticmethod(lambda index: weight_format(index, safe=True).whole)
 
-    @staticmethod
-    def file_of(index: int) -> str:
-        return weight_format(index, safe=True).whole
-
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
+    @classmethod
+    def indexes_in(cls, saved: SavedRun) -> Collection[int]:
         return sorted(saved.formats.models)
 
     @property
     def of_class(self) -> type:
-        return type(self._bare)
-
-    @property
-    def label(self) -> str:
-        return f"model {self.index} ({class_name(self.of_class).rpartition('.')[2]})"
+        kind = type(self.value)
+        # `fully_shard` gives each module a class of its own, with the user's class as its second base.
+        return kind.__bases__[1] if issubclass(kind, FSDPModule) else kind
 
     def file_in(self, saved: SavedRun) -> str | None:
         form = saved.formats.models.get(self.index)
@@ -289,9 +219,8 @@ class ModelItem(StateItem):
     def read(self, saved: SavedRun, name: str) -> SavedModel:
         """Open and check its files."""
         self._reject_meta_parameters()
-        model = saved.formats.models[self.index].open_model(
-            saved.files, self.run.strategy, self.value, index=self.index, key_map=saved.key_map
-        )
+        into = PreparedModel(self.run.strategy, self.value, saved.key_map)
+        model = saved.formats.models[self.index].open_model(saved.files, into, index=self.index)
         saved.names_in_file |= model.names_in_file
         self._report(model.misfits(), saved)
         return model
@@ -304,17 +233,6 @@ class ModelItem(StateItem):
     def strictness(self, saved: SavedRun) -> Strictness:
         return saved.strict_models
 
-    def is_open(self, content: Any, saved: SavedRun) -> bool:
-        return saved.formats.models[self.index].opens_all
-
-    @cached_property
-    def _bare(self) -> nn.Module:
-        return next(
-            bare
-            for model, bare in zip(self.run.models, self.run.bare_models, strict=True)
-            if model is self.value
-        )
-
     def _report(self, misfits: Sequence[str], saved: SavedRun) -> None:
         if misfits:
             name, reasons = self.file_in(saved), "; ".join(misfits)
@@ -322,7 +240,7 @@ class ModelItem(StateItem):
 
     def _reject_meta_parameters(self) -> None:
         """Reject parameters on the meta device, except offloaded weights and deferred ones, which can be loaded."""
-        parameters = self._bare.named_parameters()
+        parameters = self.value.named_parameters()
         on_meta = [name for name, one in parameters if one.is_meta and weight_of(one) is None]
         own = self.run.strategy.state_to_fill(self.value) if on_meta else {}
         for name in on_meta:
@@ -341,8 +259,8 @@ class OptimizerItem(StateItem):
     is_collective = True
     file_of = staticmethod(partial(numbered_file, OPTIMIZER_NAME))
 
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
+    @classmethod
+    def indexes_in(cls, saved: SavedRun) -> Collection[int]:
         return sorted(saved.formats.optimizers)
 
     @property
@@ -356,22 +274,21 @@ class OptimizerItem(StateItem):
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         return self.run.form.optimizer_files(self._prepared({}), index=self.index, choices=choices)
 
-    def read(self, saved: SavedRun, name: str) -> Mapping[str, Any]:
+    def read(self, saved: SavedRun, name: str) -> Callable[[], None]:
         """Read the state, which may be mapped from its file."""
         saved.check_class(self.key, self.index, self.of_class)
         form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
-        return form.read_optimizer(saved.files, prepared, index=self.index)
+        return form.open_optimizer(saved.files, prepared, index=self.index)
 
-    def load(self, content: Mapping[str, Any], saved: SavedRun) -> None:
+    def load(self, content: Callable[[], None], saved: SavedRun) -> None:
         """Copy the state into the optimizer."""
-        form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
-        form.load_optimizer(prepared, content)
-
-    def is_open(self, content: Any, saved: SavedRun) -> bool:
-        return saved.formats.optimizers[self.index].opens_all
+        content()
 
     def _prepared(self, names_in_file: Mapping[str, str]) -> PreparedOptimizer:
-        return PreparedOptimizer(self.run.strategy, self.value, self.run.models, names_in_file)
+        strategy = self.run.strategy
+        return PreparedOptimizer(
+            strategy, strategy.bare_optimizer(self.value), self.run.models, names_in_file
+        )
 
 
 class CustomItem(StateItem):
@@ -380,12 +297,9 @@ class CustomItem(StateItem):
     kind = "custom object"
     key = "custom"
     file_of = staticmethod(custom_file)
+    numbers_in = staticmethod(numbers_of_custom)
     is_trained: ClassVar[bool] = False
     """Whether its values should be finite."""
-
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of_custom(saved.files.names)
 
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         if not choices.is_writer:
@@ -405,10 +319,7 @@ class SchedulerItem(CustomItem):
     kind = "scheduler"
     key = SCHEDULER_NAME
     file_of = staticmethod(partial(numbered_file, SCHEDULER_NAME))
-
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(SCHEDULER_NAME, saved.files.names)
+    numbers_in = staticmethod(partial(numbers_of, SCHEDULER_NAME))
 
     @property
     def of_class(self) -> type:
@@ -430,15 +341,9 @@ class ScalerItem(CustomItem):
     kind = "gradient scaler"
     key = ""
     label = "the gradient scaler"
+    file_of = staticmethod(lambda index: SCALER_NAME)
+    numbers_in = staticmethod(lambda names: [0] if SCALER_NAME in names else [])
     is_trained = True
-
-    @staticmethod
-    def file_of(index: int) -> str:
-        return SCALER_NAME
-
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
-        return [0] if SCALER_NAME in saved.files.names else []
 
     def report_missing(self, saved: SavedRun) -> None:
         note = f": it was saved without the gradient scaler that `mixed_precision={self.value.name}` uses"
@@ -454,10 +359,7 @@ class LoaderItem(StateItem):
 
     kind = "loader"
     file_of = staticmethod(partial(numbered_file, LOADER_NAME))
-
-    @staticmethod
-    def indexes_in(saved: SavedRun) -> Collection[int]:
-        return numbers_of(LOADER_NAME, saved.files.names)
+    numbers_in = staticmethod(partial(numbers_of, LOADER_NAME))
 
     @property
     def label(self) -> str:
@@ -470,11 +372,6 @@ class LoaderItem(StateItem):
             return any(self.value.shares_progress_with(one) for one in self.run.active_loaders)
         return any(one is self.value for one in self.run.active_loaders)
 
-    @property
-    def was_left_early(self) -> bool:
-        """Whether it is in the middle of an epoch and no loop reads it any more."""
-        return isinstance(self.value, PreparedLoader) and self.value.is_mid_epoch and not self.is_under_way
-
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
         if self._has_state_per_rank:
@@ -485,10 +382,17 @@ class LoaderItem(StateItem):
 
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
-        names = [self.file] if choices.is_writer else []
+        names, is_under_way = [self.file] if choices.is_writer else [], self.is_under_way
         if choices.rank > 0 and self._has_state_per_rank:
             names.append(loader_of_rank_file(self.number, choices.rank))
-        content = to_file(self.value, is_under_way=self.is_under_way) if names else {}
+        if self._is_mid_epoch and not is_under_way and self.run.resumes_loaders():
+            logger.warning_once(
+                "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
+                "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
+                "the loop.",
+                self.label,
+            )
+        content = to_file(self.value, is_under_way=is_under_way) if names else {}
         return [TorchFile(name, content) for name in names]
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
@@ -511,8 +415,64 @@ class LoaderItem(StateItem):
             )
 
     @property
+    def _is_mid_epoch(self) -> bool:
+        return isinstance(self.value, PreparedLoader) and self.value.is_mid_epoch
+
+    @property
     def _has_state_per_rank(self) -> bool:
         return isinstance(self.value, PreparedLoader) and self.value.has_state_per_rank
+
+
+class RankItem(StateItem):
+    """This rank: its random states, and its gradients within an accumulation.
+
+    It is the last item, so that loading the others does not draw random numbers.
+    """
+
+    kind = "rank"
+    label = "the generators of this rank"
+    file_of = staticmethod(random_states_file)
+    numbers_in = staticmethod(ranks_of_random_states)
+
+    def report_missing(self, saved: SavedRun) -> None:
+        """Report that a checkpoint has no random states for this rank."""
+        name = random_states_file(saved.rank_source[0])
+        note = ", so random numbers would differ from here on"
+        saved.report_missing(f"`{name}`, the random states of rank {self.index},", note=note)
+
+    def file_in(self, saved: SavedRun) -> str | None:
+        """Return the file of the rank that saved the same share of the data, or of the first one."""
+        name = random_states_file(saved.rank_source[0])
+        return name if name in saved.files.names else None
+
+    def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
+        """Return this rank's gradients within an accumulation, and its random states as they are now."""
+        run, files = self.run, list[PendingFile]()
+        if run.accumulation["is_accumulating"]:
+            name, gradients = gradients_file(self.index), open_gradients(run.models)
+            # The gradients of a scaled loss may overflow.
+            files.append(SafetensorsFile(name, gradients, {}, is_trained=False))
+        states = states_to_file(
+            capture_rng_states(), accumulation=run.accumulation, device_index=run.device_index
+        )
+        return [*files, TorchFile(self.file, states)]
+
+    def read(self, saved: SavedRun, name: str) -> RankState:
+        """Return the random states and the accumulation."""
+        return RankState.read(saved, name, device_index=self.run.device_index)
+
+    def load(self, content: RankState | None, saved: SavedRun) -> None:
+        """Restore the accumulation and the random states, as far as the layout of the ranks allows."""
+        run, state, manifest = self.run, content or RankState(), saved.found.manifest
+        window = state.window(saved, num_steps=run.accumulation["num_steps"])
+        num_windows = None if manifest is None else manifest.step
+        run.stepper.load_state_dict(window or {"step": 0}, num_windows=num_windows)
+        for parameter in (one for model in run.models for one in model.parameters()):
+            parameter.grad = None  # those from before the load
+        if window is not None and state.gradients is not None:
+            with saved.strict.loading(gradients_file(self.index), GRADIENTS):
+                restore_gradients(run.models, state.gradients)
+        state.restore_generators(saved)
 
 
 KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
@@ -526,11 +486,6 @@ KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
     }
 )
 """By the names that users give them, in the order in which files that nothing was prepared for are listed."""
-
-
-def model_items(run: RunObjects, models: Sequence[nn.Module]) -> list[ModelItem]:
-    """Return an item for each of these models."""
-    return [ModelItem(run, index, model) for index, model in enumerate(models)]
 
 
 def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderItem]:
@@ -548,7 +503,7 @@ def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderI
 
 
 def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateItem]:
-    """Return an item for each object that is no model, in the order in which they are loaded.
+    """Return an item for each object that is no model, and for this rank, in the order in which they are loaded.
 
     Args:
         run: The run.
@@ -560,15 +515,57 @@ def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateIte
         *loader_items(run, saved),
         *([ScalerItem(run, 0, run.precision)] if run.precision.scaler is not None else []),
         *(CustomItem(run, index, one) for index, one in enumerate(run.custom)),
+        RankItem(run, run.rank, None),
     ]
 
 
-def class_name(kind: type) -> str:
-    """Return the qualified name of the user's class, with its module."""
-    if issubclass(kind, FSDPModule):
-        # `fully_shard` gives each module a class of its own, with the user's class as its second base.
-        kind = kind.__bases__[1]
-    return f"{kind.__module__}.{kind.__qualname__}"
+def class_names(run: RunObjects) -> dict[str, list[str]]:
+    """Return the users' classes by kind, for error messages when the checkpoint is loaded."""
+    names: dict[str, list[str]] = {}
+    for item in (*(ModelItem(run, index, one) for index, one in enumerate(run.models)), *run.others):
+        if item.key:
+            kind = item.of_class
+            names.setdefault(item.key, []).append(f"{kind.__module__}.{kind.__qualname__}")
+    return names
+
+
+def files_to_save(
+    run: RunObjects,
+    folder: Path,
+    choices: SaveChoices,
+    *,
+    hooks: Sequence[SaveHook],
+    value_of_rank_0: Callable[[str], str],
+) -> list[PendingFile]:
+    """Return this rank's files. Every rank must call it, since it may use collectives.
+
+    Args:
+        run: The objects to save.
+        folder: The temporary folder, for hooks that write files themselves.
+        choices: How to write the checkpoint, and this rank's part in it.
+        hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
+            weights from the list must save them itself.
+        value_of_rank_0: Returns rank 0's value for that of this rank.
+    """
+    if run.accumulation["is_accumulating"] and not run.strategy.has_gradients_in_parameters:
+        raise CheckpointError(
+            "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
+            "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
+        )
+    before = [run.form.model_state(PreparedModel(run.strategy, model)) for model in run.models]
+    models, weights, files = list(run.models), list(before), list[PendingFile]()
+    try:
+        for hook in hooks:
+            hook(models, weights, str(folder))
+    finally:
+        # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
+        # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
+        kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
+        kept_on_0 = value_of_rank_0(kept)
+        weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
+        items = [ModelItem(run, index, None, state) for index, state in enumerate(weights)]
+        files += [f for item in (*items, *run.others) if item.is_collective for f in item.save(choices)]
+    return [*files, *(f for item in run.others if not item.is_collective for f in item.save(choices))]
 
 
 @contextmanager

@@ -14,14 +14,12 @@ from torch import nn
 from accel.checkpoints.items import (
     KINDS,
     ModelItem,
+    RankItem,
     RunObjects,
-    SavedRun,
     StateItem,
-    model_items,
     other_items,
 )
-from accel.checkpoints.rank_state import RankItem
-from accel_backends.checkpoint_formats.choosing import saved_formats
+from accel.checkpoints.saved_run import SavedRun, saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.listing import (
@@ -36,7 +34,7 @@ from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.transaction import is_saved_here
-from accel_checkpoint.strictness import Strictness
+from accel_checkpoint.strictness import LOADING_ERRORS, Strictness
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -171,14 +169,11 @@ def load_checkpoint(
         with _not_loaded(saver, "opened", folder) as deferred, naming_another(folder), found.files as files:
             if options.verify and topology.local_rank == 0:
                 files.compare_all()
-            bare = run.bare_models
-            left = [] if ModelItem in options.skipped else list(bare)
+            left = [] if ModelItem in options.skipped else list(run.models)
             for hook in hooks:
                 hook(left, str(found.path))
             saved = _saved_run(run, found, rank=topology.rank, layout=layout, options=options)
-            models = [run.models[bare.index(model)] for model in left]
-            contents = _read(run, models, saved, skipped=options.skipped)
-            is_open = all(item.is_open(content, saved) for item, _, content in contents)
+            contents, is_open = _read(run, left, saved, skipped=options.skipped), saved.formats.are_open
         deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
         with _not_loaded(saver, "loaded", folder) as deferred:
             _load(contents, saved)
@@ -229,8 +224,9 @@ def _read(
         logger.warning(
             "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
         )
-    rank = RankItem(run, saved.rank, None)
-    items = [*model_items(run, models), *other_items(run, saved), rank]
+    of_models = [ModelItem(run, index, model) for index, model in enumerate(models)]
+    *others, rank = other_items(run, saved)
+    items = [*of_models, *others, rank]
     items = [item for item in items if type(item) not in skipped]
     _warn_of_unused(items, saved, [kind for kind in KINDS.values() if kind not in skipped])
     names = [(item, item.file_in(saved)) for item in items]
@@ -240,8 +236,10 @@ def _read(
     contents: list[Content] = []
     for item, name in names:
         if name is not None:
-            with item.strictness(saved).loading(name, item.label):
+            try:
                 contents.append((item, name, item.read(saved, name)))
+            except LOADING_ERRORS as error:
+                item.strictness(saved).report_error(error, file_name=name, into=item.label)
     if RankItem not in skipped and all(item is not rank for item, _, _ in contents):
         contents.append((rank, rank.file, None))
     return contents
@@ -251,8 +249,10 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
     """Load the items that have been read."""
     while contents:
         item, name, content = contents.pop(0)
-        with item.strictness(saved).loading(name, item.label):
+        try:
             item.load(content, saved)
+        except LOADING_ERRORS as error:
+            item.strictness(saved).report_error(error, file_name=name, into=item.label)
         del content  # closes the file that it is mapped from
     if saved.restarted_loaders:
         logger.warning(

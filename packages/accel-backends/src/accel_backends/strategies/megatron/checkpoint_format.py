@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -58,7 +59,7 @@ class ShardedState(_Opaque):
         is_loaded: bool = True,
     ) -> None:
         self.describe = describe
-        self._load = load
+        self.load = load
         self.is_saved = is_saved
         self.is_loaded = is_loaded
 
@@ -84,7 +85,7 @@ class ShardedState(_Opaque):
 
     def fill(self, saved: Mapping[str, Any]) -> None:
         """Load what a checkpoint has for it; ``saved`` is a `SavedParts`."""
-        self._load(cast(SavedParts, saved).values_of(self.describe(True)))
+        self.load(cast(SavedParts, saved).values_of(self.describe(True)))
 
 
 class MegatronFormat(PartsFormat):
@@ -97,9 +98,10 @@ class MegatronFormat(PartsFormat):
     parts: ClassVar[str] = "parts of a model of megatron-core"
     needs_shared_disk: ClassVar[bool] = True
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models that have files in this format."""
-        return sorted(int(found[1] or 0) for found in map(_MODEL.fullmatch, names) if found)
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the indexes of the models and of the optimizers that have files in this format."""
+        models = sorted(int(match[1] or 0) for match in map(_MODEL.fullmatch, names) if match)
+        return models, sorted(int(match[1]) for match in map(_OPTIMIZER.fullmatch, names) if match)
 
     def model_files(
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
@@ -119,10 +121,6 @@ class MegatronFormat(PartsFormat):
         name = self.model_file(index)
         return _SavedModel(SavedParts(DistributedState(files, name), name), cast(ShardedState, own))
 
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the optimizers that have files in this format."""
-        return sorted(int(found[1]) for found in map(_OPTIMIZER.fullmatch, names) if found)
-
     def model_file(self, index: int) -> str:
         """Return the folder of a model."""
         return f"{engine_folder(index)}/megatron_model"
@@ -131,13 +129,13 @@ class MegatronFormat(PartsFormat):
         """Return the folder of an optimizer."""
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
-    def read_optimizer(
+    def open_optimizer(
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int
-    ) -> Mapping[str, Any]:
-        """Return the state for the optimizer to load; nothing with `no_load_optim`."""
+    ) -> Callable[[], None]:
+        """Read the state, and return a function that loads it; with `no_load_optim` it does nothing."""
         own = self._parts_of(optimizer)
         if not own.is_loaded:
-            return {}
+            return lambda: None
         name = self.optimizer_file(index)
         saved = SavedParts(DistributedState(files, name), name)
         description = own.describe(True)
@@ -147,15 +145,10 @@ class MegatronFormat(PartsFormat):
                 "whose states megatron-core does not exchange with others. Set it as it was, or load with "
                 "`no_load_optim` of the MegatronLMPlugin."
             )
-        return saved.values_of(description)
-
-    def load_optimizer(self, optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
-        """Load the state into the optimizer."""
-        optimizer.optimizer.load_state_dict(dict(state))
+        return partial(own.load, saved.values_of(description))
 
     def _parts_of(self, optimizer: PreparedOptimizer) -> ShardedState:
-        inner = optimizer.strategy.bare_optimizer(optimizer.optimizer)
-        return cast(ShardedState, self.holder(optimizer.strategy).parts_of_optimizer(inner))
+        return cast(ShardedState, self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer))
 
 
 class SavedParts(_Opaque):

@@ -349,7 +349,7 @@ class MegatronStrategy(TorchStrategy):
 
     def parts_of_model(self, model: nn.Module) -> Any:
         """Return which parts of the model are here, as megatron-core describes it."""
-        return model_state(self._checked(model))
+        return model_state(self._checked(self._engine))
 
     def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """Return which parts of the state are here. Communicates: all ranks, with a distributed optimizer."""

@@ -121,14 +121,14 @@ class XlaStrategy(TorchStrategy):
         """Load the state into the user's model, and spread it as before."""
         result = super().load_model_state(model, state, strict=strict)
         if self._sharding is not None:
-            self._sharding.spread(self.unwrap(model, keep_torch_compile=False))
+            self._sharding.spread(model)
         return result
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load the state into ``optimizer``, and spread it as before."""
         super().load_optimizer_state(optimizer, state)
         if self._sharding is not None:
-            self._sharding.spread_states(self.bare_optimizer(optimizer))
+            self._sharding.spread_states(optimizer)
 
     def _complete(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         given = [parameters] if isinstance(parameters, torch.Tensor) else parameters

@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-from accel_backends.checkpoint_formats.choosing import saved_formats
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.strategies.deepspeed.checkpoints.checkpoint_format import DeepSpeedFormat
@@ -21,20 +20,18 @@ STAGE_3 = [
 
 def test_engines_and_their_optimizers_are_known_by_their_files():
     names = [*STAGE_3, "model_2.safetensors"]
-    saved = saved_formats(names, form=FullFormat(), num_models=3, num_optimizers=1)
-    models = {index: form.name for index, form in saved.models.items()}
-    assert models == {0: "deepspeed", 1: "deepspeed", 2: "full"}
-    # That of the second engine: the first has none.
-    assert {n: form.name for n, form in saved.optimizers.items()} == {0: "deepspeed"}
+    # The optimizer is that of the second engine: the first has none.
+    assert FORMAT.indexes_in(names) == ([0, 1], [0])
+    assert FullFormat().indexes_in(names) == ([2], [])
 
 
 def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():
     names = [*STAGE_3, "pytorch_model/optimizer_1.json", "pytorch_model_1/optimizer_0.json"]
-    assert FORMAT.optimizer_numbers(names) == [0, 1]
+    assert FORMAT.indexes_in(names)[1] == [0, 1]
 
 
 def test_without_zero_the_optimizer_is_in_the_file_of_the_model():
-    assert FORMAT.optimizer_numbers(["pytorch_model/mp_rank_00_model_states.pt"]) == [0]
+    assert FORMAT.indexes_in(["pytorch_model/mp_rank_00_model_states.pt"])[1] == [0]
 
 
 def test_a_model_without_an_engine_is_saved_whole():
@@ -54,9 +51,6 @@ class FakeStrategy:
 
     def __init__(self, named):
         self._named = named
-
-    def bare_optimizer(self, optimizer):
-        return optimizer
 
     def local_optimizer_state(self, optimizer):
         return optimizer.state_dict()
@@ -92,7 +86,7 @@ def test_an_engine_without_zero_loads_into_a_plain_optimizer(plain_engine):
     assert torch.equal(read["state"][0]["exp_avg"], wanted["state"][0]["exp_avg"])
     assert read["param_groups"] == wanted["param_groups"]
     saved = FORMAT.open_state(saved_files(folder), index=0)
-    assert saved.shapes() == {"weight": (2,)}
+    assert saved.shapes == {"weight": (2,)}
     assert saved.read({})["weight"].tolist() == wanted_weights()
 
 

@@ -14,7 +14,6 @@ from accel_backends.checkpoint_formats.named import (
     NamedFormat,
     SavedState,
     check_names,
-    check_optimizer_state,
     named_parameters,
 )
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
@@ -50,9 +49,9 @@ class DeepSpeedFormat(NamedFormat):
     def __init__(self) -> None:
         self._folders: dict[Any, str] = {}  # of the engines that are being saved
 
-    def model_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the models whose engines have files."""
-        return sorted(_engines(_MODEL, names))
+    def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
+        """Return the indexes of the models whose engines have files, and of the optimizers in such files."""
+        return sorted(_engines(_MODEL, names)), sorted(_optimizers(names))
 
     def model_files(
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
@@ -96,10 +95,6 @@ class DeepSpeedFormat(NamedFormat):
         """Return the state, mapped from the files of all ranks."""
         return _SavedModel(SavedEngine(files, engine_folder(index)))
 
-    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
-        """Return the indexes of the optimizers whose state is in the files of an engine."""
-        return sorted(_optimizers(names))
-
     def model_file(self, index: int) -> str:
         """Return the folder of an engine."""
         return engine_folder(index)
@@ -121,7 +116,7 @@ class DeepSpeedFormat(NamedFormat):
             [name for group in groups for name in group["params"]], numbers, self.optimizer_file(index)
         )
         are_deferred = any(isinstance(one, DeferredTensor) for one in own.values())
-        content = {
+        return {
             "state": {
                 numbers[name]: {
                     kind: value if are_deferred else fetched(value) for kind, value in state.items()
@@ -132,8 +127,6 @@ class DeepSpeedFormat(NamedFormat):
                 {**group, "params": sorted(numbers[name] for name in group["params"])} for group in groups
             ],
         }
-        check_optimizer_state(optimizer, content)
-        return content
 
 
 class _SavedModel(SavedState):
@@ -142,9 +135,7 @@ class _SavedModel(SavedState):
     def __init__(self, saved: SavedEngine) -> None:
         self._saved = saved
         self._weights = saved.weights()
-
-    def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        return {
+        self.shapes = {
             name: tuple(value.shape) if isinstance(value, (torch.Tensor, DeferredTensor)) else None
             for name, value in self._weights.items()
         }

@@ -107,8 +107,11 @@ class EngineStates(TorchStrategy):
             optimizer_state.load_optimizer_state(engine, state)
 
     def _engine_of(self, model: nn.Module) -> Any | None:
-        """Return the engine of a model, given as the engine or as what is in it."""
-        return next((one for one in self.live_engines() if model is one or model is one.module), None)
+        """Return the engine of a user's model; None if it has none."""
+        for engine in self.live_engines():
+            if self.unwrap(engine, keep_torch_compile=False) is model:
+                return engine
+        return None
 
     def _engine_with(self, optimizer: torch.optim.Optimizer) -> Any | None:
         """Return the engine of an optimizer, given as it was prepared or as it is inside."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
+from accel_data.metrics import Selection, items_without_rows, tensor_without_rows
 from accel_data.step import StepShape, full_step
-from accel_data.trimming import Selection, items_without_rows, tensor_without_rows
 
 
 def test_rows_that_repeat_others_are_removed() -> None:
