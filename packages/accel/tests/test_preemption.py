@@ -142,13 +142,6 @@ def test_an_error_in_the_block_is_not_hidden(handling):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_the_time_that_is_left_is_known(handling):
-    _, preemption = handling(grace_period_s=100)
-    assert preemption.remaining_s is None
-    send(signal.SIGTERM)
-    assert 90 < preemption.remaining_s <= 100
-
-
 def test_ending_the_training_restores_the_handlers(handling):
     accelerator, _ = handling()
     accelerator.end_training()

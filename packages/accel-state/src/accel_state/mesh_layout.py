@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Self
 
@@ -131,29 +130,28 @@ class MeshLayout:
 
     def index(self, rank: int, *axes: str) -> int:
         """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""
-        self._check_rank(rank)
-        return _index(rank, self._digits(axes))
+        view, number = self._view(axes), 0
+        for axis, place in self._coordinate(rank, view).items():
+            if axis in axes:
+                number = number * view[axis] + place
+        return number
 
     def indices(self, *axes: str) -> tuple[int, ...]:
         """Return the `index` of every rank."""
-        digits = self._digits(axes)
-        return tuple(_index(rank, digits) for rank in range(self.world_size))
+        return tuple(self.index(rank, *axes) for rank in range(self.world_size))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the group of ``rank`` along ``axes``: the ranks with its coordinates on all other axes, in order."""
-        view = self._view(axes)
-        place = self._coordinate(rank, view)
-        steps = _strides(view)
-        first = sum(place[axis] * steps[axis] for axis in view if axis not in axes)
-        inside = [range(0, view[axis] * steps[axis], steps[axis]) for axis in view if axis in axes]
-        return tuple(first + sum(offsets) for offsets in product(*inside))
+        self._check_rank(rank)
+        return next(group for group in self.groups(*axes) if rank in group)
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups of ranks along ``axes``; every rank is in one of them."""
-        view = self._view(axes)
-        steps = _strides(view)
-        outside = [range(0, view[axis] * steps[axis], steps[axis]) for axis in view if axis not in axes]
-        return tuple(self.group_of(sum(offsets), *axes) for offsets in product(*outside))
+        others = [axis for axis in self._view(axes) if axis not in axes]
+        groups: dict[int, list[int]] = {}
+        for rank, number in enumerate(self.indices(*others)):
+            groups.setdefault(number, []).append(rank)
+        return tuple(map(tuple, groups.values()))
 
     def mesh(self, device_type: str, axes: Iterable[str] = AXES) -> DeviceMesh:
         """Build a mesh over all ranks, with process groups. Every rank must call this; it blocks until all have.
@@ -201,22 +199,16 @@ class MeshLayout:
             f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view."
         )
 
-    def _digits(self, axes: tuple[str, ...]) -> list[tuple[int, int, int]]:
-        """Return for each of ``axes`` its stride and size, and what one place on it adds to an index."""
-        view, digits, factor = self._view(axes), [], 1
-        for axis, stride in reversed(_strides(view).items()):
-            if axis in axes:
-                digits.append((stride, view[axis], factor))
-                factor *= view[axis]
-        return digits
-
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"`rank` must lie between 0 and {self.world_size - 1}, got {rank}.")
 
     def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
         self._check_rank(rank)
-        return {axis: rank // step % view[axis] for axis, step in _strides(view).items()}
+        place: dict[str, int] = {}
+        for axis in reversed(tuple(view)):
+            rank, place[axis] = divmod(rank, view[axis])
+        return {axis: place[axis] for axis in view}
 
 
 def check_size(name: str, size: object) -> int:
@@ -228,16 +220,3 @@ def check_size(name: str, size: object) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ConfigError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
     return size
-
-
-def _strides(view: Mapping[str, int]) -> dict[str, int]:
-    """Return for each axis how far apart in rank two neighbours on it are."""
-    strides, stride = {}, prod(view.values())
-    for axis, size in view.items():
-        stride //= size
-        strides[axis] = stride
-    return strides
-
-
-def _index(rank: int, digits: Iterable[tuple[int, int, int]]) -> int:
-    return sum(rank // stride % size * factor for stride, size, factor in digits)

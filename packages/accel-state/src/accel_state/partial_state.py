@@ -199,13 +199,10 @@ def _collect() -> dict[str, Any]:
     if not has_runtime():
         return {}
     runtime = current_runtime()
+    names = ("backend", "debug", "device", "distributed_type", "fork_launched")
     return {
+        **{name: getattr(runtime, name) for name in names},
         "_cpu": runtime.is_cpu_forced,
-        "backend": runtime.backend,
-        "debug": runtime.debug,
-        "device": runtime.device,
-        "distributed_type": runtime.distributed_type,
-        "fork_launched": runtime.fork_launched,
         "local_process_index": runtime.topology.local_rank,
         "num_processes": runtime.topology.world_size,
         "process_index": runtime.topology.rank,

@@ -27,7 +27,7 @@ from accel import engine
 from accel.checkpoints.checkpointer import Checkpointer
 from accel.configuration import NOT_GIVEN, RunConfiguration, resolve, resolve_rng_types
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
-from accel.preemption import SIGNALS, Preemption
+from accel.preemption import REQUEUE, SIGNALS, Preemption
 from accel.prepared import Prepared
 from accel.profiling import Throughput, device_name, peak_flops, traced
 from accel.trackers import Trackers, attempt_all
@@ -303,13 +303,9 @@ class Accelerator(ProcessView):
         self._is_triggered = False
         return bool(accel_ops.reduce(raised, "sum") >= 1)
 
-    def set_breakpoint(self) -> None:
-        """Deprecated: use `set_trigger`."""
-        self.set_trigger()
-
-    def check_breakpoint(self) -> bool:
-        """Deprecated: use `check_trigger`."""
-        return self.check_trigger()
+    # The older names.
+    set_breakpoint = set_trigger
+    check_breakpoint = check_trigger
 
     # The engine and the mesh
 
@@ -868,7 +864,7 @@ class Accelerator(ProcessView):
         self,
         signals: Sequence[int | signal.Signals] | None = None,
         grace_period_s: float | None = None,
-        exit_code: int = 75,
+        exit_code: int = REQUEUE,
     ) -> Preemption:
         """Set `should_stop` on all ranks when any rank receives a signal, so that the loop can save and exit.
 
@@ -1120,25 +1116,21 @@ class Accelerator(ProcessView):
             input_dir: Folder of the checkpoint. Default: the newest complete checkpoint of the project.
             load_kwargs: `map_location` and `weights_only`, accepted for compatibility: files are read to the CPU, and
                 `weights_only=False` is an error.
-            verify: Compare all files with their digests before anything is loaded, also those that are not loaded.
-                Otherwise each file is compared when it is read. Default: False.
-            strict: Raise an error for missing files and states that do not fit; loaders may be more or fewer than were
-                saved. If False, warn about each and load the rest. Unused files are one warning either way. Default:
-                True.
-            restore_loaders: Resume loaders in the middle of their epoch. Otherwise the epoch starts over in the same
-                order, for scripts that skip the batches they have read. Default: True with `use_stateful_dataloader`
-                and after `handle_preemption`, else False.
+            verify: Compare all files with their digests first, not each file when it is read. Default: False.
+            strict: Raise an error for missing files and states that do not fit; otherwise warn about each and load the
+                rest. Loaders may be more or fewer than were saved, and unused files are one warning. Default: True.
+            restore_loaders: Resume loaders in the middle of their epoch, else start it over in the same order, for
+                scripts that skip batches. Default: with `use_stateful_dataloader` and after `handle_preemption`.
             missing_ok: Return False if the project has no complete checkpoint yet. Only without `input_dir`.
             only: Load only these kinds, one or several of `models`, `optimizers`, `schedulers`, `loaders`, `scaler`,
                 `custom` and `random_states` (with the accumulation and the number of steps).
             skip: Kinds not to load, such as `["loaders", "random_states"]`.
-            key_map: For weights with other names in the model: the prefix in the model by the prefix in the checkpoint.
-                The longest match counts; the empty prefix matches every name.
+            key_map: The prefix of weights in the model by their prefix in the checkpoint, if they differ. The longest
+                match counts; the empty prefix matches every name.
             trusted: With a torch before 2.10, load pickled files of others, which can make it run code. Checkpoints of
                 this process and in the project's folder do not need it. Default: False.
-            **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict=False` (missing and
-                unexpected weights are a warning), `load_optimizer_states=False`, `load_lr_scheduler_states=False` and
-                `load_module_only=True` (neither optimizers nor schedulers).
+            **load_model_func_kwargs: DeepSpeed's names, for every strategy: `load_module_strict`, which is `strict` of
+                weights, `load_optimizer_states`, `load_lr_scheduler_states` and `load_module_only`.
 
         Returns:
             Whether a checkpoint was loaded, the same on every rank; False only with `missing_ok`.

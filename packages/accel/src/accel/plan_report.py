@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.fitting import Proposal
-from accel_backends.plans.memory import Bytes, PlannedParameter
+from accel_backends.plans.memory import PlannedParameter
 from accel_bigmodel.estimate.command import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.mesh_layout import MeshLayout
@@ -21,19 +21,16 @@ _MOST_PROPOSALS = 10
 
 def plan_data(stages: Sequence[StageEstimate], *, name: str) -> Data:
     """Return a plan in bytes, with every unit; a list of its stages if there are several."""
-    if len(stages) == 1:
-        return _stage_data(stages[0], name=name)
-    return {"model": name, "stages": [_stage_data(stage, name=name) for stage in stages]}
+    data = [_stage_data(stage, name=name) for stage in stages]
+    return data[0] if len(data) == 1 else {"model": name, "stages": data}
 
 
 def _stage_data(stage: StageEstimate, *, name: str) -> Data:
     planned = stage.planned
+    sizes = {"largest_rank": planned.largest, "smallest_rank": planned.smallest, "one_process": planned.whole}
     return {
         "model": name,
-        "num_replicas": planned.num_replicas,
-        "num_shards": planned.num_shards,
-        "num_sharing": planned.num_sharing,
-        "num_expert_ranks": planned.num_expert_ranks,
+        **{key: getattr(planned, key) for key in ("num_replicas", "num_shards", "num_sharing", "num_expert_ranks")},
         "units": [
             {
                 "modules": list(unit.modules),
@@ -52,9 +49,7 @@ def _stage_data(stage: StageEstimate, *, name: str) -> Data:
             }
             for unit in planned.units
         ],
-        "largest_rank": _bytes_data(planned.largest),
-        "smallest_rank": _bytes_data(planned.smallest),
-        "one_process": _bytes_data(planned.whole),
+        **{key: {**asdict(size), "total": size.total} for key, size in sizes.items()},
         "buffer_bytes": planned.buffer_bytes,
         "gathered_bytes": planned.gathered_bytes,
         "memory": {**stage.memory, "total": stage.total},
@@ -81,12 +76,11 @@ def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
 
 def plan_text(data: Data) -> str:
     """Return for each stage of `plan_data` a table of its units, then the memory and traffic of a rank."""
-    stages = data.get("stages")
-    if stages is None:
-        return _stage_text(data, title=f"`{data['model']}`")
+    name = data["model"]
+    if "stages" not in data:
+        return _stage_text(data, title=f"`{name}`")
     return "\n".join(
-        _stage_text(stage, title=f"`stage {number} of {data['model']}`")
-        for number, stage in enumerate(stages)
+        _stage_text(stage, title=f"`stage {number} of {name}`") for number, stage in enumerate(data["stages"])
     )
 
 
@@ -122,15 +116,17 @@ def _stage_text(stage: Data, *, title: str) -> str:
 
 def _unit_rows(units: Sequence[Data]) -> list[tuple[str, Data]]:
     """Return labels and units in the order of the model; consecutive equal units under one parent are one row."""
-    runs = [list(run) for _, run in groupby(units, key=_kind)]
-    return [(_label(run), run[0]) for run in runs]
 
+    def kind(unit: Data) -> object:
+        modules = unit["modules"]
+        parent = modules[0].rpartition(".")[0] if len(modules) == 1 and modules[0] else modules
+        return (
+            parent,
+            unit["is_tail"],
+            [{**one, "name": _relative_name(unit, one)} for one in unit["parameters"]],
+        )
 
-def _kind(unit: Data) -> object:
-    parameters = [{**one, "name": _relative_name(unit, one)} for one in unit["parameters"]]
-    modules = unit["modules"]
-    parent = modules[0].rpartition(".")[0] if len(modules) == 1 and modules[0] else modules
-    return parent, unit["is_tail"], parameters
+    return [(_label(run), run[0]) for run in (list(run) for _, run in groupby(units, key=kind))]
 
 
 def _label(units: Sequence[Data]) -> str:
@@ -213,7 +209,3 @@ def _layout_text(layout: MeshLayout) -> str:
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> str:
     width = max(len(row[0]) for row in rows)
     return create_ascii_table(headers, [[row[0].ljust(width), *row[1:]] for row in rows], title)
-
-
-def _bytes_data(held: Bytes) -> dict[str, int]:
-    return {**asdict(held), "total": held.total}

@@ -73,7 +73,6 @@ class Preemption:
         check(signals, grace_period_s=grace_period_s, exit_code=exit_code)
         topology = current_runtime().topology
         self.exit_code = exit_code
-        self.grace_period_s = grace_period_s
         self._end = end
         self._process = os.getpid()
         self._is_leaving = False
@@ -97,14 +96,6 @@ class Preemption:
     def should_stop(self) -> bool:
         """Whether all ranks have agreed to stop after the step that `advance` counted last."""
         return self._sync.is_agreed
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds left of the grace period; None if there is no limit, or no rank has been asked to stop."""
-        asked_at = self._sync.asked_at
-        if asked_at is None or self.grace_period_s is None:
-            return None
-        return max(0.0, asked_at + self.grace_period_s - time.monotonic())
 
     def keep_workers(self, loader: DataLoader[Any]) -> None:
         """Keep workers that `loader` starts before `close` alive when a signal arrives, and what resumption needs."""

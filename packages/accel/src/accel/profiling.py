@@ -76,7 +76,11 @@ class Throughput:
         self._device = device
         self._num_ranks = num_ranks
         self._peak = peak_flops
-        self._counter: FlopCounterMode | None = _counter() if counts_flops else None
+        self._counter: FlopCounterMode | None = None
+        if counts_flops:
+            from torch.utils.flop_counter import FlopCounterMode  # takes a while to import
+
+            self._counter = FlopCounterMode(display=False)
         self.flops_per_step: int | None = None
         self._num_items = 0
         self._num_steps = 0
@@ -133,12 +137,6 @@ def device_name(device: torch.device) -> str:
     """Return torch's name of the device, an empty string for the CPU and others without a name."""
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return "" if name is None else str(name(device))
-
-
-def _counter() -> FlopCounterMode:
-    from torch.utils.flop_counter import FlopCounterMode  # takes a while to import
-
-    return FlopCounterMode(display=False)
 
 
 # Operations per second in bf16 (fp16 on V100) without sparsity, by a part of the name that torch gives the device. From

@@ -6,9 +6,9 @@ Variable, flag, config key and reference page of a setting come from its row.
 # ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from accel_state.enums import DynamoBackend
 from accel_state.environment.parsers import (
@@ -116,20 +116,13 @@ class Setting(NamedTuple):
         return str(value)
 
 
-class Rule(Protocol):
-    """Makes settings whose names follow a pattern; ``columns`` override what follows from it."""
-
-    def __call__(
-        self, short: str, parse: Parser, default: Any, description: str, **columns: Any
-    ) -> Setting: ...
-
-
 def rule(
     name: str, variable: str, flag: str | None = None, config_key: str | None = None, **shared: Any
-) -> Rule:
+) -> Callable[..., Setting]:
     """Return a function that makes settings named alike: ``{}`` in each pattern is the short name.
 
-    In a variable it is in upper case. A pattern of None leaves that out. ``shared`` are further columns of all of them.
+    In a variable it is in upper case. A pattern of None leaves that out. ``shared`` are further columns of all of them,
+    which those of a setting override.
     """
 
     def make(short: str, parse: Parser, default: Any, description: str, **columns: Any) -> Setting:

@@ -7,6 +7,8 @@ import os
 import shlex
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from accel_launch.messages import show
@@ -114,27 +116,23 @@ def install(file: Path, script: Path) -> None:
 
 def write(file: Path, text: str) -> None:
     """Write a file; if that is not possible, raise a `ConfigError`."""
-    try:
+    hint = "Use a virtual environment (`python -m venv`), or `python -m accel.drop_in script.py`, without installing."
+    with _explained(file, "written", hint=hint):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"`{file}` cannot be written: {error.strerror}. Use a virtual environment (`python -m venv`), or "
-            "`python -m accel.drop_in script.py`, which installs nothing."
-        ) from error
 
 
 def remove(file: Path) -> bool:
-    """Remove the file, and return whether it was there.
-
-    Raises:
-        ConfigError: If it cannot be removed.
-    """
-    try:
-        file.unlink()
-    except FileNotFoundError:
+    """Remove the file, and return whether it was there; if that is not possible, raise a `ConfigError`."""
+    if not os.path.lexists(file):
         return False
-    except OSError as error:
-        raise ConfigError(
-            f"`{file}` cannot be removed: {error.strerror}. Check who owns it, and remove it by hand."
-        ) from error
+    with _explained(file, "removed", hint="Check who owns it, and remove it by hand."):
+        file.unlink()
     return True
+
+
+@contextmanager
+def _explained(file: Path, what: str, *, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"`{file}` cannot be {what}: {error.strerror}. {hint}") from error
