@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
 from accel_checkpoint.files import SavedFiles, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
@@ -15,10 +14,10 @@ from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.listing import State, checkpoints_in, find_newest
 from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import DeferredError, agreement_of
-from accel_checkpoint.saving.retention import Retention, checked_metrics
-from accel_checkpoint.saving.saver import Saver
-from accel_checkpoint.saving.transaction import Request, Stage
+from accel_checkpoint.ranks.agreement import DeferredError
+from accel_checkpoint.saving.retention import Retention
+from accel_checkpoint.saving.saver import Saver, checked_metrics
+from accel_checkpoint.saving.transaction import Stage
 from accel_state import PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -41,15 +40,9 @@ class CheckpointFolder:
         if isinstance(keep, int) and keep < 1:
             raise ConfigError(f"`keep` must be at least 1, or None to keep all, got {keep}.")
         PartialState()
-        topology = current_runtime().topology
-        agreement = agreement_of(
-            rank=topology.rank,
-            world_size=topology.world_size,
-            gather=accel_ops.gather_object,
-        )
         self.path = Path(folder).resolve()
         self.retention = Retention(newest=keep) if isinstance(keep, int) else keep
-        self._saver = Saver(topology=topology, agreement=agreement)
+        self._saver = Saver.of_run()
 
     def save(self, step: int, *, blocking: bool = True, metrics: Mapping[str, float] | None = None) -> Stage:
         """Return the stage of a new checkpoint; add files to it in a `with` block.
@@ -69,14 +62,11 @@ class CheckpointFolder:
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(
-            self.path / checkpoint_name(step),
-            retention=self.retention,
-            step=step,
-            iteration=step,
-            metrics=checked_metrics(metrics or {}, self.retention) if self._saver.topology.rank == 0 else {},
-        )
-        return self._saver.stage(request, blocking=blocking)
+        is_main = self._saver.topology.rank == 0
+        numbers = checked_metrics(metrics or {}, self.retention) if is_main else {}
+        manifest = Manifest((), step=step, iteration=step, metrics=numbers)
+        target = self.path / checkpoint_name(step)
+        return self._saver.stage(target, manifest, retention=self.retention, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.

@@ -43,7 +43,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     try:
         with FileSink(hidden) as sink:
             if safe_serialization:
-                file = SafetensorsFile.of(path.name, obj)
+                file = SafetensorsFile.of(path.name, obj, is_trained=False)
                 _warn_of_shared(obj.keys() - file.tensors.keys())
                 file.write(sink)
             else:

@@ -1,9 +1,12 @@
 import os
+import threading
 
 import pytest
 import torch
 
 from accel_checkpoint import CheckpointFolder
+from accel_checkpoint.saving import saver
+from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_state import PartialState
 from accel_state.errors import CheckpointError
@@ -35,3 +38,24 @@ def test_a_snapshot_that_one_device_does_not_complete_fails_the_save_on_every_ra
     reason = f"was not saved (rank {rank}: RuntimeError: the device does not answer)"
     assert [(kind, reason in message) for kind, message in outcomes] == [(CheckpointError, True)] * 2
     assert os.listdir(tmp_path) == ["checkpoint_2"]
+
+
+@pytest.mark.parametrize("quiet_s", [0, 20])
+def test_who_waits_long_for_a_save_in_the_background_sees_how_much_is_written(
+    tmp_path, monkeypatch, capsys, quiet_s
+):
+    pytest.importorskip("tqdm")
+    PartialState(cpu=True)
+    is_waiting = threading.Event()
+
+    def bar(label, *, is_shown):
+        is_waiting.set()
+        return progress_bar(label, is_shown=is_shown, quiet_s=quiet_s)
+
+    monkeypatch.setattr(saver, "progress_bar", bar)
+    monkeypatch.setattr(HostBuffers, "wait", lambda buffers: is_waiting.wait(20))
+    folder = CheckpointFolder(tmp_path)
+    with folder.save(1, blocking=False) as stage:
+        stage.write("model.safetensors", {"weight": torch.ones(5 * 2**18)})
+    folder.wait()
+    assert ("Saving checkpoint_1" in capsys.readouterr().err) == (quiet_s == 0)

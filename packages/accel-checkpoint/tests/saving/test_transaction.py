@@ -8,12 +8,12 @@ import pytest
 
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.listing import check_loadable, find_newest, part_of_save, token_of
-from accel_checkpoint.manifest import read_manifest
+from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.saving import staging
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_checkpoint.saving.retention import Retention
-from accel_checkpoint.saving.transaction import Report, Request, Stage, error_in
+from accel_checkpoint.saving.transaction import Report, Stage, error_in
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 
@@ -92,13 +92,14 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
     def run(rank):
         node, local = divmod(rank, 2)
         topology = Topology(rank, 4, local, 2, node, 2)
-        request = Request(
+        manifest = Manifest((), token=f"0a1b2c3d-{DEAD}-{value}", metrics={"loss": 1.0} if rank == 0 else {})
+        stage = Stage(
             folder / f"node{node}" / name,
-            token=f"0a1b2c3d-{DEAD}-{value}",
+            manifest,
+            topology=topology,
+            agreement=Seat(table, rank),
             retention=Retention(newest=1),
-            metrics={"loss": 1.0} if rank == 0 else {},
         )
-        stage = Stage(request, topology=topology, agreement=Seat(table, rank))
         try:
             if killed is not None and killed[0] == rank:
                 stage._begin()

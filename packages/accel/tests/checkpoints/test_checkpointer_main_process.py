@@ -300,3 +300,27 @@ def test_a_rank_that_outlives_rank_0_after_a_save_prints_nothing(tmp_path, end):
         assert [rank.process.wait(timeout=60) for rank in ranks] == [0, 0]
         assert "Broken pipe" not in ranks[1].stderr
         assert "sendBytes" not in ranks[1].stderr
+
+
+def load_what_rank_0_still_saves(folder):
+    run = Run()
+
+    def hook(models, weights, path):
+        (folder / "alone").touch()
+        wait_for(folder / "loading")
+
+    with waiting(0.05):
+        if run.rank == 0:
+            run.accelerator.register_save_state_pre_hook(hook)
+        else:
+            wait_for(folder / "alone")
+        _, shown = messages_of(lambda: run.accelerator.save_state(folder / "a"))
+    assert any("saves" in message and "alone" in message for message in shown)
+    (folder / "loading").touch()
+    run.accelerator.load_state(folder / "a")
+    return run.weights()
+
+
+def test_a_rank_that_comes_late_to_a_save_loads_the_checkpoint_when_it_is_there(world, tmp_path):
+    one, other = world(2).run(load_what_rank_0_still_saves, tmp_path)
+    assert one == other

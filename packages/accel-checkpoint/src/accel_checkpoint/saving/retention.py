@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
 from accel_checkpoint.files import remove_folder
@@ -71,33 +70,6 @@ class Retention:
             values.sort(key=lambda one: (sign * one[0], -one[1]))  # of equal ones the newest
             kept |= {path for _, _, path in values[: self.best]}
         return kept
-
-
-def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> dict[str, float]:
-    """Return the metrics of a checkpoint as numbers, without those that are not finite.
-
-    Warns if the one is missing by which `retention` finds the best checkpoints: this one is then none of them.
-
-    Raises:
-        ConfigError: If a value is no number, or the metrics have no names.
-    """
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(f"`metrics` must be a dict of numbers by name, got {metrics!r}.")
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            # A loss may have a graph; torch warns when such a tensor becomes a number.
-            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ConfigError(f"`metrics` needs one number for `{name}`, got {value!r}.") from error
-    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
-    if retention is not None and retention.best is not None and retention.metric not in finite:
-        warn_user(
-            f"This checkpoint has no finite value of `{retention.metric}`, so it is not kept among the best. Pass "
-            f"`metrics={{'{retention.metric}': ...}}` when you save.",
-            main_process_only=True,
-        )
-    return finite
 
 
 def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:

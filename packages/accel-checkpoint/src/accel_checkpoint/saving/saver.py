@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
 
+import accel_ops
+from accel_checkpoint.files import Digest
+from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
-from accel_checkpoint.ranks.agreement import Agreement, Merge, first
+from accel_checkpoint.ranks.agreement import Agreement, Merge, agreement_of, first
+from accel_checkpoint.saving.pending_files import progress_bar
+from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
-from accel_checkpoint.saving.transaction import Request, Stage
+from accel_checkpoint.saving.transaction import Stage
 from accel_state import current_runtime
-from accel_state.errors import AccelError, CheckpointError
+from accel_state.errors import AccelError, CheckpointError, ConfigError
 from accel_state.topology import Topology
-from accel_state.user_warnings import user_frame
+from accel_state.user_warnings import user_frame, warn_user
 
 logger = logging.getLogger(__name__)
 WAIT_S = 5.0
 """How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
 ALL_RANKS_WAIT_S = 45.0
 """How long it waits if it cannot."""
+_POLL_S = 0.02
 
 
 class Saver:
@@ -38,10 +48,21 @@ class Saver:
         self._in_background: Stage | None = None
         self._buffers = HostBuffers()
 
+    @classmethod
+    def of_run(cls) -> Self:
+        """Return a saver of the current run; every rank must call it."""
+        topology = current_runtime().topology
+        agreement = agreement_of(
+            rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+        )
+        return cls(topology=topology, agreement=agreement)
+
     def call(
         self, name: str, *, folder: str, step: int, number: int = 0, needs_all: bool
     ) -> tuple[str, int, str]:
         """Wait until every rank has made the same call, or until rank 0 stops waiting for the others.
+
+        If the last save in the background failed and the error has not been raised yet, it is logged first.
 
         Rank 0 waits a few seconds, but not again at a line of the script where the others did not come, unless one
         came later. The other ranks read all verdicts of rank 0 in order, so that calls are never confused: a rank that
@@ -60,6 +81,7 @@ class Saver:
         Raises:
             CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
         """
+        self.log_failure()
         if self.topology.world_size == 1:
             return new_token(), number, ""
         called, frame = f"{name} {folder}", user_frame()
@@ -94,22 +116,37 @@ class Saver:
             )
         return token, number, ranks if missing else ""
 
-    def stage(self, request: Request, *, blocking: bool = True, is_alone: bool = False) -> Stage:
+    def stage(
+        self,
+        target: Path,
+        manifest: Manifest,
+        *,
+        retention: Retention | None = None,
+        blocking: bool = True,
+        is_alone: bool = False,
+    ) -> Stage:
         """Return the stage of a new checkpoint, which is saved when its `with` block ends.
 
         If the last save in the background failed and the error has not been raised yet, it is logged.
 
         Args:
-            request: What to save; its token is chosen here if it is empty.
+            target: Final path of the checkpoint.
+            manifest: What to record besides files and ranks; its token is chosen here if it is empty.
+            retention: Which numbered checkpoints to keep; None keeps all.
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
             is_alone: Save on this rank alone, without the others.
         """
         self.log_failure()
-        if not request.token:
-            request = replace(request, token=self.agree("token", new_token(), first))
-        agreement = Agreement() if is_alone else self.agreement
-        buffers = None if blocking else self._buffers
-        stage = Stage(request, topology=self.topology, agreement=agreement, buffers=buffers)
+        if not manifest.token:
+            manifest = replace(manifest, token=self.agree("token", new_token(), first))
+        stage = Stage(
+            target,
+            manifest,
+            topology=self.topology,
+            agreement=Agreement() if is_alone else self.agreement,
+            retention=retention,
+            buffers=None if blocking else self._buffers,
+        )
         self._in_background = None if blocking else stage
         return stage
 
@@ -118,7 +155,7 @@ class Saver:
         return self.agreement.agree(self.agreement.next_topic(topic), report, merge, is_begun=is_begun)
 
     def settle(self) -> None:
-        """Wait for the running save, if any.
+        """Wait for the running save, if any; rank 0 shows a progress bar if that takes more than a few seconds.
 
         Raises:
             CheckpointError: If it failed and the error has not been raised yet.
@@ -126,10 +163,19 @@ class Saver:
         stage = self._in_background
         if stage is None or stage.handle is None:
             return
+        handle, is_main = stage.handle, self.topology.rank == 0
         try:
-            stage.handle.settle()
+            with progress_bar(
+                f"Saving {stage.target.name}", is_shown=is_main and not handle.done()
+            ) as advance:
+                num_bytes = Digest.num_bytes_of_all
+                while advance is not None and not handle.done():
+                    time.sleep(_POLL_S)
+                    before, num_bytes = num_bytes, Digest.num_bytes_of_all
+                    advance(num_bytes - before)
+            handle.settle()
         finally:
-            if stage.handle.done():
+            if handle.done():
                 self._in_background = None
 
     def log_failure(self) -> None:
@@ -145,3 +191,30 @@ class Saver:
         stage = self._in_background
         if stage is None or stage.handle is None or stage.handle.done():
             self._buffers.release()
+
+
+def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> dict[str, float]:
+    """Return the metrics of a checkpoint as numbers, without those that are not finite.
+
+    Warns if the one is missing by which `retention` finds the best checkpoints: this one is then none of them.
+
+    Raises:
+        ConfigError: If a value is no number, or the metrics have no names.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"`metrics` must be a dict of numbers by name, got {metrics!r}.")
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            # A loss may have a graph; torch warns when such a tensor becomes a number.
+            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ConfigError(f"`metrics` needs one number for `{name}`, got {value!r}.") from error
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    if retention is not None and retention.best is not None and retention.metric not in finite:
+        warn_user(
+            f"This checkpoint has no finite value of `{retention.metric}`, so it is not kept among the best. Pass "
+            f"`metrics={{'{retention.metric}': ...}}` when you save.",
+            main_process_only=True,
+        )
+    return finite

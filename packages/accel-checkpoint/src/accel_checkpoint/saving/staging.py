@@ -53,7 +53,12 @@ class Staging:
         self._old: Path | None = None
 
     def make(self) -> None:
-        """Create the folder unless another rank has. It is not stale as long as the main process runs."""
+        """Create the folder unless another rank has. It is not stale as long as the main process runs.
+
+        Raises:
+            ConfigError: If the target cannot become a checkpoint's folder.
+        """
+        check_target(self.target)
         make_durably(self.target.parent)
         _active.add(self.path)
         self.path.mkdir(exist_ok=True)

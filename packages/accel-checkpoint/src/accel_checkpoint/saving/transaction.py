@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -35,7 +35,7 @@ from accel_checkpoint.saving.pending_files import (
 )
 from accel_checkpoint.saving.retention import Retention, remove_old
 from accel_checkpoint.saving.snapshot import HostBuffers
-from accel_checkpoint.saving.staging import Staging, check_target, remove_stale_folders
+from accel_checkpoint.saving.staging import Staging, remove_stale_folders
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
@@ -44,35 +44,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _saved: set[str] = set()
 """Tokens of the saves of this process."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to save, and where.
-
-    Attributes:
-        target: Final path of the checkpoint.
-        token: Identifies this save, the same on every rank; empty until the ranks have agreed on it.
-        retention: Which numbered checkpoints to keep; None keeps all.
-        step: Training steps so far.
-        iteration: Number of the checkpoint, if it has one.
-        mesh: Layout of the ranks; see `Manifest`.
-        metrics: Values by name, recorded in the manifest; those of rank 0 count.
-        strategy: Training strategy; see `Manifest`.
-        model_format: File format of the models; see `Manifest`.
-        objects: Class names of the saved objects, by kind.
-    """
-
-    target: Path
-    token: str = ""
-    retention: Retention | None = None
-    step: int = 0
-    iteration: int | None = None
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    strategy: str = ""
-    model_format: str = ""
-    objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def is_saved_here(token: str) -> bool:
@@ -88,22 +59,28 @@ class Stage:
     any rank fails all.
 
     Args:
-        request: What to save.
+        target: Final path of the checkpoint.
+        manifest: What the manifest records besides files and ranks; its token is the same on every rank. Its metrics
+            on rank 0 count.
         topology: This process's rank and node.
         agreement: Exchanges reports with the other ranks.
+        retention: Which numbered checkpoints to keep; None keeps all.
         buffers: Memory for a snapshot that is written in the background; None writes the files before the block ends.
     """
 
     def __init__(
         self,
-        request: Request,
+        target: Path,
+        manifest: Manifest,
         *,
         topology: Topology,
         agreement: Agreement,
+        retention: Retention | None = None,
         buffers: HostBuffers | None = None,
     ) -> None:
-        self._request, self._topology, self._agreement, self._buffers = request, topology, agreement, buffers
-        self._staging = Staging(request.target, token=request.token)
+        self._manifest, self._retention, self._buffers = manifest, retention, buffers
+        self._topology, self._agreement = topology, agreement
+        self._staging = Staging(target, token=manifest.token)
         self.place = 0
         """The file system that this rank writes to: 0 for rank 0's, otherwise the rank of the node."""
         self.is_owner = topology.rank == 0
@@ -123,7 +100,7 @@ class Stage:
     @property
     def target(self) -> Path:
         """Final path of the checkpoint."""
-        return self._request.target
+        return self._staging.target
 
     def write(self, name: str, content: Any, *, rank: int | None = 0) -> None:
         """Add a file to the checkpoint.
@@ -213,7 +190,7 @@ class Stage:
         """
         entries, parts = self._agree("written", self._write(files, num_threads))
         self._commit(files, entries, parts)
-        _saved.add(self._request.token)
+        _saved.add(self._manifest.token)
 
     def _begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system.
@@ -222,25 +199,21 @@ class Stage:
         """
         topology = self._topology
         if topology.rank == 0:
-            self._attempt(self._make_folder)
+            self._attempt(self._staging.make)
         if topology.num_nodes > 1:
             if topology.local_rank == 0:
                 # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
                 self._attempt(make_durably, self.target.parent)
             # Each machine keeps its best parts by rank 0's metrics.
-            metrics = json.dumps(dict(self._request.metrics))
+            metrics = json.dumps(dict(self._manifest.metrics))
             metrics = self._agreement.agree(self._topic("begun"), metrics, first)
-            self._request = replace(self._request, metrics=json.loads(metrics))
+            self._manifest = replace(self._manifest, metrics=json.loads(metrics))
             if not self.path.exists():
                 self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
             # No rank creates the folder on this node before every rank here has checked for it.
             self._agreement.agree(self._topic("placed"), "", first)
         if topology.rank != 0 and self._failure is None:
-            self._attempt(self._make_folder)
-
-    def _make_folder(self) -> None:
-        check_target(self.target)
-        self._staging.make()
+            self._attempt(self._staging.make)
 
     def _snapshot(self, files: Sequence[PendingFile], buffers: HostBuffers) -> list[PendingFile]:
         """Return the files with their content as it is now; a failure is reported in the next round."""
@@ -324,19 +297,11 @@ class Stage:
         # Hooks and engines may write files without reporting them.
         unknown = [name for name in files_below(self.path) if name not in known]
         others = self._foreign_entries(unknown) if unknown else []
-        request = self._request
-        manifest = Manifest(
+        manifest = replace(
+            self._manifest,
             files=[*listed, *others],
-            token=request.token,
             world_size=self._topology.world_size,
-            mesh=request.mesh,
-            step=request.step,
-            iteration=request.iteration,
             place=self.place,
-            strategy=request.strategy,
-            model_format=request.model_format,
-            objects=request.objects,
-            metrics=request.metrics,
         )
         write_manifest(self.path, manifest)
         self._staging.commit()
@@ -368,8 +333,8 @@ class Stage:
             )
         try:
             self._staging.finalize(keep_finite=bool(nonfinite))
-            if self._request.retention is not None:
-                remove_old(self.target.parent, retention=self._request.retention, newest=self.target)
+            if self._retention is not None:
+                remove_old(self.target.parent, retention=self._retention, newest=self.target)
             remove_stale_folders(self._staging.path.parent)
         except OSError as error:
             warn_user(
@@ -460,7 +425,7 @@ class Stage:
         return reason
 
     def _topic(self, stage: str) -> str:
-        return f"{self._request.token}/{stage}"
+        return f"{self._manifest.token}/{stage}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-import accel_ops
 from accel.configuration import ProjectConfiguration, RunConfiguration
 from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
@@ -31,10 +30,12 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel.checkpoints.loading import LoadHook
     from accel.checkpoints.runs import RunObjects
     from accel_backends.checkpoint_formats.protocol import CheckpointFormat, SaveChoices
+    from accel_checkpoint.manifest import Manifest
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.retention import Retention
     from accel_checkpoint.saving.saver import Saver
-    from accel_checkpoint.saving.transaction import Request, Stage
+    from accel_checkpoint.saving.transaction import Stage
 
 
 class Checkpointer:
@@ -122,14 +123,13 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel_checkpoint.saving.retention import checked_metrics
+        from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
         is_main = saver.topology.rank == 0
         run, choices = self._run_and_choices(options, safe=safe_serialization)
         # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
         numbers = checked_metrics(metrics, self.project.retention) if is_main else {}
-        saver.log_failure()
         is_numbered, step = self.project.automatic_checkpoint_naming, self._stepper.num_windows
         token, number, absence = saver.call(
             "save_state",
@@ -141,12 +141,11 @@ class Checkpointer:
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
         is_late = bool(absence) and not is_main
-        request = self._request(run, output_dir, may_exist=is_late)
-        request = replace(request, token=token, step=step, metrics=numbers)
+        target, retention = self._target(output_dir, may_exist=is_late)
         if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
-                f"{absence}, so the main process saves `{request.target}` alone: without the random states of the "
+                f"{absence}, so the main process saves `{target}` alone: without the random states of the "
                 "other ranks, and their positions in data sets that shard themselves. Every rank should call it at "
                 "about the same time: move it out of `if accelerator.is_main_process`.",
                 main_process_only=False,
@@ -155,29 +154,32 @@ class Checkpointer:
         is_counted = is_late or not blocking
         try:
             if is_late:
-                handle = _handle_of_main_process(request.target, blocking=blocking)
+                handle = _handle_of_main_process(target, blocking=blocking)
             else:
-                handle = self._write(request, run, choices, blocking=blocking, is_alone=bool(absence))
+                manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
+                if is_numbered:
+                    manifest = replace(manifest, iteration=number)
+                stage = saver.stage(
+                    target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence)
+                )
+                handle = self._write(stage, run, choices)
             is_counted = True
         finally:
-            if is_numbered and (is_counted or request.target.exists()):
+            if is_numbered and (is_counted or target.exists()):
                 self.project.iteration = number + 1
-        return str(request.target) if handle is None else handle
+        return str(target) if handle is None else handle
 
-    def _write(
-        self, request: Request, run: RunObjects, choices: SaveChoices, *, blocking: bool, is_alone: bool
-    ) -> SaveHandle | None:
+    def _write(self, stage: Stage, run: RunObjects, choices: SaveChoices) -> SaveHandle | None:
         """Write the files, on all ranks; return the handle if that is done in the background."""
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
         # Hooks on replicated models may run on rank 0 alone.
         needs_all = is_sharded or run.form.needs_shared_disk
         value_of_rank_0 = partial(saver.agree, "value", merge=first) if needs_all else str
-        stage = saver.stage(request, blocking=blocking, is_alone=is_alone)
         with stage:
             files = partial(
                 self._files_of_this_rank,
                 run=run,
-                target=request.target,
+                target=stage.target,
                 choices=choices,
                 value_of_rank_0=value_of_rank_0,
             )
@@ -390,16 +392,9 @@ class Checkpointer:
 
     def _get_saver(self) -> Saver:
         if self._saver is None:
-            from accel_checkpoint.ranks.agreement import agreement_of
             from accel_checkpoint.saving.saver import Saver
 
-            topology = current_runtime().topology
-            agreement = agreement_of(
-                rank=topology.rank,
-                world_size=topology.world_size,
-                gather=accel_ops.gather_object,
-            )
-            self._saver = Saver(topology=topology, agreement=agreement)
+            self._saver = Saver.of_run()
         return self._saver
 
     def _is_of_project(self, folder: Path) -> bool:
@@ -413,43 +408,45 @@ class Checkpointer:
         folder = self.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
-    def _request(
-        self, run: RunObjects, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
-    ) -> Request:
-        """Return what to save where."""
-        from accel.checkpoints.items import class_names
+    def _target(
+        self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
+    ) -> tuple[Path, Retention | None]:
+        """Return where to save, and which numbered checkpoints to keep there."""
         from accel_checkpoint.saving.retention import Retention
-        from accel_checkpoint.saving.transaction import Request
 
-        project, retention, number = self.project, None, None
+        project = self.project
         if project.automatic_checkpoint_naming:
             from accel.checkpoints.numbered import target_of
 
             folder = self._folder_of_checkpoints()
             target = target_of(project.iteration, folder, output_dir=output_dir, may_exist=may_exist)
-            retention, number = project.retention or Retention(newest=project.total_limit), project.iteration
-        elif output_dir is not None:
-            target = Path(output_dir).resolve()
-        else:
+            return target, project.retention or Retention(newest=project.total_limit)
+        if output_dir is None:
             raise ConfigError(
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(
-            target,
-            retention=retention,
-            iteration=number,
-            mesh=current_runtime().layout.sizes,
-            strategy=run.strategy.name,
-            model_format=run.form.name,
-            objects=class_names(run),
-        )
+        return Path(output_dir).resolve(), None
 
 
 def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+def _manifest_of(run: RunObjects) -> Manifest:
+    """Return what the manifest of a checkpoint records of the run."""
+    from accel.checkpoints.items import class_names
+    from accel_checkpoint.manifest import Manifest
+
+    return Manifest(
+        (),
+        mesh=current_runtime().layout.sizes,
+        strategy=run.strategy.name,
+        model_format=run.form.name,
+        objects=class_names(run),
+    )
 
 
 def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | None:

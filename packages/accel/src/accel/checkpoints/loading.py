@@ -166,9 +166,12 @@ def load_checkpoint(
     """
     folder, topology = input_dir.resolve(), saver.topology
     saver.log_failure()
-    if topology.num_nodes > 1:
+    has_nodes = topology.num_nodes > 1
+    if topology.world_size > 1:
+        # No rank looks before rank 0 does, which may still be saving the checkpoint without a rank that came late.
+        of_rank_0 = saver.agree("token", token_of(folder) if has_nodes and topology.rank == 0 else "", first)
+    if has_nodes:
         # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
-        of_rank_0 = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
         folder = part_of_save(folder, of_rank_0)
     version = version_of(folder)
     found: Found | None = None
