@@ -28,8 +28,8 @@ from accel_backends.plans.communication import step_collectives
 from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.collectives import counted_collectives
-from accel_checkpoint.ranks import agreement
 from accel_checkpoint.ranks.agreement import Agreement
+from accel_checkpoint.saving import saver
 from accel_state import TorchContextParallelConfig
 from accel_state.mesh_layout import AXES, MeshLayout
 
@@ -274,7 +274,7 @@ def growth(num_ranks, state_dict_type):
         step(*run)
     in_step = counted.total()
     times.append(time.perf_counter())
-    agreement.agreement_of = AlikeReports  # torch's store for a fake group cannot be shared
+    saver.agreement_of = AlikeReports  # torch's store for a fake group cannot be shared
     with tempfile.TemporaryDirectory() as folder, counted_collectives() as counted:
         run[0].save_state(folder)
     times.append(time.perf_counter())

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
 from accel_checkpoint.files import SavedFiles, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
@@ -15,7 +14,7 @@ from accel_checkpoint.formats.weight_files import read_weights
 from accel_checkpoint.listing import State, checkpoints_in, find_newest
 from accel_checkpoint.manifest import Manifest, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import DeferredError, agreement_of
+from accel_checkpoint.ranks.agreement import DeferredError
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.saver import Saver, checked_metrics
 from accel_checkpoint.saving.transaction import Stage
@@ -41,15 +40,9 @@ class CheckpointFolder:
         if isinstance(keep, int) and keep < 1:
             raise ConfigError(f"`keep` must be at least 1, or None to keep all, got {keep}.")
         PartialState()
-        topology = current_runtime().topology
-        agreement = agreement_of(
-            rank=topology.rank,
-            world_size=topology.world_size,
-            gather=accel_ops.gather_object,
-        )
         self.path = Path(folder).resolve()
         self.retention = Retention(newest=keep) if isinstance(keep, int) else keep
-        self._saver = Saver(topology=topology, agreement=agreement)
+        self._saver = Saver.of_run()
 
     def save(self, step: int, *, blocking: bool = True, metrics: Mapping[str, float] | None = None) -> Stage:
         """Return the stage of a new checkpoint; add files to it in a `with` block.

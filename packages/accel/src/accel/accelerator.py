@@ -941,9 +941,7 @@ class Accelerator(ProcessView):
             model: A prepared model.
             unwrap: Remove the prefixes that wrappers add to names.
         """
-        if not unwrap:
-            return model.state_dict()
-        return self._strategy.model_state(self._strategy.unwrap(model, keep_torch_compile=False))
+        return self._strategy.model_state(model) if unwrap else model.state_dict()
 
     def save_model(
         self,

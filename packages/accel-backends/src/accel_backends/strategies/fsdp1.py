@@ -194,7 +194,7 @@ class FlatShardedStrategy(ShardedStrategy):
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        flat = self._flat(model)
+        flat = self._flat(self.unwrap(model, keep_torch_compile=False))
         if flat is None:
             return super().model_state(model)
         state = local_model_state(flat, rank0_only=True)

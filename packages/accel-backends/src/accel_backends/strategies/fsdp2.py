@@ -230,7 +230,8 @@ class FullyShardedStrategy(ShardedStrategy):
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        return gathered_state(self.local_model_state(model), is_receiver=self.context.topology.rank == 0)
+        state = self.local_model_state(self.unwrap(model, keep_torch_compile=False))
+        return gathered_state(state, is_receiver=self.context.topology.rank == 0)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts."""

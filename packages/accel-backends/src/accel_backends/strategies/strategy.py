@@ -29,8 +29,9 @@ class Strategy:
     """How models are placed, wrapped, synchronized and stepped; a subclass overrides what its engine does differently.
 
     A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
-    that communicate say so; every rank must call those, in the same order. Methods for states take the user's model, as
-    ``unwrap(model, keep_torch_compile=False)`` returns it, and the user's optimizer, as `bare_optimizer` does.
+    that communicate say so; every rank must call those, in the same order. Methods for states, except `model_state`,
+    take the user's model, as ``unwrap(model, keep_torch_compile=False)`` returns it, and the user's optimizer, as
+    `bare_optimizer` does.
 
     This class places, converts and compiles models, and treats their states as replicated on every rank.
     """
@@ -225,8 +226,8 @@ class Strategy:
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state of ``model``, with the keys it had before it was prepared."""
-        return model.state_dict()
+        """Return the full state of a model, prepared or the user's, with the keys it had before it was prepared."""
+        return self.unwrap(model, keep_torch_compile=False).state_dict()
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the state of ``model`` on this rank: a `DTensor` for each sharded tensor.

@@ -72,7 +72,7 @@ class DistributedPart(PendingFile):
     def table(self, names: Collection[str]) -> DistributedTable:
         """Return the table of the state."""
         folder = self.name.rpartition("/")[0]
-        parts = [name for name in names if name.rpartition("/")[0] == folder]
+        parts = sorted({name for name in names if name.rpartition("/")[0] == folder})
         return DistributedTable(f"{folder}/{METADATA_NAME}", parts)
 
 
@@ -92,7 +92,7 @@ class DistributedTable(PendingFile):
         """Write the table, and remove the notes."""
         kinds: dict[Keys, tuple[torch.dtype | None, tuple[int, ...]]] = {}
         chunks: dict[Keys, list[Chunk]] = {}
-        for part in sorted(self.parts):
+        for part in self.parts:
             path = sink.path.with_name(part.rpartition("/")[2])
             for note in json.loads(_note_of(path).read_text(encoding="utf-8")):
                 shape, offset, sizes = map(tuple, note.get("part", ((), (), ())))

@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import accel_ops
 from accel_checkpoint.files import Digest
 from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
-from accel_checkpoint.ranks.agreement import Agreement, Merge, first
+from accel_checkpoint.ranks.agreement import Agreement, Merge, agreement_of, first
 from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -46,6 +47,15 @@ class Saver:
         self._lonely: dict[tuple[str, int], str] = {}
         self._in_background: Stage | None = None
         self._buffers = HostBuffers()
+
+    @classmethod
+    def of_run(cls) -> Self:
+        """Return a saver of the current run; every rank must call it."""
+        topology = current_runtime().topology
+        agreement = agreement_of(
+            rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+        )
+        return cls(topology=topology, agreement=agreement)
 
     def call(
         self, name: str, *, folder: str, step: int, number: int = 0, needs_all: bool

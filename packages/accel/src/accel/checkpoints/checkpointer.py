@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-import accel_ops
 from accel.configuration import ProjectConfiguration, RunConfiguration
 from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
@@ -393,16 +392,9 @@ class Checkpointer:
 
     def _get_saver(self) -> Saver:
         if self._saver is None:
-            from accel_checkpoint.ranks.agreement import agreement_of
             from accel_checkpoint.saving.saver import Saver
 
-            topology = current_runtime().topology
-            agreement = agreement_of(
-                rank=topology.rank,
-                world_size=topology.world_size,
-                gather=accel_ops.gather_object,
-            )
-            self._saver = Saver(topology=topology, agreement=agreement)
+            self._saver = Saver.of_run()
         return self._saver
 
     def _is_of_project(self, folder: Path) -> bool:

@@ -51,7 +51,7 @@ class EngineStates(Strategy):
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        engine = self._engine_of(model)
+        engine = self._engine_of(self.unwrap(model, keep_torch_compile=False))
         if engine is None:
             return super().model_state(model)
         return model_state.whole_model_state(engine, is_receiver=self.context.topology.rank == 0)
