@@ -19,7 +19,7 @@ def make_file(kind, fetched, *, is_writer):
         "middle": deferred("middle", 16),
     }
     if kind == "safe":
-        return SafetensorsFile("a.safetensors", tensors, {}, is_writer=is_writer)
+        return SafetensorsFile("a.safetensors", tensors, is_writer=is_writer)
     return TorchFile("a.bin", tensors, is_writer=is_writer)
 
 

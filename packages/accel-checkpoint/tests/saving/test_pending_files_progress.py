@@ -7,7 +7,7 @@ pytest.importorskip("tqdm")
 
 
 def write(folder, **options):
-    file = SafetensorsFile("a.safetensors", {"x": torch.zeros(5 * 2**18)}, {})
+    file = SafetensorsFile("a.safetensors", {"x": torch.zeros(5 * 2**18)})
     with progress_bar("Saving last", **options) as advance:
         write_file(file, folder, advance=advance)
 

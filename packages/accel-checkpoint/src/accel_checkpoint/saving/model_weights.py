@@ -18,7 +18,6 @@ from accel_checkpoint.saving.pending_files import (
     PendingFile,
     SafetensorsFile,
     TorchFile,
-    metadata_of,
     second_names_of,
     write_file,
 )
@@ -200,7 +199,7 @@ def pending_weights(
     def file(name: str, members: Sequence[str]) -> PendingFile:
         content = {member: state[member] for member in members}
         if safe:
-            return SafetensorsFile(name, content, metadata_of(content, second_names), is_writer=is_writer)
+            return SafetensorsFile(name, content, second_names, is_writer=is_writer)
         return TorchFile(name, content, must_be_plain, is_trained=True, is_writer=is_writer)
 
     if max_shard_size is None:

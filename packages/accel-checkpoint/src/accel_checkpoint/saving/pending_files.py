@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -121,14 +121,14 @@ class SafetensorsFile(PendingFile):
     Attributes:
         name: File name.
         tensors: Plain dense tensors.
-        metadata: Strings for the header.
+        second_names: Further names of tied weights, with the name that is stored.
         is_trained: Whether its values should be finite.
         is_writer: Whether this rank writes it.
     """
 
     name: str
     tensors: Mapping[str, torch.Tensor | DeferredTensor]
-    metadata: Mapping[str, str]
+    second_names: Mapping[str, str] = field(default_factory=dict)
     is_trained: bool = True
     is_writer: bool = True
 
@@ -141,15 +141,17 @@ class SafetensorsFile(PendingFile):
         """Return the file for a state dict; tied weights are stored once."""
         second_names = second_names_of(state)
         tensors = {key: tensor for key, tensor in state.items() if key not in second_names}
-        return cls(name, tensors, metadata_of(tensors, second_names), is_trained)
+        return cls(name, tensors, second_names, is_trained)
 
     def snapshot(self, buffers: HostBuffers) -> SafetensorsFile:
         """Return the file with copies of its tensors."""
-        return SafetensorsFile(self.name, buffers.snapshot(self.tensors), self.metadata, self.is_trained)
+        return SafetensorsFile(self.name, buffers.snapshot(self.tensors), self.second_names, self.is_trained)
 
     def write(self, sink: FileSink) -> str:
         """Write the content."""
-        return write_safetensors(sink, self.tensors, metadata=self.metadata, must_be_finite=self.is_trained)
+        names = {name: kept for name, kept in self.second_names.items() if kept in self.tensors}
+        metadata = {"format": "pt", **names}  # as in the package `safetensors`
+        return write_safetensors(sink, self.tensors, metadata=metadata, must_be_finite=self.is_trained)
 
 
 @dataclass(frozen=True)
@@ -432,11 +434,6 @@ def write_safetensors(
 def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:
     """Return the names in the order in which tensors are written, and fetched."""
     return sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
-
-
-def metadata_of(names: Collection[str], second_names: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a file that stores ``names``: with further names, as in ``safetensors``."""
-    return {"format": "pt", **{name: kept for name, kept in second_names.items() if kept in names}}
 
 
 def second_names_of(state: Mapping[str, Any]) -> dict[str, str]:

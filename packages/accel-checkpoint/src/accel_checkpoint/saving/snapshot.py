@@ -165,20 +165,16 @@ def map_tensors(content: Any, copy: Copy) -> Any:
 
     A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
-    tensors = {
-        path: value for path, value in leaves(content) if isinstance(value, (torch.Tensor, DeferredTensor))
-    }
-    first = second_names_in(
-        {p: one for p, one in tensors.items() if not isinstance(one, torch.Tensor) or is_plain(one)}
-    )
+    values = dict(leaves(content))
+    first = second_names_in(sharable_in(values))
     copies: dict[Keys, torch.Tensor] = {}
-    for path, tensor in tensors.items():
+    for path, value in values.items():
         if path in first:
             copies[path] = copies[first[path]]
-        elif isinstance(tensor, DeferredTensor):
-            copies[path] = own_copy(tensor.fetch())
-        else:
-            copies[path] = copy(tensor)
+        elif isinstance(value, DeferredTensor):
+            copies[path] = own_copy(value.fetch())
+        elif isinstance(value, torch.Tensor):
+            copies[path] = copy(value)
     return _rebuilt(content, copies, ())
 
 

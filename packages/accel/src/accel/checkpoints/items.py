@@ -402,7 +402,7 @@ class RankItem(StateItem):
         if run.accumulation["is_accumulating"]:
             name, gradients = gradients_file(self.index), open_gradients(run.models)
             # The gradients of a scaled loss may overflow.
-            files.append(SafetensorsFile(name, gradients, {}, is_trained=False))
+            files.append(SafetensorsFile(name, gradients, is_trained=False))
         states = states_to_file(
             capture_rng_states(), accumulation=run.accumulation, device_index=run.device_index
         )
