@@ -18,22 +18,12 @@ from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.partial_state import PartialState
 
 
-def sys_tree(root, *, cores, nodes_of_gpus):
-    """Make up a `/sys`: the cores of each node, and the node of each GPU by its number on the bus."""
-    nodes = root / "devices" / "system" / "node"
-    for number, its_cores in enumerate(cores):
-        folder = nodes / f"node{number}"
+def devices(root, *, cores_of_gpus):
+    """Make up the folder of PCI devices: the cores near each GPU, by its number on the bus."""
+    for bus, cores in cores_of_gpus.items():
+        folder = root / f"0000:{bus:02x}:00.0"
         folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{its_cores}\n")
-        # Ten to itself; neighbours by number are nearer, as they are on a ring.
-        (folder / "distance").write_text(
-            " ".join(str(10 + abs(number - other)) for other in range(len(cores)))
-        )
-    (nodes / "online").write_text(f"0-{len(cores) - 1}\n")
-    for bus, node in nodes_of_gpus.items():
-        folder = root / "bus" / "pci" / "devices" / f"0000:{bus:02x}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text(f"{node}\n")
+        (folder / "local_cpulist").write_text(f"{cores}\n")
     return root
 
 
@@ -58,13 +48,11 @@ def nvml(tmp_path, monkeypatch):
     module.nvmlDeviceGetHandleByUUID = lambda name: int(name.removeprefix("GPU-"))
     module.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
     num_cores = max(os.sched_getaffinity(0)) + 1
-    made_up = sys_tree(
-        tmp_path / "sys",
-        cores=[str(number) for number in range(num_cores)],
-        nodes_of_gpus=dict(enumerate(range(num_cores))),
+    made_up = devices(tmp_path / "devices", cores_of_gpus={number: number for number in range(num_cores)})
+    monkeypatch.setattr(affinity, "DEVICES", made_up)
+    module.cores_of_gpus = lambda cores: monkeypatch.setattr(
+        affinity, "DEVICES", devices(tmp_path / "other", cores_of_gpus=cores)
     )
-    monkeypatch.setattr(affinity, "SYS", made_up)
-    module.sys_of = lambda **tree: monkeypatch.setattr(affinity, "SYS", sys_tree(tmp_path / "other", **tree))
     monkeypatch.setitem(sys.modules, "pynvml", module)
     cores = os.sched_getaffinity(0)
     set_numa_affinity.cache_clear()
@@ -111,7 +99,7 @@ def test_a_process_without_a_gpu_is_an_error(nvml):
 
 def test_cores_that_are_closed_to_the_process_are_an_error_and_change_nothing(nvml):
     open_cores = os.sched_getaffinity(0)
-    nvml.sys_of(cores=["1000-1003"], nodes_of_gpus={0: 0})
+    nvml.cores_of_gpus({0: "1000-1003"})
     with pytest.raises(NotAvailableError, match="None of the cores near GPU 0 is open to this process"):
         override_numa_affinity(0)
     assert os.sched_getaffinity(0) == open_cores
@@ -141,12 +129,26 @@ def test_cpu_information_is_the_topology_of_whoever_started_the_process():
         assert get_cpu_distributed_information() == CPUInformation(3, 4, 1, 2)
 
 
-def test_a_gpu_that_is_as_near_to_all_cores_leaves_the_process_as_it_is(nvml, capfd):
+@pytest.mark.parametrize("cores", ["", "0-100000"], ids=["of a node of memory alone", "all"])
+def test_a_gpu_that_is_near_to_no_cores_or_all_leaves_the_process_as_it_is(nvml, capfd, cores):
     before = os.sched_getaffinity(0)
-    nvml.sys_of(cores=["0"], nodes_of_gpus={0: -1})
+    nvml.cores_of_gpus({0: cores})
     override_numa_affinity(0, verbose=True)
     assert os.sched_getaffinity(0) == before
     assert f"runs on {len(before)} cores" in capfd.readouterr().out
+
+
+def test_cores_are_read_from_a_list_of_ranges(nvml):
+    nvml.cores_of_gpus({0x17: "0-3,8"})
+    assert affinity.cores_near("0000:17:00.0") == {0, 1, 2, 3, 8}
+
+
+def test_a_system_that_reports_no_cores_is_an_error(nvml):
+    with pytest.raises(
+        NotAvailableError,
+        match="does not report which cores .*local_cpulist.*Set `enable_cpu_affinity` to false",
+    ):
+        affinity.cores_near("0000:ff:00.0")
 
 
 def test_older_bindings_of_nvml_give_bytes(nvml):

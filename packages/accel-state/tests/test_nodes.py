@@ -4,7 +4,6 @@ import socket
 from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from accel_state import PartialState
@@ -55,7 +54,7 @@ def test_nothing_is_assumed_where_the_launcher_says_it_or_there_is_one_machine()
 def node_of(hosts):
     rank = dist.get_rank()
     told = Topology(rank, 4, rank // 2, 2, rank // 2, 2, is_node_rank_assumed=True)
-    found = agree_on_nodes(told, device=torch.device("cpu"), host=hosts[rank])
+    found = agree_on_nodes(told, host=hosts[rank])
     return found.node_rank, found.num_nodes
 
 

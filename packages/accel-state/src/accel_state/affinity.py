@@ -1,4 +1,4 @@
-"""CPU affinity: bind a process to the cores near its GPU, by the NUMA nodes that Linux lists under ``/sys``."""
+"""CPU affinity: bind a process to the cores near its GPU, which Linux lists under ``/sys``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_state.environment import read, snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.launched_by import detect_topology
 
-SYS = Path("/sys")
+DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass
@@ -59,7 +59,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         raise NotAvailableError("Binding processes to cores needs Linux. Set `enable_cpu_affinity` to false.")
     allowed = os.sched_getaffinity(0)
     near = cores_near(_bus_id(local_process_index))
-    cores = allowed if near is None else near & allowed
+    cores = near & allowed if near else allowed
     if not cores:
         raise NotAvailableError(
             f"None of the cores near GPU {local_process_index} is open to this process. "
@@ -109,38 +109,17 @@ def _nvml() -> Any:
     return import_module("pynvml")
 
 
-def cores_near(bus_id: str, *, root: Path | None = None) -> set[int] | None:
-    """Return the cores of the NUMA node of a device; None if it has none, or is equally near to all.
-
-    For a node that has memory but no cores, they are those of the nearest one that has some.
+def cores_near(bus_id: str) -> set[int]:
+    """Return the cores of the NUMA node of a device: all if it belongs to none, none if the node has only memory.
 
     Args:
         bus_id: Address of the device on the PCI bus, such as ``0000:3b:00.0``.
-        root: The folder to read instead of ``/sys``.
 
     Raises:
         NotAvailableError: If the system does not report it.
     """
-    root = SYS if root is None else root
-    node = int(_read(root / "bus" / "pci" / "devices" / bus_id / "numa_node"))
-    if node < 0:
-        return None
-    nodes = root / "devices" / "system" / "node"
-    distances = [int(distance) for distance in _read(nodes / f"node{node}" / "distance").split()]
-    # The numbers of nodes may have gaps; distances are listed without.
-    numbers = sorted(_numbers(_read(nodes / "online")))
-    for _, number in sorted(
-        zip(distances, numbers, strict=True), key=lambda pair: (pair[0], pair[1] != node)
-    ):
-        cores = _numbers(_read(nodes / f"node{number}" / "cpulist"))
-        if cores:
-            return cores
-    return None
-
-
-def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
+        return _numbers((DEVICES / bus_id / "local_cpulist").read_text(encoding="ascii").strip())
     except OSError as error:
         raise NotAvailableError(
             f"The system does not report which cores are near a device: {error}. Set `enable_cpu_affinity` to false, "

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from accel_state.topology import Topology
 
 
-def agree_on_nodes(topology: Topology, *, device: torch.device, host: str | None = None) -> Topology:
+def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
     """Return the topology with the number of this rank's machine, counted in the order of their first ranks.
 
     MPI gives each rank its number on its machine, but not the number of the machine: that depends on how ranks are
@@ -24,16 +23,15 @@ def agree_on_nodes(topology: Topology, *, device: torch.device, host: str | None
 
     Args:
         topology: As the environment describes it.
-        device: This rank's device; used if the process group has no backend for the CPU.
         host: A name of this machine that no other has; by default the host name with the boot id.
     """
-    served = {pair.partition(":")[0] for pair in dist.get_backend_config().split(",")}
-    digest = hashlib.sha256((host or _this_host()).encode()).digest()
-    # Not `all_gather_object`, which needs NumPy.
-    own = torch.tensor(list(digest), dtype=torch.uint8, device="cpu" if "cpu" in served else device)
-    gathered = [torch.empty_like(own) for _ in range(topology.world_size)]
-    dist.all_gather(gathered, own)
-    return on_hosts(topology, [bytes(one.tolist()) for one in gathered])
+    world = dist.group.WORLD
+    assert world is not None
+    store = PrefixStore("accel_hosts", world.get_group_store())
+    ranks = [str(rank) for rank in range(topology.world_size)]
+    store.set(ranks[topology.rank], host or _this_host())
+    store.wait(ranks)
+    return on_hosts(topology, store.multi_get(ranks))
 
 
 def on_hosts(topology: Topology, hosts: Sequence[Hashable]) -> Topology:

@@ -165,7 +165,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         _set_up_group(topology, device_backend, options)
         backend = process_group.backend_of_group(device.type)
     if backend is not None and topology.is_node_rank_assumed:
-        topology = agree_on_nodes(topology, device=device)
+        topology = agree_on_nodes(topology)
     if read("use_ipex"):
         warn_user(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.")
     if read("cpu_affinity"):

@@ -43,11 +43,7 @@ class Trackers:
         init_kwargs: Mapping[str, Mapping[str, Any]] | None,
         on_error: OnError,
     ) -> None:
-        """Start all chosen trackers. Every rank must call it.
-
-        Raises:
-            ConfigError: If trackers were already started.
-        """
+        """Start all chosen trackers; see `Accelerator.init_trackers`."""
         if self._background is not None:
             raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
         accel_trackers.check_on_error(on_error)
@@ -69,15 +65,7 @@ class Trackers:
         return self._started
 
     def take(self, name: str, *, unwrap: bool) -> Any:
-        """Return one started tracker for direct use; `log` calls it directly from then on.
-
-        Args:
-            name: Its name.
-            unwrap: Return the run object of its library; on ranks that do not log, a `NoRun`.
-
-        Raises:
-            ConfigError: If no such tracker was started.
-        """
+        """Return one started tracker for direct use; see `Accelerator.get_tracker`."""
         tracker = next((one for one in self._started if one.name == name), None)
         if tracker is None:
             known = ", ".join(one.name for one in self._started) or "none"

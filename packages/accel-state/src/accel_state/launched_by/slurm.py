@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from accel_state.environment import read
@@ -19,9 +19,10 @@ _FIRST_PORT, _NUM_PORTS = 15000, 17000
 # `srun --pty bash` names its job after the shell.
 _SHELLS = frozenset({"bash", "csh", "dash", "fish", "interactive", "ksh", "sh", "tcsh", "zsh"})
 
-_PATTERN = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_BRACKET = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# Names of several dimensions have several brackets: `rack[0-1]n[0-3]`.
+_NUMBERS = r"\d+(?:-\d+)?"
+_HOST = rf"(?:[^\[\],\s]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+"
+_HOSTS = re.compile(rf"({_HOST})(?:\s*,\s*{_HOST})*")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -120,17 +121,17 @@ def _check_world_size(environ: Mapping[str, str], size_variable: str, world_size
 
 
 def first_host(text: str, *, variable: str) -> str:
-    """Return the first host of a compressed list, without writing the others out."""
-    return next(iter_hosts(text, variable=variable))
+    """Return the first host of a compressed list.
 
-
-def iter_hosts(text: str, *, variable: str) -> Iterator[str]:
-    """Yield the hosts of a compressed list; a text that is none is a `ConfigError` naming ``variable``."""
-    parts = _split_outside_brackets(text.strip())
-    if not all(_PATTERN.fullmatch(part) for part in parts):
-        raise _unreadable(text, variable)
-    for part in parts:
-        yield from _hosts_of(part, text, variable)
+    Raises:
+        ConfigError: If the text is no such list; names ``variable``.
+    """
+    match = _HOSTS.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"`{variable}` is `{text}`, but it must be a list of hosts such as `n[01-03,7],gpu5`."
+        )
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[1])
 
 
 def expand_counts(text: str, *, variable: str) -> list[int]:
@@ -142,41 +143,3 @@ def expand_counts(text: str, *, variable: str) -> list[int]:
             raise ConfigError(f"`{variable}` is `{text}`, but it must look like `2(x3),1`.")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
-def _hosts_of(pattern: str, text: str, variable: str) -> Iterator[str]:
-    bracket = _BRACKET.search(pattern)
-    if bracket is None:
-        yield pattern
-        return
-    head, tail = pattern[: bracket.start()], pattern[bracket.end() :]
-    for number in _numbers_of(bracket[1], text, variable):
-        # Names of several dimensions have several brackets: `rack[0-1]n[0-3]`.
-        yield from _hosts_of(head + number + tail, text, variable)
-
-
-def _numbers_of(inside: str, text: str, variable: str) -> Iterator[str]:
-    for part in inside.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if match is None:
-            raise _unreadable(text, variable)
-        start, end = match[1], match[2] or match[1]
-        if int(end) < int(start):
-            raise _unreadable(text, variable)
-        for number in range(int(start), int(end) + 1):
-            yield str(number).zfill(len(start))
-
-
-def _unreadable(text: str, variable: str) -> ConfigError:
-    return ConfigError(f"`{variable}` is `{text}`, but it must be a list of hosts such as `n[01-03,7],gpu5`.")
