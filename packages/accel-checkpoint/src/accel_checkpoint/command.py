@@ -15,6 +15,18 @@ from accel_checkpoint.listing import Found, State, checkpoints_in, folder_of_che
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 
+_ACTIONS = (
+    (
+        "list",
+        "show step, size, age, number of processes and state",
+        "a folder of checkpoints, or of a project",
+    ),
+    ("verify", "read every file and compare it with its digest", "one checkpoint, or a folder of them"),
+    ("show", "list names, dtypes and shapes of everything in a checkpoint", "a checkpoint"),
+    ("pin", "keep a checkpoint whatever the limits are", "a checkpoint"),
+    ("unpin", "undo `pin`", "a checkpoint"),
+)
+"""Those of one folder: name, what they do, and the folder."""
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -26,17 +38,8 @@ class CheckpointCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the actions and their arguments."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listing = actions.add_parser("list", help="show step, size, age, number of processes and state")
-        listing.add_argument("dir", metavar="DIR", help="a folder of checkpoints, or of a project")
-        verifying = actions.add_parser("verify", help="read every file and compare it with its digest")
-        verifying.add_argument("dir", metavar="DIR", help="one checkpoint, or a folder of them")
-        showing = actions.add_parser(
-            "show", help="list names, dtypes and shapes of everything in a checkpoint"
-        )
-        showing.add_argument("dir", metavar="DIR", help="a checkpoint")
-        for name, text in (("pin", "keep a checkpoint whatever the limits are"), ("unpin", "undo `pin`")):
-            pinning = actions.add_parser(name, help=text)
-            pinning.add_argument("dir", metavar="DIR", help="a checkpoint")
+        for name, text, of in _ACTIONS:
+            actions.add_parser(name, help=text).add_argument("dir", metavar="DIR", help=of)
         comparing = actions.add_parser(
             "diff", help="compare two checkpoints; the exit code is 1 if they differ"
         )

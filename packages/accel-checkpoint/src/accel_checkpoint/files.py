@@ -28,10 +28,9 @@ import xxhash
 from accel_state.errors import CheckpointError
 
 _BLOCK_BYTES = 16 * 2**20
+"""Files of one block are not worth a thread."""
 _READ_BYTES = 2**20
 """Stays in the processor's cache."""
-_SMALL_BYTES = 16 * 2**20
-"""Files of at most this size are not worth a thread."""
 _DIGEST = "xxh3-16m"
 _EARLIER_DIGEST = "crc32"
 _NUM_THREADS = 4
@@ -275,7 +274,7 @@ class SavedFiles:
         path = regular_file(self.folder, name)
         entry = self._entries.get(name)
         if entry is not None and name not in self._compared:
-            if self._is_in_block and entry.num_bytes > _SMALL_BYTES:
+            if self._is_in_block and entry.num_bytes > _BLOCK_BYTES:
                 self._threads = self._threads or _digest_threads()
                 self._waiting.append((path, _begin_digest(path, entry.digest, self._threads), entry.digest))
             else:
