@@ -311,11 +311,12 @@ class PreemptionSync:
             store.wait(steps, timedelta(seconds=AGREEMENT_TIMEOUT_S))
         except dist.DistStoreError:
             missing = [str(rank) for rank, key in enumerate(steps) if not store.check([key])]
-            self._failure = (
-                f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
-                f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
-            )
-            return
+            if missing:
+                self._failure = (
+                    f"The ranks could not agree when to stop: rank {', '.join(missing)} has not answered within "
+                    f"{AGREEMENT_TIMEOUT_S:g} s. It may have failed; see its output."
+                )
+                return
         self._last_step = max(map(int, store.multi_get(steps)))
 
     def _leave(self, store: Store) -> None:
