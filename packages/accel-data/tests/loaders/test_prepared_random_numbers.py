@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_data import prepare_data_loader, skip_first_batches
-from accel_data.loaders.prepared import fork_rng
+from accel_data.samplers.order import fork_rng
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

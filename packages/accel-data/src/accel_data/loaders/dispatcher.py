@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader
 
 from accel_data.dispatch.scatter import ScatterPlan
 from accel_data.dispatch.send import DispatchedSteps, read_steps, receive_steps, send_steps
-from accel_data.loaders.prepared import PreparedLoader, Steps, fork_rng
+from accel_data.loaders.prepared import PreparedLoader, Steps
 from accel_data.loaders.state import Pass, Resumption
 from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
+from accel_data.samplers.order import fork_rng
 from accel_data.step import START, GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
@@ -122,21 +123,16 @@ class DataLoaderDispatcher(PreparedLoader):
         return max(0, full - self.skip_batches)
 
     def _plan(self, start: Position = START) -> ShardPlan | None:
-        """Return the arithmetic of an epoch from ``start`` on, where its length is known."""
-        shard, scatter, ranks = self._source.index_shard, self._scatter_plan(), self.data_ranks
-        plan = None if shard is None else shard.plan(start)
+        plan, scatter, ranks = super()._plan(start), self._scatter_plan(), self.data_ranks
         if plan is None:
             return None
         rows = scatter.rows or 1
         return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
 
-    def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
-        self._announce_epoch()
-        ranks, resumption, is_resumed = self.data_ranks, self._resumption(), self._is_resumed()
-        start, shard = resumption.position, self._source.index_shard
-        sampler_pass = None if shard is None else shard.new_pass(start, order_state=resumption.order)
-        order = self._stream_order(resumption) if sampler_pass is None else sampler_pass.order
-        current = self._pass(start, order)
+    def _steps(
+        self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None
+    ) -> tuple[Steps, Callable[[], int]]:
+        ranks, is_resumed = self.data_ranks, self._is_resumed()
         # A script may have set one process in the state, to read everything on each rank.
         is_alone = len(ranks.of_world) == 1
         if not is_alone and current_transport().rank != 0:
@@ -146,14 +142,9 @@ class DataLoaderDispatcher(PreparedLoader):
         else:
             read = self._read_steps(resumption, sampler_pass, current.read_states, is_resumed=is_resumed)
             announced = send_steps(read, ranks.rank, is_alone=is_alone)
-        plan = self._plan(start)
-        if plan is not None:
-            self._expect(plan)
-        rows_per_batch = self._given_batch_size() or 1
-        dispatched = DispatchedSteps(announced, start, rank=ranks.rank, rows_per_batch=rows_per_batch)
-        # What was received is not in pinned memory.
-        steps = self._placed(iter(dispatched), is_pinned=False)
-        return current, steps, lambda: dispatched.num_missed
+        rows = self._given_batch_size() or 1
+        dispatched = DispatchedSteps(announced, current.start, rank=ranks.rank, rows_per_batch=rows)
+        return iter(dispatched), lambda: dispatched.num_missed
 
     def _read_steps(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -26,11 +25,11 @@ from accel_data.loaders.torch_loader import (
 )
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
-from accel_data.samplers.order import EpochOrder
+from accel_data.samplers.order import EpochOrder, fork_rng
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import NO_STATES, START, Position, ShardPlan, StepInfo
 from accel_ops.objects import broadcast_object_list
-from accel_ops.random import capture_rng_states, restore_rng_states, synchronize_rng_states
+from accel_ops.random import synchronize_rng_states
 from accel_state.enums import RNGType
 from accel_state.gradient_state import current_gradient
 from accel_state.user_warnings import warn_user
@@ -249,7 +248,48 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             The pass, its batches, each with what is known of its step, and a function that returns, after the last
             batch, how many more other ranks have.
         """
+        self._announce_epoch()
+        source, ranks, resumption, sampler_pass = self._source, self.data_ranks, self._resumption(), None
+        start = resumption.position
+        if source.index_shard is None:
+            generator = self.synchronized_generator
+            state = None if generator is None else resumption.order
+            order = EpochOrder(generator, draws_from_default=False, state=state, is_shared=False)
+            order.begin()
+        else:
+            # transformers sets a batch sampler that has the batches of its rank only to one process.
+            is_shared = self._is_shared and source.index_shard.num_processes == ranks.num_ranks
+            sampler_pass = source.index_shard.new_pass(
+                start, order_state=resumption.order, is_shared=is_shared
+            )
+            order = sampler_pass.order
+        plan = self._plan(start)
+        if plan is not None:
+            self.remainder = plan.remainder
+            self.will_pad = plan.even and plan.remainder > 0
+        kept = source.dataset if self.keeps_dataset_state and source.has_state else None
+        has_states = kept is not None or source.is_stream
+        states = partial(self._reader.states, kept) if has_states else lambda: NO_STATES
+        current = Pass(start, ranks.num_ranks, order, states)
+        steps, num_missed = self._steps(current, resumption, sampler_pass)
+        device = None if self.device is None else torch.device(self.device)
+        # Without an accelerator, batches are on the CPU already.
+        if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
+            # What was received is not in pinned memory.
+            is_pinned = source.loader.pin_memory and not self._reads_for_all
+            steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
+        return current, steps, num_missed
+
+    def _steps(
+        self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None
+    ) -> tuple[Steps, Callable[[], int]]:
+        """Begin to read for `_open`, without placing the batches. A stream has no ``sampler_pass``."""
         raise NotImplementedError
+
+    def _plan(self, start: Position = START) -> ShardPlan | None:
+        """Return the arithmetic of an epoch from ``start`` on, where its length is known."""
+        shard = self._source.index_shard
+        return None if shard is None else shard.plan(start)
 
     def _is_resumed(self) -> bool:
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
@@ -272,14 +312,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         state = resumption.states.loader if uses_state else None
         return _sampled_steps(self._reader.read_indices(sampler_pass, state=state), sampler_pass.steps)
 
-    def _stream_order(self, resumption: Resumption) -> EpochOrder:
-        """Return what the order of a stream is drawn from, after restoring the state of a resumed one."""
-        generator = self.synchronized_generator
-        state = None if generator is None else resumption.order
-        order = EpochOrder(generator, draws_from_default=False, state=state, is_shared=False)
-        order.begin()
-        return order
-
     def _read_stream(self, resumption: Resumption) -> Batches:
         """Begin to read a stream."""
         reader, rows = self._reader, self._step_size().samples
@@ -292,26 +324,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         # Left out as steps: the first one completes the last.
         warn_of_replay(f"{resumption.position.samples} samples")
         return reader.read_stream()
-
-    def _pass(self, start: Position, order: EpochOrder) -> Pass:
-        source = self._source
-        kept = source.dataset if self.keeps_dataset_state and source.has_state else None
-        has_states = kept is not None or source.is_stream
-        states = partial(self._reader.states, kept) if has_states else lambda: NO_STATES
-        return Pass(start, self.data_ranks.num_ranks, order, states)
-
-    def _placed(self, steps: Steps, *, is_pinned: bool) -> Steps:
-        """Put the batches on the device."""
-        device = None if self.device is None else torch.device(self.device)
-        # Without an accelerator, batches are on the CPU already.
-        if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
-            return steps
-        return placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
-
-    def _expect(self, plan: ShardPlan) -> None:
-        """Show what is known of the last step of a pass whose length is known."""
-        self.remainder = plan.remainder
-        self.will_pad = plan.even and plan.remainder > 0
 
     def _position_after(self, steps: int) -> Position:
         """Return where the epoch stands after ``steps`` steps."""
@@ -328,21 +340,30 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _copied_attributes(self) -> dict[str, Any]:
         return {**super()._copied_attributes(), "_progress": self._progress.detached()}
 
-    def _announce_epoch(self, *, ends_alike: bool = True) -> None:
+    @property
+    def _is_shared(self) -> bool:
+        """Whether other ranks read by the same order."""
+        return not self._reads_for_all and len(self.data_ranks.of_world) > 1
+
+    @property
+    def _ends_alike(self) -> bool:
+        """Whether all ranks have the same number of batches."""
+        shard = self._source.shard
+        return shard is not None and (shard.even_batches or shard.drop_last)
+
+    def _announce_epoch(self) -> None:
         """Agree with the other ranks on the epoch and its randomness, and set the epoch of samplers and data set.
 
-        Every rank must call this if others read by the same order; it blocks until all do. Unless all ``ends_alike``,
-        with the same number of batches, ranks with fewer may be in the next epoch already when the loop was left
-        early; the first rank, which has the most, is right.
+        Every rank must call this if the order is shared; it blocks until all do.
         """
-        is_shared = not self._reads_for_all and len(self.data_ranks.of_world) > 1
-        if is_shared and not ends_alike:
+        if self._is_shared and not self._ends_alike:
+            # If the loop was left early, ranks with fewer batches may be in the next epoch; the first has the most.
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
         self._source.set_epoch(self._progress.epoch)
         others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
         if others:
             synchronize_rng_states(others)
-        if not is_shared:
+        if not self._is_shared:
             return
         sampler, generator = self.get_sampler(), self.synchronized_generator
         if isinstance(sampler, SeedableRandomSampler):
@@ -377,20 +398,3 @@ def warn_of_fewer_batches(rank: int, num_read: int, num_of_others: int) -> None:
             "the loader with `even_batches=True`.",
             main_process_only=False,
         )
-
-
-@contextmanager
-def fork_rng(*, enabled: bool) -> Iterator[None]:
-    """Restore the global generators of this process, on all devices, after the body, unless it may draw.
-
-    Loaders open a pass in it that resumes an epoch: torch draws a seed for the workers whenever a pass is
-    opened, and the state that was saved includes the draw of the first time.
-    """
-    if not enabled:
-        yield
-        return
-    states = capture_rng_states()
-    try:
-        yield
-    finally:
-        restore_rng_states(states)

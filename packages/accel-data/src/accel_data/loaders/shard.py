@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.prepared import PreparedLoader, Steps
 from accel_data.loaders.reader import Batches
-from accel_data.loaders.state import Pass
+from accel_data.loaders.state import Pass, Resumption
 from accel_data.loaders.torch_loader import Source, build_loader
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
+from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.step import Position, StepInfo, full_step
 from accel_state.enums import RNGType
 from accel_state.errors import StateError
@@ -83,30 +84,17 @@ class DataLoaderShard(PreparedLoader):
         """False for a data set that shards itself: its batches cannot be completed."""
         return self._source.shard is not None
 
-    def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
-        source, ranks, is_pinned = self._source, self.data_ranks, self._source.loader.pin_memory
-        shard = source.shard
-        ends_alike = shard is not None and (shard.even_batches or shard.drop_last)
-        self._announce_epoch(ends_alike=ends_alike)
-        resumption = self._resumption()
-        start = resumption.position
-        if source.index_shard is None:
-            current = self._pass(start, self._stream_order(resumption))
-            ends_alike = ends_alike or ranks.num_ranks == 1
-            steps = _stream_steps(
-                self._read_stream(resumption), current, self._step_size(), ends_alike=ends_alike
-            )
-            return current, self._placed(steps, is_pinned=is_pinned), self._reader.num_missed
-        # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
-        is_shared = len(ranks.of_world) > 1 and source.index_shard.num_processes == ranks.num_ranks
-        sampler_pass = source.index_shard.new_pass(start, order_state=resumption.order, is_shared=is_shared)
+    def _steps(
+        self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None
+    ) -> tuple[Steps, Callable[[], int]]:
+        if sampler_pass is None:
+            batches, size = self._read_stream(resumption), self._step_size()
+            ends_alike = self._ends_alike or self.data_ranks.num_ranks == 1
+            return _stream_steps(batches, current, size, ends_alike=ends_alike), self._reader.num_missed
         steps = self._read_indices(sampler_pass, resumption)
-        if sampler_pass.plan is not None:
-            self._expect(sampler_pass.plan)
-        current = self._pass(start, sampler_pass.order)
-        if self._non_blocking and is_pinned:  # copied one batch ahead
+        if self._non_blocking and self._source.loader.pin_memory:  # copied one batch ahead
             steps = ((batch, replace(step, states=current.read_states())) for batch, step in steps)
-        return current, self._placed(steps, is_pinned=is_pinned), lambda: sampler_pass.num_missed
+        return steps, lambda: sampler_pass.num_missed
 
 
 def _stream_steps(batches: Batches, current: Pass, step_size: Position, *, ends_alike: bool) -> Steps:

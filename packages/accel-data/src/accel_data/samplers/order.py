@@ -11,6 +11,7 @@ import torch
 
 from accel_ops.collectives import broadcast
 from accel_ops.objects import gather_object
+from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
@@ -139,6 +140,23 @@ class EpochOrder:
             self.state = broadcast(here.clone()) if self._is_shared else here
             if not torch.equal(self.state, here):
                 self._own = self.state
+
+
+@contextmanager
+def fork_rng(*, enabled: bool) -> Iterator[None]:
+    """Restore the global generators of this process, on all devices, after the body, unless it may draw.
+
+    Loaders open a pass in it that resumes an epoch: torch draws a seed for the workers whenever a pass is
+    opened, and the state that was saved includes the draw of the first time.
+    """
+    if not enabled:
+        yield
+        return
+    states = capture_rng_states()
+    try:
+        yield
+    finally:
+        restore_rng_states(states)
 
 
 def check_same_order(source: Any, first: Sequence[Any]) -> None:
