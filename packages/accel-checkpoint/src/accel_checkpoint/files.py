@@ -246,10 +246,14 @@ class SavedFiles:
     Args:
         folder: The folder of the checkpoint.
         entries: What its manifest lists; nothing is compared without one, as in checkpoints of other packages.
+        hint: Returns what to add to the error of a damaged file, such as another checkpoint.
     """
 
-    def __init__(self, folder: Path, entries: Iterable[FileEntry] = ()) -> None:
+    def __init__(
+        self, folder: Path, entries: Iterable[FileEntry] = (), *, hint: Callable[[], str] = str
+    ) -> None:
         self.folder = folder
+        self._hint = hint
         self._entries = {entry.name: entry for entry in entries}
         self._compared = set[str]()
         self._waiting: list[tuple[Path, Callable[[], str], str]] = []
@@ -275,9 +279,16 @@ class SavedFiles:
                 self._threads = self._threads or _digest_threads()
                 self._waiting.append((path, _begin_digest(path, entry.digest, self._threads), entry.digest))
             else:
-                _compare(path, digest_of(path, like=entry.digest), entry.digest)
+                self._compare(path, digest_of(path, like=entry.digest), entry.digest)
             self._compared.add(name)
         return path
+
+    def _compare(self, path: Path, digest: str, expected: str) -> None:
+        if digest != expected:
+            raise DamagedFileError(
+                f"`{path}` is not what was saved: its digest differs. Load another checkpoint, or copy this one again."
+                f"{self._hint()}"
+            )
 
     def compare_all(self) -> None:
         """Compare all files that the manifest lists."""
@@ -315,19 +326,12 @@ class SavedFiles:
             # Damage explains any other error; an interruption does not wait for the threads.
             if error is None or isinstance(error, Exception):
                 for path, digest, expected in self._waiting:
-                    _compare(path, digest(), expected)
+                    self._compare(path, digest(), expected)
         finally:
             if self._threads is not None:
                 self._threads.shutdown(cancel_futures=True)
             self._threads, self._is_in_block = None, False
             self._waiting.clear()
-
-
-def _compare(path: Path, digest: str, expected: str) -> None:
-    if digest != expected:
-        raise DamagedFileError(
-            f"`{path}` is not what was saved: its digest differs. Load another checkpoint, or copy this one again."
-        )
 
 
 def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:

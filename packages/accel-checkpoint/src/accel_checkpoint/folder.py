@@ -177,7 +177,8 @@ def agree_on_newest(folder: Path, saver: Saver, *, allow_foreign: bool = True) -
         CheckpointError: On every rank, if rank 0 cannot read the folder, or a checkpoint that may be the newest.
     """
     found = None
-    with DeferredError(saver.agree, "newest", failed=f"No checkpoint was chosen in `{folder}`") as deferred:
+    failed = f"No checkpoint was chosen in `{folder}`"
+    with DeferredError(saver.agreement.agree_on, "newest", failed=failed) as deferred:
         saver.log_failure()
         if saver.topology.rank == 0:
             found = find_newest(folder, allow_foreign=allow_foreign, report=True)

@@ -7,9 +7,9 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.file_names import (
@@ -27,7 +27,7 @@ from accel_checkpoint.file_names import (
     random_states_file,
     ranks_of_random_states,
 )
-from accel_checkpoint.files import DamagedFileError, SavedFiles, regular_file
+from accel_checkpoint.files import SavedFiles, regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
 from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, stamp
 from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
@@ -72,6 +72,10 @@ class Found:
         """Its number, or None if its name has none."""
         return checkpoint_number(self.name)
 
+    def next_number(self) -> str:
+        """Return the number after the highest one beside it, for a save that replaces none; empty without numbers."""
+        return "" if self.number is None else str(highest_number(self.path.parent) + 1)
+
     @property
     def token(self) -> str:
         """The token of the save that wrote it; empty without a readable manifest."""
@@ -97,7 +101,7 @@ def inspect(folder: Path) -> Found | None:
             manifest = read_manifest(folder)
         except CheckpointError as error:
             return _found(folder, State.DAMAGED, problem=str(error), modified_s=modified_s)
-        files = SavedFiles(folder, manifest.files_here)
+        files = SavedFiles(folder, manifest.files_here, hint=partial(_hint, folder))
         problems = files.problems(digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
         return Found(folder, folder.name, state, files, manifest, " ".join(problems), modified_s)
@@ -307,15 +311,6 @@ def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]
     if match is None or match[1] == stamp() or match[1].split("-")[1] == str(os.getppid()):
         return newest, False
     return newest, (before is not None and newest > before) or has_ended_by_stamp(match[1]) is False
-
-
-@contextmanager
-def naming_another(folder: Path) -> Iterator[None]:
-    """Add the newest other checkpoint to the error of a damaged file in the checkpoint in ``folder``."""
-    try:
-        yield
-    except DamagedFileError as error:
-        raise DamagedFileError(f"{error}{_hint(folder)}") from error
 
 
 def _hint(folder: Path) -> str:

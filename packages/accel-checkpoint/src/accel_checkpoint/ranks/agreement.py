@@ -100,6 +100,10 @@ class Agreement:
         """
         return merge(self._gather([report]))
 
+    def agree_on(self, kind: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
+        """Return the verdict of the next round of a kind; see `agree`."""
+        return self.agree(self.next_topic(kind), report, merge, is_begun=is_begun)
+
     def flag(self, name: str, *, is_set: bool = False) -> bool:
         """Whether any rank has set a flag; with ``is_set`` this rank sets it. Without a store, always False."""
         return False
@@ -312,7 +316,7 @@ class DeferredError:
     """Defers the error of a `with` block until the other ranks know about it. Every rank must call `agree` after it.
 
     Args:
-        agree: Exchanges reports with the other ranks, such as `Saver.agree`.
+        agree: Exchanges reports with the other ranks, such as `Agreement.agree_on`.
         topic: Name of the step.
         failed: What to say on the ranks that did not fail, such as "The checkpoint `a` was not loaded".
     """

@@ -15,7 +15,7 @@ import accel_ops
 from accel_checkpoint.files import Digest
 from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
-from accel_checkpoint.ranks.agreement import Agreement, Merge, agreement_of, first
+from accel_checkpoint.ranks.agreement import Agreement, agreement_of, first
 from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -138,7 +138,7 @@ class Saver:
         """
         self.log_failure()
         if not manifest.token:
-            manifest = replace(manifest, token=self.agree("token", new_token(), first))
+            manifest = replace(manifest, token=self.agreement.agree_on("token", new_token(), first))
         stage = Stage(
             target,
             manifest,
@@ -149,10 +149,6 @@ class Saver:
         )
         self._in_background = None if blocking else stage
         return stage
-
-    def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
-        """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
-        return self.agreement.agree(self.agreement.next_topic(topic), report, merge, is_begun=is_begun)
 
     def settle(self) -> None:
         """Wait for the running save, if any; rank 0 shows a progress bar if that takes more than a few seconds.

@@ -174,7 +174,7 @@ class Checkpointer:
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
         # Hooks on replicated models may run on rank 0 alone.
         needs_all = is_sharded or run.form.needs_shared_disk
-        value_of_rank_0 = partial(saver.agree, "value", merge=first) if needs_all else str
+        value_of_rank_0 = partial(saver.agreement.agree_on, "value", merge=first) if needs_all else str
         with stage:
             files = partial(
                 self._files_of_this_rank,

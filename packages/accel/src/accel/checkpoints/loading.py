@@ -29,8 +29,6 @@ from accel_checkpoint.file_names import SAMPLER_NAME
 from accel_checkpoint.listing import (
     Found,
     check_loadable,
-    highest_number,
-    naming_another,
     part_of_save,
     token_of,
 )
@@ -169,7 +167,8 @@ def load_checkpoint(
     has_nodes = topology.num_nodes > 1
     if topology.world_size > 1:
         # No rank looks before rank 0 does, which may still be saving the checkpoint without a rank that came late.
-        of_rank_0 = saver.agree("token", token_of(folder) if has_nodes and topology.rank == 0 else "", first)
+        token = token_of(folder) if has_nodes and topology.rank == 0 else ""
+        of_rank_0 = saver.agreement.agree_on("token", token, first)
     if has_nodes:
         # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
         folder = part_of_save(folder, of_rank_0)
@@ -178,13 +177,12 @@ def load_checkpoint(
     token = next_number = ""
     with _not_loaded(saver, "checked", folder) as deferred:
         found = check_loadable(folder)
-        token = found.token
-        next_number = _next_number(found) if topology.local_rank == 0 else ""
-    token = deferred.agree(token, is_replaced=_is_replaced(folder, version))
+        token, next_number = found.token, found.next_number() if topology.local_rank == 0 else ""
+    of_rank_0 = deferred.agree(token, is_replaced=_is_replaced(folder, version))
     assert found is not None
     contents, is_open = list[Content](), True
-    with trusted_files(is_trusted or is_saved_here(token)):
-        with _not_loaded(saver, "opened", folder) as deferred, naming_another(folder), found.files as files:
+    with trusted_files(is_trusted or is_saved_here(of_rank_0)):
+        with _not_loaded(saver, "opened", folder) as deferred, found.files as files:
             if options.verify and topology.local_rank == 0:
                 files.compare_all()
             left = [] if ModelItem in options.skipped else list(run.models)
@@ -192,7 +190,7 @@ def load_checkpoint(
                 hook(left, str(found.path))
             saved = _saved_run(run, found, rank=topology.rank, layout=layout, options=options)
             contents, is_open = _read(run, left, saved, skipped=options.skipped), saved.formats.are_open
-        deferred.agree(is_replaced=found.token != token or _is_replaced(folder, version))
+        deferred.agree(is_replaced=token != of_rank_0 or _is_replaced(folder, version))
         with _not_loaded(saver, "loaded", folder) as deferred:
             _load(contents, saved)
     next_number = deferred.agree(
@@ -297,18 +295,13 @@ def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
-    agree = partial(saver.agree, is_begun=stage != "checked")  # all ranks came to that
+    agree = partial(saver.agreement.agree_on, is_begun=stage != "checked")  # all ranks came to that
     return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
 def _is_replaced(folder: Path, version: tuple[int, ...] | None) -> bool:
     """Whether a folder with a manifest holds another one than at first; not if it has been removed."""
     return version is not None and os.path.isdir(folder) and version_of(folder) != version  # noqa: PTH112 (raises nothing)
-
-
-def _next_number(found: Found) -> str:
-    """Return the number after the highest one beside ``found``, so that the next save replaces no checkpoint."""
-    return "" if found.number is None else str(highest_number(found.path.parent) + 1)
 
 
 def _highest(numbers: Sequence[str]) -> str:
