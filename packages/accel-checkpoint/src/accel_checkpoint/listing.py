@@ -315,8 +315,11 @@ def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]
 
 def _hint(folder: Path) -> str:
     """Return a sentence with the newest checkpoint that can be loaded instead; empty if there is none."""
-    inside = find_newest(folder_of_checkpoints(folder))
-    if inside is not None:
-        return f" The newest complete one in it is `{inside}`."
-    good = find_newest(folder.parent, other_than=folder)
+    try:
+        inside = find_newest(folder_of_checkpoints(folder))
+        if inside is not None:
+            return f" The newest complete one in it is `{inside}`."
+        good = find_newest(folder.parent, other_than=folder)
+    except OSError:  # what the hint belongs to matters more than that the folder cannot be read
+        return ""
     return "" if good is None else f" The newest complete one beside it is `{good}`."
