@@ -96,6 +96,18 @@ def save(how, folder, options=None, blocking=True):
     return state, run.state()
 
 
+def save_in_inference_mode(how, folder):
+    run = Run(how)
+    run.step()
+    state = run.state()
+    with torch.inference_mode():
+        run.accelerator.save_state(folder)
+        run.accelerator.save_model(run.model, f"{folder}-weights")
+        weights = run.accelerator.get_state_dict(run.model)
+    run.step()
+    return state, weights
+
+
 def load(how, folder, options=None, run_before=False):
     run = Run(how, seed=99, **(options or {}))
     if run_before:
@@ -122,6 +134,17 @@ def assert_same(ours, theirs, path=""):
 
 
 TYPES = ["full", "sharded"]
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_shards_are_saved_in_inference_mode_too(world, tmp_path, how):
+    [(state, weights), _] = world(2).run(save_in_inference_mode, how, tmp_path / "a")
+    [(loaded, _), _] = world(2).run(load, how, tmp_path / "a")
+    assert_same(loaded, state)
+    assert_same(dict(weights), state["model"])
+    written = load_file(tmp_path / "a-weights" / "model.safetensors")
+    assert written
+    assert all(torch.equal(value, state["model"][name]) for name, value in written.items())
 
 
 @pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded", "old-local"])

@@ -941,7 +941,8 @@ class Accelerator(ProcessView):
             model: A prepared model.
             unwrap: Remove the prefixes that wrappers add to names.
         """
-        return self._strategy.model_state(model) if unwrap else model.state_dict()
+        with torch.inference_mode(False):  # in which torch cannot detach a `DTensor`
+            return self._strategy.model_state(model) if unwrap else model.state_dict()
 
     def save_model(
         self,

@@ -169,6 +169,7 @@ class Checkpointer:
                 self.project.iteration = number + 1
         return str(target) if handle is None else handle
 
+    @torch.inference_mode(False)  # in which torch cannot detach a `DTensor`
     def _write(self, stage: Stage, run: RunObjects, choices: SaveChoices) -> SaveHandle | None:
         """Write the files, on all ranks; return the handle if that is done in the background."""
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
@@ -276,6 +277,7 @@ class Checkpointer:
             processes.is_local_main_process if self.project.save_on_each_node else processes.is_main_process
         )
 
+    @torch.inference_mode(False)  # as `_write`
     def save_model(
         self,
         model: nn.Module,
