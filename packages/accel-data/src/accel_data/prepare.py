@@ -82,11 +82,7 @@ def prepare_data_loader(
     if isinstance(dataloader, PreparedLoader):
         return dataloader
     check_loader(dataloader)
-    if dataloader.num_workers > 0 and not getattr(dataloader, "in_order", True):
-        raise ConfigError(
-            "`in_order=False` lets the workers return batches in any order, so neither the position in the data "
-            "nor the padding of the last batch could be known. Build the `DataLoader` with `in_order=True`."
-        )
+    _check_keeps_order(dataloader)
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     _warn_of_no_batches(dataloader, num_ranks=ranks.num_ranks, split_batches=split_batches)
     if use_stateful_dataloader:
@@ -116,27 +112,18 @@ def prepare_data_loader(
             "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
             "Pass that too, or leave the function out.",
         )
-    if (
-        even
-        and is_stream
-        and _shards_itself(dataloader.dataset, ranks.num_ranks, split_batches=split_batches)
-    ):
-        warn_user(
-            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
-            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-            "loop copes with that.",
-        )
-    if not is_stream or len(ranks.of_world) > 1:
-        dataloader = (_shard_stream if is_stream else shard_indices)(
-            dataloader,
-            num_processes=ranks.num_ranks,
-            process_index=ranks.rank,
-            split_batches=split_batches,
-            even_batches=even,
-        )
+    dataloader = _shard(dataloader, ranks, split_batches=split_batches, even_batches=even)
     return DataLoaderShard.around(
         dataloader, **options, synchronized_generator=Source.of(dataloader).generator
     )
+
+
+def _check_keeps_order(loader: DataLoader[Any]) -> None:
+    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        raise ConfigError(
+            "`in_order=False` lets the workers return batches in any order, so neither the position in the data "
+            "nor the padding of the last batch could be known. Build the `DataLoader` with `in_order=True`."
+        )
 
 
 def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> DataRanks:
@@ -201,6 +188,32 @@ def _with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> Da
     batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
     batches.sampler = seedable
     return clone_loader(loader, **({"sampler": seedable} | {field: batches}))
+
+
+def _shard(
+    loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
+) -> DataLoader[Any]:
+    """Return ``loader`` with one rank's part of its indices or its stream."""
+    is_stream = is_iterable(loader)
+    if is_stream and len(ranks.of_world) == 1:
+        return loader
+    if (
+        is_stream
+        and even_batches
+        and _shards_itself(loader.dataset, ranks.num_ranks, split_batches=split_batches)
+    ):
+        warn_user(
+            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+            "loop copes with that.",
+        )
+    return (_shard_stream if is_stream else shard_indices)(
+        loader,
+        num_processes=ranks.num_ranks,
+        process_index=ranks.rank,
+        split_batches=split_batches,
+        even_batches=even_batches,
+    )
 
 
 def _shard_stream(
