@@ -1,6 +1,6 @@
 """Train a small model under DeepSpeed's ZeRO stage 3, interrupt it, go on with another number of ranks.
 
-    pip install deepspeed
+    pip install deepspeed safetensors
     accel launch --cpu --num_processes 2 docs/examples/deepspeed_zero3.py --stop_after 30
     accel launch --cpu --num_processes 1 docs/examples/deepspeed_zero3.py               # goes on, on one rank
     python docs/examples/deepspeed_zero3.py --check                                     # plain PyTorch

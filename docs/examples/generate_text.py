@@ -1,4 +1,7 @@
-"""Write text with what `sharded.py` learned: its merged weights in plain PyTorch, in one process."""
+"""Write text with what `sharded.py` learned: its merged weights in plain PyTorch, in one process.
+
+It needs `pip install safetensors`.
+"""
 
 import argparse
 from pathlib import Path
