@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import tempfile
@@ -27,6 +28,9 @@ GRACE_S = 3.0
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
+_WORDS_BYTES = 1000
+_SLEEPS = re.compile(r"Thread .*\n.*threading\.py.* in wait\n")
+"""Matches the stack of a thread that waits for its next turn, but never that of the main thread, the current one."""
 _MAIN = "from tools.harness.worker import main; main()"
 
 
@@ -70,7 +74,7 @@ class _Rank:
         return self.output.read().decode(errors="replace").strip()
 
     def dump_stack(self) -> str:
-        """Let the worker write the stack of each of its threads, and return them."""
+        """Let the worker write the stack of each of its threads; return its last words and those that do not sleep."""
         before = earlier = self.output.seek(0, 2)
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_S
@@ -80,7 +84,11 @@ class _Rank:
             if now == earlier > before:  # it has written, and is done
                 break
             earlier = now
-        return self.tail()
+        self.output.seek(before)
+        stacks = self.output.read().decode(errors="replace").strip()
+        self.output.seek(max(0, before - _WORDS_BYTES))
+        words = self.output.read(min(before, _WORDS_BYTES)).decode(errors="replace").strip()
+        return "\n\n".join([words, *(stack for stack in stacks.split("\n\n") if not _SLEEPS.match(stack))])
 
     def end(self, *, timeout_s: float) -> None:
         """Wait for the worker, which ends when its connection is closed; kill it if that takes too long."""

@@ -96,14 +96,16 @@ class Heartbeat:
         """How much the ranks of the last call of `ended` had written and read by then."""
         self._store.set(f"process/{rank}", self._own)
         self._store.set(f"heartbeat/{rank}", "0 0")
-        stop = threading.Event()
-        arguments = weakref.ref(self), self._store, rank, self._own, beat_s, stop
+        # Held as long as the thread shall run. An `Event` would deadlock if garbage were collected inside its `wait`.
+        running = threading.Lock()
+        running.acquire()
+        arguments = weakref.ref(self), self._store, rank, self._own, beat_s, running
         thread = threading.Thread(
             target=_send_heartbeats, args=arguments, name="accel-heartbeat", daemon=True
         )
         thread.start()
         # At exit too: a thread inside a store call would abort the interpreter's shutdown.
-        weakref.finalize(self, _end, stop, thread)
+        weakref.finalize(self, _end, running, thread)
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
         """Return those of ``ranks`` that were alive and have ended; does not block for long.
@@ -145,10 +147,10 @@ def _send_heartbeats(
     rank: int,
     own: str,
     beat_s: float,
-    stop: threading.Event,
+    running: threading.Lock,
 ) -> None:
     number, host, sent = 0, "", 0
-    while not stop.wait(beat_s):
+    while not running.acquire(timeout=beat_s):
         number += 1
         num_bytes = Digest.num_bytes_of_all + (getattr(heartbeat(), "num_bytes", 0) if rank == 0 else 0)
         try:
@@ -163,7 +165,7 @@ def _send_heartbeats(
                 return  # the store's host has ended; the next call to the store reports it
 
 
-def _end(stop: threading.Event, thread: threading.Thread) -> None:
-    stop.set()
+def _end(running: threading.Lock, thread: threading.Thread) -> None:
+    running.release()
     if thread is not threading.current_thread():
         thread.join(timeout=BEAT_S)
