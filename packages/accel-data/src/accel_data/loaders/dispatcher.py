@@ -129,7 +129,9 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _plan(self, start: Position = START) -> ShardPlan | None:
         plan, scatter, ranks = super()._plan(start), self._scatter_plan(), self.data_ranks
-        if plan is None or not self.base_dataloader._auto_collation:  # the rows of what the data set makes vary
+        if (
+            plan is None or not self.base_dataloader._auto_collation
+        ):  # the rows of what the data set makes vary
             return None
         rows = scatter.rows or 1
         return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
