@@ -365,7 +365,7 @@ def load_within_accumulation(folder, how, options):
 
 
 @pytest.mark.parametrize(
-    "num, how, options",
+    ("num", "how", "options"),
     [
         (3, "ddp", {}),
         (3, "sharded", {}),
