@@ -28,33 +28,50 @@ def names_pages(packages: Mapping[str, Package], sources: Trees) -> Iterator[tup
         for package in packages.values()
         for name in own_names(package)
     }
-    places: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, set[str]] = defaultdict(set)
     homes: dict[str, str] = {}
-    for module, owner, name in _handed_on(sources):
+    for module, owner, name, public_name in _handed_on(sources):
         home = definitions.get((owner, name)) or _below(owner, name, definitions)
-        homes[name] = public.get(home, home)
-        places[name].append(f"`{module}`")
-    rows, further = [], []
+        homes[public_name] = public.get(home, home)
+        places[public_name].add(f"`{module}`")
+    rows, further = [], {}
     for name, home in sorted(homes.items()):
         if home and home not in public.values():
-            further.append(f"::: {home}\n")
+            further[home] = f"::: {home}\n"
         rows.append(
             f"| `{name}` | {', '.join(sorted(places[name]))} | {f'[`{home}`][{home}]' if home else ''} |"
         )
-    parts = ["# Names in `accel.utils` and others\n", INTRODUCTION, *rows, "\n## Described here\n", *further]
+    parts = [
+        "# Names in `accel.utils` and others\n",
+        INTRODUCTION,
+        *rows,
+        "\n## Described here\n",
+        *further.values(),
+    ]
     yield "reference/names.md", "\n".join(parts)
 
 
-def _handed_on(sources: Trees) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(module of accel, module that has the name, name)`` for every name in a stub of `accel`."""
+def _handed_on(sources: Trees) -> Iterator[tuple[str, str, str, str]]:
+    """Yield ``(module of accel, module that has the name, name, name in accel)`` for every name in a stub."""
     for stub, tree in sources.items():
         module = stub.removesuffix("_names")
-        for node in tree.body if stub.startswith("accel.") else ():
-            if not isinstance(node, ast.ImportFrom) or node.module is None:
-                continue
-            for alias in node.names:
-                if alias.asname == alias.name and node.module != module and not node.module.endswith(TESTING):
-                    yield module, node.module, alias.asname
+        for owner, name, public_name in _public(tree, sources) if stub.startswith("accel.") else ():
+            if owner != module and not public_name.startswith("_"):
+                yield module, owner, name, public_name
+
+
+def _public(tree: ast.Module, sources: Trees) -> Iterator[tuple[str, str, str]]:
+    """Yield ``(module, name, public name)`` for every name in a stub; a star means those of another stub."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(public_name)], value=ast.Attribute(owner, name)):
+                yield ast.unparse(owner), name, public_name
+            case ast.ImportFrom(str(module), names) if not module.endswith(TESTING):
+                for alias in names:
+                    if alias.name == "*":
+                        yield from _public(sources[module], sources)
+                    elif alias.asname == alias.name:
+                        yield module, alias.name, alias.name
 
 
 def _definitions(sources: Trees) -> dict[tuple[str, str], str]:

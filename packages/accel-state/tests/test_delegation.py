@@ -1,3 +1,4 @@
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,9 @@ from accel_state.delegation import delegated
 
 class Face:
     speed: int = delegated("engine.speed")
+    """The speed of
+    the engine."""
+
     names: tuple[str, ...] = delegated("engine.names", convert=tuple)
     parts: list[str] = delegated("engine.parts", replaces_items=True)
     nickname: str = delegated("_nickname")
@@ -42,3 +46,13 @@ def test_what_the_owner_does_not_have_is_an_attribute_error():
     del face.engine
     with pytest.raises(AttributeError, match="engine"):
         face.speed
+
+
+def test_help_shows_the_string_below_the_assignment():
+    assert inspect.getdoc(Face.speed) == "The speed of\nthe engine."
+    assert not inspect.getdoc(Face.nickname)
+
+
+def test_without_the_source_there_is_no_documentation():
+    class_without_source = type("Made", (), {"speed": delegated("engine.speed")})
+    assert not inspect.getdoc(class_without_source.speed)

@@ -101,6 +101,11 @@ def stubbed(tmp_path, monkeypatch):
     (package / "__init__.pyi").write_text(STUB)
     (package / "below.py").write_text(attach.format(""))
     (package / "below.pyi").write_text("from math import cos as cos\n")
+    (package / "above.py").write_text(attach.format(""))
+    (package / "above.pyi").write_text(
+        "from math import tan as sqrt\nfrom stub_package_of_a_test import *\n"
+        "from stub_package_of_a_test.below import *\n"
+    )
     (package / "with_code.py").write_text(attach.format(', suffix="_names"') + "sin = 0\n")
     (package / "with_code_names.pyi").write_text("from math import sin as sin\nfrom math import tan as tan\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -138,6 +143,14 @@ def test_a_name_with_an_underscore_can_be_imported_and_is_not_public(stubbed):
 def test_a_module_has_a_stub_too(stubbed):
     assert stubbed.below.__all__ == ["cos"]
     assert stubbed.below.cos(0) == 1
+
+
+def test_a_stub_has_the_public_names_of_others_and_its_own_count(stubbed):
+    above = importlib.import_module(f"{stubbed.__name__}.above")
+    assert above.__all__ == sorted(["cos", *stubbed.__all__])
+    assert above.ceiling is stubbed.ceiling
+    assert above.sqrt(0) == 0
+    assert not hasattr(above, "_root")
 
 
 def test_a_stub_of_another_name_leaves_the_code_of_the_module_to_type_checkers(stubbed):

@@ -8,6 +8,7 @@ from accel.plan_report import placement_of, plan_data, plan_text
 from accel_backends import resolve_plan
 from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.memory import plan_memory
+from accel_state import MeshLayout
 
 
 class Block(nn.Module):
@@ -32,7 +33,9 @@ def planned(model, **kwargs):
 
 def table(model, **kwargs):
     """Return the title and the first cells of the table."""
-    data = plan_data([StageEstimate(planned(model, **kwargs), memory={})], name="net")
+    stage = StageEstimate(planned(model, **kwargs), memory={"parameters": 8})
+    layout = MeshLayout(dp_shard=kwargs["num_shards"], dp_replicate=kwargs.get("num_replicas", 1))
+    data = plan_data([stage], name="net", layout=layout)
     lines = plan_text(data).split("└")[0].splitlines()
     return lines[1].strip("│ "), [line.split("│")[1].rstrip() for line in lines[5:]]
 
@@ -70,7 +73,7 @@ def test_placements_are_written_as_torch_does():
     assert placement_of(replace(both, layer_dim=None), num_replicas=1) == "Shard(0), Replicate"
 
 
-def test_the_title_tells_copies_and_ranks():
+def test_the_title_has_the_layout():
     model = Net([Block()])
-    assert table(model, num_shards=1)[0] == "`net` on 1 rank"
-    assert table(model, num_shards=4, num_replicas=2)[0] == "2 copies of `net`, each on 4 ranks"
+    assert table(model, num_shards=1)[0] == "`net` on one rank"
+    assert table(model, num_shards=4, num_replicas=2)[0] == "`net` on dp_replicate 2 × dp_shard 4"

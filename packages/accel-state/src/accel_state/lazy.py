@@ -7,7 +7,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 
+_STAR = re.compile(r"^from (\S+) import \*", re.MULTILINE)
 _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^(\w+) = \(?\s*([\w.]+)\.(\w+)$", re.MULTILINE)
 
@@ -19,26 +22,36 @@ def attach_stub(
 
     Type checkers and editors read the same file, so that each public name is written once. It has lines
     ``from module import name as name``, where ``module`` is the package itself for modules below it, and, for a
-    different public name, ``public_name = module.name`` or ``public_name = Class.method``.
+    different public name, ``public_name = module.name`` or ``public_name = Class.method``. With
+    ``from module import *`` it has the public names of another module with a stub.
 
     Args:
         module_name: The module's ``__name__``.
         suffix: What the stub's name has after that of the module. A stub without it hides the module's own code from
             type checkers; with it, the module has ``if TYPE_CHECKING: from <stub> import *``.
     """
-    spec = sys.modules[module_name].__spec__
+    exports, submodules = _read_stub(sys.modules[module_name].__spec__, suffix=suffix)
+    return attach(module_name, exports, submodules=submodules)
+
+
+def _read_stub(spec: ModuleSpec | None, *, suffix: str = "") -> tuple[dict[str, str], list[str]]:
+    """Return the exports and the submodules, as `attach` takes them, of the module with this specification."""
     # `.py`, or `.pyc` where the sources are left out.
     path = f"{os.path.splitext(spec.origin)[0]}{suffix}.pyi"  # type: ignore[union-attr, arg-type]  # noqa: PTH122
     stub = spec.loader.get_data(path).decode()  # type: ignore[union-attr]  # also from an archive
-    exports, submodules = {}, []
+    exports: dict[str, str] = {}
+    submodules = []
+    for module in _STAR.findall(stub):
+        others, _ = _read_stub(find_spec(module))
+        exports |= {name: place for name, place in others.items() if not name.startswith("_")}
     for module, name, public_name in _IMPORT.findall(stub):
-        if module == module_name:
+        if module == spec.name:  # type: ignore[union-attr]
             submodules.append(name)
         else:
             exports[public_name] = f"{module}:{name}"
     for public_name, owner, name in _ATTRIBUTE.findall(stub):
         exports[public_name] = f"{exports[owner]}.{name}" if owner in exports else f"{owner}:{name}"
-    return attach(module_name, exports, submodules=submodules)
+    return exports, submodules
 
 
 def attach(

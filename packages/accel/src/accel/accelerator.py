@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
-from accel_state.delegation import delegated
+from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
 from accel_state.enums import FP8BackendType as FP8BackendType
@@ -67,11 +67,8 @@ from accel_state.user_warnings import warn_user
 if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
     from accel.accelerator_names import *  # noqa: F403
 
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
-E = TypeVar("E")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
@@ -92,7 +89,7 @@ def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
         if value is not None:
             handlers[kind] = value
 
-    return property(lambda accelerator: accelerator.configuration.handlers.of(kind), assign)
+    return AttributeProperty(lambda accelerator: accelerator.configuration.handlers.of(kind), assign)
 
 
 class Accelerator(ProcessView):
@@ -460,30 +457,12 @@ class Accelerator(ProcessView):
     """Whether prepared objects are moved to this process's device."""
 
     @overload
-    def prepare(self, a: A, /, *, device_placement: Sequence[bool] | None = None) -> A: ...
+    def prepare(self, single: T, /, *, device_placement: Sequence[bool] | None = None) -> T: ...
 
     @overload
-    def prepare(self, a: A, b: B, /, *, device_placement: Sequence[bool] | None = None) -> tuple[A, B]: ...
+    def prepare(self, *objects: *Ts, device_placement: Sequence[bool] | None = None) -> tuple[*Ts]: ...
 
-    @overload
-    def prepare(
-        self, a: A, b: B, c: C, /, *, device_placement: Sequence[bool] | None = None
-    ) -> tuple[A, B, C]: ...
-
-    @overload
-    def prepare(
-        self, a: A, b: B, c: C, d: D, /, *, device_placement: Sequence[bool] | None = None
-    ) -> tuple[A, B, C, D]: ...
-
-    @overload
-    def prepare(
-        self, a: A, b: B, c: C, d: D, e: E, /, *, device_placement: Sequence[bool] | None = None
-    ) -> tuple[A, B, C, D, E]: ...
-
-    @overload
-    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any: ...
-
-    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
+    def prepare(self, *objects: object, device_placement: Sequence[bool] | None = None) -> Any:
         """Prepare models, optimizers, schedulers and loaders for this run. Every rank must pass the same objects.
 
             model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

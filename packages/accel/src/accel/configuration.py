@@ -184,38 +184,31 @@ def resolve_accumulation(
     Raises:
         ConfigError: If both arguments are given, the number of steps is below 1, or the engine has another.
     """
-    accumulation = _accumulation_of_script(steps, plugin)
+    one_of(gradient_accumulation_steps=None if steps == 1 else steps, gradient_accumulation_plugin=plugin)
+    if plugin is None or plugin.num_steps is None:
+        launched = read("gradient_accumulation_steps")
+        if launched is not None and steps == 1:
+            steps = launched
+        elif launched not in (None, steps):
+            warn_user(
+                f"The launcher sets `gradient_accumulation_steps` to {launched}, but the script to {steps}, which is "
+                "used.",
+            )
+        if type(steps) is not int or steps < 1:
+            raise ConfigError(
+                f"`gradient_accumulation_steps` must be a whole number of at least 1, got {steps!r}."
+            )
+        plugin = replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
     steps_of_engine = getattr(engine, "gradient_accumulation_steps", None)
-    if type(steps_of_engine) is not int or steps_of_engine == accumulation.num_steps:
-        return accumulation
-    if accumulation.num_steps == 1:
-        return replace(accumulation, num_steps=steps_of_engine)
+    if type(steps_of_engine) is not int or steps_of_engine == plugin.num_steps:
+        return plugin
+    if plugin.num_steps == 1:
+        return replace(plugin, num_steps=steps_of_engine)
     raise ConfigError(
-        f"`gradient_accumulation_steps` is {steps_of_engine} by the {type(engine).__name__}, but "
-        f"{accumulation.num_steps} by the Accelerator. Remove one of them; "
+        f"`gradient_accumulation_steps` is {steps_of_engine} by the {type(engine).__name__}, but {plugin.num_steps} by "
+        "the Accelerator. Remove one of them; "
         '`"auto"` in the config of the engine takes over the Accelerator\'s number.'
     )
-
-
-def _accumulation_of_script(
-    steps: int, plugin: GradientAccumulationPlugin | None
-) -> GradientAccumulationPlugin:
-    """Combine the two arguments and the launcher's setting; an argument takes precedence."""
-    one_of(gradient_accumulation_steps=None if steps == 1 else steps, gradient_accumulation_plugin=plugin)
-    if plugin is not None and plugin.num_steps is not None:
-        return plugin
-    launched = read("gradient_accumulation_steps")
-    if launched is not None and steps == 1:
-        steps = launched
-    elif launched not in (None, steps):
-        warn_user(
-            f"The launcher sets `gradient_accumulation_steps` to {launched}, but the script to {steps}, which is used.",
-        )
-    if type(steps) is not int or steps < 1:
-        raise ConfigError(
-            f"`gradient_accumulation_steps` must be a whole number of at least 1, got {steps!r}."
-        )
-    return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
 
 
 def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -19,18 +18,16 @@ Data = dict[str, Any]
 _MOST_PROPOSALS = 10
 
 
-def plan_data(stages: Sequence[StageEstimate], *, name: str) -> Data:
+def plan_data(stages: Sequence[StageEstimate], *, name: str, layout: MeshLayout) -> Data:
     """Return a plan in bytes, with every unit; a list of its stages if there are several."""
-    data = [_stage_data(stage, name=name) for stage in stages]
-    return data[0] if len(data) == 1 else {"model": name, "stages": data}
+    data = [_stage_data(stage) for stage in stages]
+    head = {"model": name, "layout": _layout_data(layout)}
+    return {**head, **data[0]} if len(data) == 1 else {**head, "stages": data}
 
 
-def _stage_data(stage: StageEstimate, *, name: str) -> Data:
+def _stage_data(stage: StageEstimate) -> Data:
     planned = stage.planned
-    sizes = {"largest_rank": planned.largest, "smallest_rank": planned.smallest, "one_process": planned.whole}
     return {
-        "model": name,
-        **{key: getattr(planned, key) for key in ("num_replicas", "num_shards", "num_sharing", "num_expert_ranks")},
         "units": [
             {
                 "modules": list(unit.modules),
@@ -49,9 +46,7 @@ def _stage_data(stage: StageEstimate, *, name: str) -> Data:
             }
             for unit in planned.units
         ],
-        **{key: {**asdict(size), "total": size.total} for key, size in sizes.items()},
-        "buffer_bytes": planned.buffer_bytes,
-        "gathered_bytes": planned.gathered_bytes,
+        "one_process": planned.whole.total,
         "memory": {**stage.memory, "total": stage.total},
         "bytes_sent": round(stage.bytes_sent),
         "collectives": [
@@ -76,11 +71,12 @@ def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
 
 def plan_text(data: Data) -> str:
     """Return for each stage of `plan_data` a table of its units, then the memory and traffic of a rank."""
-    name = data["model"]
+    name, layout = data["model"], _layout_text(data["layout"])
     if "stages" not in data:
-        return _stage_text(data, title=f"`{name}`")
+        return _stage_text(data, title=f"`{name}` on {layout}")
     return "\n".join(
-        _stage_text(stage, title=f"`stage {number} of {name}`") for number, stage in enumerate(data["stages"])
+        _stage_text(stage, title=f"`stage {number} of {name}` on {layout}")
+        for number, stage in enumerate(data["stages"])
     )
 
 
@@ -94,18 +90,13 @@ def _stage_text(stage: Data, *, title: str) -> str:
             shape = "×".join(map(str, one["shape"])) or "scalar"
             sizes = [one["bytes"], one["largest_shard_bytes"]]
             rows.append([name, shape, one["placement"], *map(convert_bytes, sizes)])
-    largest, smallest, alone = (
-        convert_bytes(stage[which]["total"]) for which in ("largest_rank", "smallest_rank", "one_process")
-    )
-    lines = [
-        _table(("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, _title(stage, title)),
-        f"Parameters, gradients and AdamW's state in float32: {largest} on the largest rank; one process alone {alone}",
-    ]
-    if stage["smallest_rank"] != stage["largest_rank"]:
-        lines.append(f"The smallest rank: {smallest}")
     width = max(map(len, stage["memory"]))
-    lines.append("Memory of the rank that needs most:")
-    lines += [f"  {part.ljust(width)}  {convert_bytes(size)}" for part, size in stage["memory"].items()]
+    lines = [
+        _table(("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, title),
+        "Memory of the rank that needs most:",
+        *(f"  {part.ljust(width)}  {convert_bytes(size)}" for part, size in stage["memory"].items()),
+        f"One process alone has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer states.",
+    ]
     if stage["collectives"]:
         lines.append(f"In a step each rank sends {convert_bytes(stage['bytes_sent'])}:")
     for one in stage["collectives"]:
@@ -145,20 +136,11 @@ def _relative_name(unit: Data, parameter: Data) -> str:
     return name if len(unit["modules"]) > 1 else name.removeprefix(f"{unit['modules'][0]}.")
 
 
-def _title(stage: Data, name: str) -> str:
-    replicas = f"{stage['num_replicas']} copies of {name}, each" if stage["num_replicas"] > 1 else name
-    shards, sharing, experts = stage["num_shards"], stage["num_sharing"], stage["num_expert_ranks"]
-    ranks = f"{shards} {'rank' if shards == 1 else 'ranks'}"
-    if sharing > 1:
-        ranks = f"{shards} × {sharing} ranks, layers shared by {sharing}"
-    return f"{replicas} on {ranks}" + (f", experts spread over {experts}" if experts > 1 else "")
-
-
 def fitting_data(proposals: Sequence[Proposal], *, memory: int) -> list[Data]:
     """Return all layouts in bytes, sorted by their traffic, and whether they fit ``memory`` bytes on each rank."""
     return [
         {
-            "layout": {axis: size for axis, size in one.layout.sizes.items() if size > 1},
+            "layout": _layout_data(one.layout),
             "memory": one.num_bytes,
             "sent_per_sequence": round(one.sent_per_sequence),
             "fits": one.num_bytes <= memory,
@@ -181,11 +163,15 @@ def fitting_text(proposals: Sequence[Proposal], *, memory: int, wanted: str) -> 
     if not fitting:
         nearest = min(proposals, key=lambda one: one.num_bytes)
         return (
-            f"No layout fits {wanted}. Closest comes {_layout_text(nearest.layout)}, with "
+            f"No layout fits {wanted}. Closest comes {_layout_text(_layout_data(nearest.layout))}, with "
             f"{convert_bytes(nearest.num_bytes)} on the rank that needs most."
         )
     rows = [
-        [_layout_text(one.layout), convert_bytes(one.num_bytes), convert_bytes(round(one.sent_per_sequence))]
+        [
+            _layout_text(_layout_data(one.layout)),
+            convert_bytes(one.num_bytes),
+            convert_bytes(round(one.sent_per_sequence)),
+        ]
         for one in fitting[:_MOST_PROPOSALS]
     ]
     table = _table(("Layout", "Memory", "Sent per sequence"), rows, wanted)
@@ -197,13 +183,18 @@ def failed_text(failed: Mapping[MeshLayout, str]) -> str:
     """Return a line for each error, with the layouts that failed with it; an empty string without errors."""
     layouts: dict[str, list[str]] = {}
     for layout, error in failed.items():
-        layouts.setdefault(error, []).append(_layout_text(layout))
+        layouts.setdefault(error, []).append(_layout_text(_layout_data(layout)))
     return "".join(f"Layouts with {' or '.join(names)} failed. {error}\n" for error, names in layouts.items())
 
 
-def _layout_text(layout: MeshLayout) -> str:
-    sizes = [f"{axis} {size}" for axis, size in layout.sizes.items() if size > 1]
-    return " × ".join(sizes) + (f", ep {layout.ep}" if layout.ep > 1 else "") if sizes else "one rank"
+def _layout_data(layout: MeshLayout) -> Data:
+    """Return the sizes of the axes that are used."""
+    return {axis: size for axis, size in (*layout.sizes.items(), ("ep", layout.ep)) if size > 1}
+
+
+def _layout_text(sizes: Data) -> str:
+    axes = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "ep") or "one rank"
+    return f"{axes}, ep {sizes['ep']}" if "ep" in sizes else axes
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> str:

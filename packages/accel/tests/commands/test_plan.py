@@ -32,7 +32,7 @@ SHARED = """
 """
 TABLE = """\
 ┌───────────────────────────────────────────────────────────────┐
-│                  `planned_net:Net` on 4 ranks                 │
+│                `planned_net:Net` on dp_shard 4                │
 ├───────────────────────┬─────┬─────────┬─────────┬─────────────┤
 │          Unit         │Shape│Placement│  Whole  │Largest shard│
 ├───────────────────────┼─────┼─────────┼─────────┼─────────────┤
@@ -46,8 +46,6 @@ TABLE = """\
 │  norm.bias            │  33 │ Shard(0)│132 bytes│   36 bytes  │
 │  head.weight          │50×33│ Shard(0)│ 6.45 KiB│   1.68 KiB  │
 └───────────────────────┴─────┴─────────┴─────────┴─────────────┘
-Parameters, gradients and AdamW's state in float32: 16.08 KiB on the largest rank; one process alone 61.36 KiB
-The smallest rank: 13.12 KiB
 Memory of the rank that needs most:
   parameters                5.81 KiB
   gradients                 3.42 KiB
@@ -55,6 +53,7 @@ Memory of the rank that needs most:
   buffers                   28 bytes
   gathered units            11.09 KiB
   total                     27.19 KiB
+One process alone has 61.36 KiB of parameters, gradients and optimizer states.
 In a step each rank sends 39.9 KiB:
   4 × all-gather of 4.78 KiB among 4 ranks (dp_shard)
   2 × all-gather of 6.7 KiB among 4 ranks (dp_shard)
@@ -84,7 +83,7 @@ def test_the_table_has_each_unit_with_its_parameters_and_the_sums_of_a_rank(caps
 def test_copies_of_the_model_are_a_mesh_of_two_axes(capsys):
     assert plan("--num_processes", "4", "--dp_replicate_size", "2") == 0
     text = capsys.readouterr().out
-    assert "2 copies of `planned_net:Net`, each on 2 ranks" in text
+    assert "`planned_net:Net` on dp_replicate 2 × dp_shard 2" in text
     assert "Replicate, Shard(0)" in text
 
 
@@ -95,9 +94,9 @@ def test_layers_that_ranks_share_are_cut_before_they_are_sharded(model_file, cap
     [embed, *_, head] = [unit["parameters"][-1] for unit in told["units"]]
     assert (embed["placement"], embed["largest_shard_bytes"]) == ("Shard(0), Shard(0)", 13 * 33 * 4)
     assert (head["placement"], head["largest_shard_bytes"]) == ("Shard(0), Shard(1)", 25 * 17 * 4)
-    assert told["largest_rank"]["parameters"] > told["smallest_rank"]["parameters"]
+    assert told["layout"] == {"dp_shard": 2, "tp": 2}
     assert plan("--num_processes", "4", "--tp_size", "2") == 0
-    assert "on 2 × 2 ranks, layers shared by 2" in capsys.readouterr().out
+    assert "on dp_shard 2 × tp 2" in capsys.readouterr().out
 
 
 EXPERTS = """
@@ -119,9 +118,9 @@ def test_experts_are_spread_before_they_are_sharded(model_file, capsys):
     assert experts["modules"] == ["experts"]
     assert experts["parameters"][0]["placement"] == "Shard(0), Shard(0)"
     assert experts["parameters"][0]["largest_shard_bytes"] == 2 * 5 * 10 * 4
-    assert told["gathered_bytes"] == 3 * 5 * 10 * 4
+    assert told["memory"]["gathered units"] == 3 * 5 * 10 * 4
     assert plan("--num_processes", "4", "--ep_size", "2") == 0
-    assert "on 4 ranks, experts spread over 2" in capsys.readouterr().out
+    assert "on dp_shard 4, ep 2" in capsys.readouterr().out
 
 
 def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
@@ -141,10 +140,9 @@ def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
         "bytes": 33 * 33 * 4,
         "largest_shard_bytes": 9 * 33 * 4,
     }
-    assert told["largest_rank"]["gradients"] == 4 * (13 * 33 + 9 + 9 + 13 * 33)
-    assert told["smallest_rank"]["gradients"] == 4 * (11 * 33 + 6 + 6 + 11 * 33)
-    assert told["one_process"]["optimizer"] == 8 * (50 * 33 + 33 + 33 + 50 * 33)
-    assert told["buffer_bytes"] == 28
+    assert told["memory"]["gradients"] == 4 * (13 * 33 + 9 + 9 + 13 * 33)
+    assert told["one_process"] == 16 * (50 * 33 + 33 + 33 + 50 * 33) + 4 * 2 * (33 * 33 + 33)
+    assert told["memory"]["buffers"] == 28
 
 
 RUNNING = """
@@ -169,7 +167,7 @@ def test_each_pipeline_stage_has_a_table(model_file, capsys):
     model_file.write_text(MODULE + RUNNING)
     assert plan("--num_processes", "4", "--pp_size", "2", "--batch_size", "2", "--sequence_length", "8") == 0
     text = capsys.readouterr().out
-    assert "stage 0 of planned_net:Net` on 2 ranks" in text
+    assert "`stage 0 of planned_net:Net` on pp 2 × dp_shard 2" in text
     assert text.count("2 × send of 1.03 KiB among 2 ranks (pp)") == 2
     assert plan("--num_processes", "4", "--pp_size", "2", "--json") == 0
     stages = json.loads(capsys.readouterr().out)["stages"]

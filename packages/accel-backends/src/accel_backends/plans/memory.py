@@ -170,18 +170,13 @@ class PlannedModel:
         return sum((unit.whole for unit in self.units), Bytes())
 
     def bytes_on(self, shard: int, sharer: int = 0) -> Bytes:
-        """Return what the rank with these numbers holds; the first ones hold most, the last least."""
+        """Return what the rank with these numbers holds; the first ones hold most."""
         return sum((unit.bytes_on(shard, sharer) for unit in self.units), Bytes())
 
     @property
     def largest(self) -> Bytes:
         """What the rank holds that holds most."""
         return self.bytes_on(0)
-
-    @property
-    def smallest(self) -> Bytes:
-        """What the rank holds that holds least."""
-        return self.bytes_on(self.num_shards - 1, self.num_sharing - 1)
 
     @property
     def gathered_bytes(self) -> int:

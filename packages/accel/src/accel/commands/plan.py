@@ -92,7 +92,7 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
     num_processes = layout.world_size if arguments.num_processes is None else arguments.num_processes
     check_layout(layout, num_processes=num_processes, model=sizes)
     stages = estimate(model, plan, layout, _step(arguments))
-    data = plan_data(stages, name=arguments.model_name)
+    data = plan_data(stages, name=arguments.model_name, layout=layout)
     return json.dumps(data, indent=2) if arguments.json else plan_text(data)
 
 

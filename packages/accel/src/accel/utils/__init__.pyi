@@ -1,18 +1,4 @@
-from accel.configuration import ProjectConfiguration as ProjectConfiguration
-from accel.functions import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
-from accel.functions import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-from accel.functions import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
-from accel.functions import (
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
-from accel.functions import get_pretty_name as get_pretty_name
 from accel.functions import install_xla as install_xla
-from accel.functions import is_port_in_use as is_port_in_use
-from accel.functions import merge_dicts as merge_dicts
-from accel.functions import tqdm as tqdm
-from accel.functions import wait_for_everyone as wait_for_everyone
 from accel.utils import ao as ao
 from accel.utils import bnb as bnb
 from accel.utils import constants as constants
@@ -31,261 +17,28 @@ from accel.utils import other as other
 from accel.utils import random as random
 from accel.utils import transformer_engine as transformer_engine
 from accel.utils import versions as versions
-from accel_backends import AbstractTrainStep as AbstractTrainStep
-from accel_backends import AORecipeKwargs as AORecipeKwargs
-from accel_backends import AutocastKwargs as AutocastKwargs
-from accel_backends import BertTrainStep as BertTrainStep
-from accel_backends import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-from accel_backends import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-from accel_backends import DeepSpeedPlugin as DeepSpeedPlugin
-from accel_backends import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
-from accel_backends import DummyOptim as DummyOptim
-from accel_backends import DummyScheduler as DummyScheduler
-from accel_backends import FP8RecipeKwargs as FP8RecipeKwargs
-from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_backends import GatheredParameters as GatheredParameters
-from accel_backends import GPTTrainStep as GPTTrainStep
-from accel_backends import GradScalerKwargs as GradScalerKwargs
-from accel_backends import HfDeepSpeedConfig as HfDeepSpeedConfig
-from accel_backends import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-from accel_backends import MegatronLMDummyScheduler as MegatronLMDummyScheduler
-from accel_backends import MegatronLMPlugin as MegatronLMPlugin
-from accel_backends import MSAMPRecipeKwargs as MSAMPRecipeKwargs
-from accel_backends import ProfileKwargs as ProfileKwargs
-from accel_backends import T5TrainStep as T5TrainStep
-from accel_backends import TERecipeKwargs as TERecipeKwargs
-from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
-from accel_backends import TorchTensorParallelPlugin as TorchTensorParallelPlugin
+from accel.utils.ao import *
+from accel.utils.bnb import *
+from accel.utils.constants import *
+from accel.utils.dataclasses import *
+from accel.utils.deepspeed import *
+from accel.utils.environment import *
+from accel.utils.fsdp_utils import *
+from accel.utils.imports import *
+from accel.utils.launch import *
+from accel.utils.megatron_lm import *
+from accel.utils.memory import *
+from accel.utils.modeling import *
+from accel.utils.offload import *
+from accel.utils.operations import *
+from accel.utils.other import *
+from accel.utils.random import *
+from accel.utils.transformer_engine import *
+from accel.utils.versions import *
 from accel_backends import UnaveragedGradientsWarning as UnaveragedGradientsWarning
-from accel_backends import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
-from accel_backends import apply_fp8_autowrap as apply_fp8_autowrap
-from accel_backends import avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group
-from accel_backends import compile_regions as compile_regions
-from accel_backends import compile_regions_deepspeed as compile_regions_deepspeed
-from accel_backends import contextual_fp8_autocast as contextual_fp8_autocast
-from accel_backends import convert_model as convert_model
-from accel_backends import convert_model_to_fp8_ao as convert_model_to_fp8_ao
-from accel_backends import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-from accel_backends import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
-from accel_backends import extract_model_from_parallel as extract_model_from_parallel
-from accel_backends import filter_first_and_last_linear_layers as filter_first_and_last_linear_layers
-from accel_backends import get_active_deepspeed_plugin as get_active_deepspeed_plugin
-from accel_backends import get_grad_scaler as get_grad_scaler
-from accel_backends import get_mixed_precision_context_manager as get_mixed_precision_context_manager
-from accel_backends import get_model_tp_size as get_model_tp_size
-from accel_backends import get_module_children_bottom_up as get_module_children_bottom_up
-from accel_backends import has_ao_layers as has_ao_layers
-from accel_backends import has_compiled_regions as has_compiled_regions
-from accel_backends import has_transformer_engine_layers as has_transformer_engine_layers
-from accel_backends import is_compiled_module as is_compiled_module
-from accel_backends import is_peft_model as is_peft_model
-from accel_backends import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
-from accel_backends import model_has_dtensor as model_has_dtensor
 from accel_backends import resolve_plan as resolve_plan
-from accel_backends.checkpoint_formats.single_files import load_fsdp_model as load_fsdp_model
-from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
-from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
-from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
-from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
-from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
-from accel_backends.sharding.single_steps import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
-from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
-from accel_backends.sharding.single_steps import (
-    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
-)
-from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
-from accel_bigmodel import MODEL_NAME as MODEL_NAME
-from accel_bigmodel import SAFE_MODEL_NAME as SAFE_MODEL_NAME
-from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
-from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
-from accel_bigmodel import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
-from accel_bigmodel import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
-from accel_bigmodel import WEIGHTS_NAME as WEIGHTS_NAME
-from accel_bigmodel import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
-from accel_bigmodel import BnbQuantizationConfig as BnbQuantizationConfig
-from accel_bigmodel import OffloadedWeightsLoader as OffloadedWeightsLoader
-from accel_bigmodel import PrefixedDataset as PrefixedDataset
-from accel_bigmodel import align_module_device as align_module_device
-from accel_bigmodel import calculate_maximum_sizes as calculate_maximum_sizes
-from accel_bigmodel import check_device_map as check_device_map
-from accel_bigmodel import check_tied_parameters_in_config as check_tied_parameters_in_config
-from accel_bigmodel import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
-from accel_bigmodel import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
-from accel_bigmodel import compute_module_sizes as compute_module_sizes
-from accel_bigmodel import convert_bytes as convert_bytes
-from accel_bigmodel import convert_file_size_to_int as convert_file_size_to_int
-from accel_bigmodel import dtype_byte_size as dtype_byte_size
-from accel_bigmodel import ensure_weights_retied as ensure_weights_retied
-from accel_bigmodel import extract_submodules_state_dict as extract_submodules_state_dict
-from accel_bigmodel import find_tied_parameters as find_tied_parameters
-from accel_bigmodel import get_balanced_memory as get_balanced_memory
-from accel_bigmodel import get_max_layer_size as get_max_layer_size
-from accel_bigmodel import get_max_memory as get_max_memory
-from accel_bigmodel import has_4bit_bnb_layers as has_4bit_bnb_layers
-from accel_bigmodel import has_offloaded_params as has_offloaded_params
-from accel_bigmodel import id_tensor_storage as id_tensor_storage
-from accel_bigmodel import infer_auto_device_map as infer_auto_device_map
-from accel_bigmodel import load_and_quantize_model as load_and_quantize_model
-from accel_bigmodel import load_checkpoint_in_model as load_checkpoint_in_model
-from accel_bigmodel import load_offloaded_weight as load_offloaded_weight
-from accel_bigmodel import load_offloaded_weights as load_offloaded_weights
-from accel_bigmodel import load_state_dict as load_state_dict
-from accel_bigmodel import named_module_tensors as named_module_tensors
-from accel_bigmodel import offload_state_dict as offload_state_dict
-from accel_bigmodel import offload_weight as offload_weight
-from accel_bigmodel import recursive_getattr as recursive_getattr
-from accel_bigmodel import retie_parameters as retie_parameters
-from accel_bigmodel import save_offload_index as save_offload_index
-from accel_bigmodel import set_module_tensor_to_device as set_module_tensor_to_device
-from accel_checkpoint import load as load
-from accel_checkpoint import merge_fsdp_weights as merge_fsdp_weights
-from accel_checkpoint import save as save
-from accel_checkpoint.file_names import OPTIMIZER_NAME as OPTIMIZER_NAME
-from accel_checkpoint.file_names import RNG_STATE_NAME as RNG_STATE_NAME
-from accel_checkpoint.file_names import SAMPLER_NAME as SAMPLER_NAME
-from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
-from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
-from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_launch import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
-from accel_launch import PrepareForLaunch as PrepareForLaunch
-from accel_launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accel_launch import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accel_launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accel_launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-from accel_launch import prepare_tpu as prepare_tpu
-from accel_launch import write_basic_config as write_basic_config
-from accel_ops import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
-from accel_ops import TensorInformation as TensorInformation
-from accel_ops import broadcast as broadcast
-from accel_ops import broadcast_object_list as broadcast_object_list
-from accel_ops import concatenate as concatenate
-from accel_ops import convert_outputs_to_fp32 as convert_outputs_to_fp32
-from accel_ops import convert_to_fp32 as convert_to_fp32
-from accel_ops import copy_tensor_to_devices as copy_tensor_to_devices
-from accel_ops import find_batch_size as find_batch_size
-from accel_ops import find_device as find_device
-from accel_ops import find_executable_batch_size as find_executable_batch_size
-from accel_ops import gather as gather
-from accel_ops import gather_object as gather_object
-from accel_ops import get_data_structure as get_data_structure
-from accel_ops import honor_type as honor_type
-from accel_ops import ignorant_find_batch_size as ignorant_find_batch_size
-from accel_ops import initialize_tensors as initialize_tensors
-from accel_ops import is_namedtuple as is_namedtuple
-from accel_ops import is_tensor_information as is_tensor_information
-from accel_ops import is_torch_tensor as is_torch_tensor
-from accel_ops import listify as listify
-from accel_ops import pad_across_processes as pad_across_processes
-from accel_ops import pad_input_tensors as pad_input_tensors
-from accel_ops import recursively_apply as recursively_apply
-from accel_ops import reduce as reduce
-from accel_ops import release_memory as release_memory
-from accel_ops import send_to_device as send_to_device
-from accel_ops import set_seed as set_seed
-from accel_ops import slice_tensors as slice_tensors
-from accel_ops import synchronize_rng_state as synchronize_rng_state
-from accel_ops import synchronize_rng_states as synchronize_rng_states
 from accel_state import CheckpointError as CheckpointError
-from accel_state import ComputeEnvironment as ComputeEnvironment
 from accel_state import ConfigError as ConfigError
-from accel_state import CustomDtype as CustomDtype
-from accel_state import DDPCommunicationHookType as DDPCommunicationHookType
-from accel_state import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
-from accel_state import DistributedType as DistributedType
-from accel_state import DynamoBackend as DynamoBackend
-from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
-from accel_state import InitProcessGroupKwargs as InitProcessGroupKwargs
-from accel_state import KwargsHandler as KwargsHandler
-from accel_state import LoggerType as LoggerType
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PipelineParallelConfig as PipelineParallelConfig
-from accel_state import PrecisionType as PrecisionType
-from accel_state import RNGType as RNGType
-from accel_state import SageMakerDistributedType as SageMakerDistributedType
 from accel_state import StateError as StateError
-from accel_state import TorchContextParallelConfig as TorchContextParallelConfig
-from accel_state import TorchTensorParallelConfig as TorchTensorParallelConfig
-from accel_state import compare_versions as compare_versions
-from accel_state import get_cpu_distributed_information as get_cpu_distributed_information
-from accel_state import is_torch_version as is_torch_version
-from accel_state import set_numa_affinity as set_numa_affinity
-from accel_state.availability import are_libraries_initialized as are_libraries_initialized
-from accel_state.availability import check_cuda_fp8_capability as check_cuda_fp8_capability
-from accel_state.availability import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
-from accel_state.availability import check_os_kernel as check_os_kernel
-from accel_state.availability import deepspeed_required as deepspeed_required
-from accel_state.availability import get_current_device_type as get_current_device_type
-from accel_state.availability import get_gpu_info as get_gpu_info
-from accel_state.availability import is_4bit_bnb_available as is_4bit_bnb_available
-from accel_state.availability import is_8bit_bnb_available as is_8bit_bnb_available
-from accel_state.availability import is_aim_available as is_aim_available
-from accel_state.availability import is_amdsmi_available as is_amdsmi_available
-from accel_state.availability import is_bf16_available as is_bf16_available
-from accel_state.availability import (
-    is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available,
-)
-from accel_state.availability import is_bnb_available as is_bnb_available
-from accel_state.availability import is_boto3_available as is_boto3_available
-from accel_state.availability import is_clearml_available as is_clearml_available
-from accel_state.availability import is_comet_ml_available as is_comet_ml_available
-from accel_state.availability import is_cuda_available as is_cuda_available
-from accel_state.availability import is_datasets_available as is_datasets_available
-from accel_state.availability import is_deepspeed_available as is_deepspeed_available
-from accel_state.availability import is_dvclive_available as is_dvclive_available
-from accel_state.availability import is_fp8_available as is_fp8_available
-from accel_state.availability import is_fp16_available as is_fp16_available
-from accel_state.availability import is_habana_gaudi1 as is_habana_gaudi1
-from accel_state.availability import is_hpu_available as is_hpu_available
-from accel_state.availability import is_import_timer_available as is_import_timer_available
-from accel_state.availability import is_lomo_available as is_lomo_available
-from accel_state.availability import is_matplotlib_available as is_matplotlib_available
-from accel_state.availability import is_megatron_lm_available as is_megatron_lm_available
-from accel_state.availability import is_mlflow_available as is_mlflow_available
-from accel_state.availability import is_mlu_available as is_mlu_available
-from accel_state.availability import is_mps_available as is_mps_available
-from accel_state.availability import is_msamp_available as is_msamp_available
-from accel_state.availability import is_musa_available as is_musa_available
-from accel_state.availability import is_neuron_available as is_neuron_available
-from accel_state.availability import is_npu_available as is_npu_available
-from accel_state.availability import is_pandas_available as is_pandas_available
-from accel_state.availability import is_peft_available as is_peft_available
-from accel_state.availability import is_pippy_available as is_pippy_available
-from accel_state.availability import is_pynvml_available as is_pynvml_available
-from accel_state.availability import is_pytest_available as is_pytest_available
-from accel_state.availability import is_rich_available as is_rich_available
-from accel_state.availability import is_rocm_available as is_rocm_available
-from accel_state.availability import is_sagemaker_available as is_sagemaker_available
-from accel_state.availability import is_schedulefree_available as is_schedulefree_available
-from accel_state.availability import is_sdaa_available as is_sdaa_available
-from accel_state.availability import is_swanlab_available as is_swanlab_available
-from accel_state.availability import is_tensorboard_available as is_tensorboard_available
-from accel_state.availability import is_timm_available as is_timm_available
-from accel_state.availability import is_torch_xla_available as is_torch_xla_available
-from accel_state.availability import is_torchao_available as is_torchao_available
-from accel_state.availability import is_torchdata_available as is_torchdata_available
-from accel_state.availability import (
-    is_torchdata_stateful_dataloader_available as is_torchdata_stateful_dataloader_available,
-)
-from accel_state.availability import is_torchvision_available as is_torchvision_available
-from accel_state.availability import is_trackio_available as is_trackio_available
-from accel_state.availability import is_transformer_engine_available as is_transformer_engine_available
-from accel_state.availability import (
-    is_transformer_engine_mxfp8_available as is_transformer_engine_mxfp8_available,
-)
-from accel_state.availability import is_transformers_available as is_transformers_available
-from accel_state.availability import is_triton_available as is_triton_available
-from accel_state.availability import is_wandb_available as is_wandb_available
-from accel_state.availability import is_weights_only_available as is_weights_only_available
-from accel_state.availability import is_xccl_available as is_xccl_available
-from accel_state.availability import is_xpu_available as is_xpu_available
-from accel_state.availability import torchao_required as torchao_required
-from accel_state.environment import clear_environment as clear_environment
-from accel_state.environment import convert_dict_to_env_variables as convert_dict_to_env_variables
-from accel_state.environment import get_int_from_env as get_int_from_env
-from accel_state.environment import parse_choice_from_env as parse_choice_from_env
-from accel_state.environment import parse_flag_from_env as parse_flag_from_env
-from accel_state.environment import patch_environment as patch_environment
-from accel_state.environment import purge_accelerate_environment as purge_accelerate_environment
-from accel_state.environment import str_to_bool as str_to_bool
