@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import (
-    METADATA_NAME,
-    SHARDED_MODEL_NAME,
-    numbers_of_models,
-    numbers_of_sharded,
-)
+from accel_checkpoint.file_names import METADATA_NAME, MODEL_TABLES, numbers_of_models
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.distributed import DistributedState
 from accel_checkpoint.formats.torch_files import read_torch_file
@@ -51,7 +46,7 @@ def contents_of(folder: Path) -> Iterator[Item]:
     """
     files = SavedFiles(folder)
     for name in sorted(files.names):
-        models = numbers_of_models([name]) or numbers_of_sharded(SHARDED_MODEL_NAME, [name])
+        models = numbers_of_models([name]) or MODEL_TABLES.numbers([name])
         group = f"model {models[0]}" if models else name
         if name.endswith(".safetensors"):
             yield from _of_safetensors(files.path(name), group)

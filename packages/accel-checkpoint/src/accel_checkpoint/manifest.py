@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
+from accel_checkpoint.file_names import MANIFEST_NAME, RANDOM_STATES
 from accel_checkpoint.files import (
     Digest,
     FileEntry,
@@ -84,7 +84,7 @@ class Manifest:
     @property
     def is_of_rank_0_alone(self) -> bool:
         """Whether rank 0 saved it without the states of the other ranks."""
-        return self.world_size > 1 and ranks_of_random_states(entry.name for entry in self.files) == [0]
+        return self.world_size > 1 and RANDOM_STATES.numbers(entry.name for entry in self.files) == [0]
 
     @property
     def files_here(self) -> list[FileEntry]:

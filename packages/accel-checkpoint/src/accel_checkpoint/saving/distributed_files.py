@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
+from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.pending_files import FileSink, PendingFile
@@ -116,7 +116,7 @@ def _note_of(part: Path) -> Path:
 
 def part_name(folder: str, rank: int) -> str:
     """Return the name of a rank's file."""
-    return f"{folder}/__{rank}_0{PART_SUFFIX}"
+    return f"{folder}/__{rank}_0.distcp"
 
 
 def part_of_rank(
