@@ -17,7 +17,7 @@ from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.saving.model_weights import pending_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 
 
 class FullFormat(NamedFormat):

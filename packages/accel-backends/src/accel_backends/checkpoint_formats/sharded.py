@@ -22,7 +22,7 @@ from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece, pieces_of
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
-from accel_checkpoint.saving.snapshot import DeferredTensor, is_plain
+from accel_checkpoint.tensors import DeferredTensor, is_plain
 from accel_state.errors import CheckpointError
 
 _MODEL, _OPTIMIZER = "model", "optimizer"

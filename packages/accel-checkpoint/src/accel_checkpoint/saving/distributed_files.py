@@ -16,13 +16,8 @@ from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.pending_files import FileSink, PendingFile
-from accel_checkpoint.saving.snapshot import (
-    HostBuffers,
-    check_plain,
-    compact_on_cpu,
-    map_tensors,
-    nonfinite_in,
-)
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import check_plain, compact_on_cpu, map_tensors, nonfinite_in
 
 Keys = tuple[str | int, ...]
 

@@ -21,14 +21,8 @@ from accel_checkpoint.saving.pending_files import (
     second_names_of,
     write_file,
 )
-from accel_checkpoint.saving.snapshot import (
-    DeferredTensor,
-    deferred_in,
-    fetching_all,
-    second_names_in,
-    sharable_in,
-)
 from accel_checkpoint.saving.staging import temporary_folder
+from accel_checkpoint.tensors import DeferredTensor, deferred_in, fetching_all, second_names_in, sharable_in
 from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user

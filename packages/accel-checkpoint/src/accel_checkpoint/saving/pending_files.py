@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file
 from accel_checkpoint.files import Digest, FileEntry, is_plain_name
 from accel_checkpoint.formats.weight_files import DTYPES
-from accel_checkpoint.saving.snapshot import (
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import (
     DeferredTensor,
-    HostBuffers,
     check_plain,
     compact_on_cpu,
     deferred_in,

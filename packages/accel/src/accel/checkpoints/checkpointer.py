@@ -95,8 +95,8 @@ class Checkpointer:
                 f"{', '.join(bad)} lack one. Give them both."
             )
         from accel_checkpoint.file_names import CUSTOM_OBJECTS
-        from accel_checkpoint.saving.snapshot import check_plain
         from accel_checkpoint.strictness import MISMATCH_ERRORS
+        from accel_checkpoint.tensors import check_plain
 
         for number, one in enumerate(objects, len(self.custom_objects)):
             state = None

@@ -43,8 +43,8 @@ from accel_checkpoint.file_names import (
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.random_states import to_file as states_to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
-from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.strictness import Strictness
+from accel_checkpoint.tensors import DeferredTensor
 from accel_data import PreparedLoader
 from accel_data.loaders.state import load_into, to_file
 from accel_ops.random import capture_rng_states

@@ -28,7 +28,7 @@ from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, 
 from accel_checkpoint.file_names import ENGINE_NAME, ENGINES
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import JsonFile, PendingFile
-from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
+from accel_checkpoint.tensors import DeferredTensor, fetched
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:zero_pp_rank_0_)?mp_rank_00_model_states\.pt")

@@ -13,7 +13,8 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
 from accel_checkpoint.saving.pending_files import FileSink, PendingFile
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors, nonfinite_in
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import compact_on_cpu, map_tensors, nonfinite_in
 from accel_state.errors import CheckpointError, ConfigError
 
 SAVE_ARGUMENTS = ("client_state", "exclude_frozen_parameters", "save_latest")

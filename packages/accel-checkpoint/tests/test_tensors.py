@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from accel_checkpoint.saving.snapshot import DeferredTensor, fetched, second_names_in
+from accel_checkpoint.tensors import DeferredTensor, compact_on_cpu, fetched, second_names_in
 
 VALUES = torch.arange(6.0).reshape(2, 3)
 
@@ -21,3 +22,8 @@ def test_equal_names_are_found_among_deferred_and_other_tensors():
     one = deferred()
     state = {"a": one, "b": VALUES, "c": one, "d": VALUES, "e": deferred(), "f": 3}
     assert second_names_in(state) == {"c": "a", "d": "b"}
+
+
+@pytest.mark.parametrize("wide", [torch.ones(1000)[:2], torch.ones(2, 1000)[:, 0]])
+def test_a_view_of_a_large_storage_is_written_without_the_rest(wide):
+    assert compact_on_cpu(wide).untyped_storage().nbytes() == wide.nbytes
