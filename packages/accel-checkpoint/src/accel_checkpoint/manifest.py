@@ -19,7 +19,7 @@ from accel_checkpoint.files import (
     SavedFiles,
     force_to_disk,
     is_plain_name,
-    raise_read_error,
+    opened,
     regular_file,
 )
 from accel_state.errors import CheckpointError, ConfigError
@@ -160,10 +160,8 @@ def read_manifest(folder: Path) -> Manifest:
     if path.stat().st_size > MAX_BYTES:
         raise CheckpointError(f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read.")
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
+        with opened(path) as file:
+            content = json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, weight_format
-from accel_checkpoint.files import SavedFiles, check_regular, is_plain_name, raise_read_error, read_json
+from accel_checkpoint.files import SavedFiles, is_plain_name, opened, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_state.errors import CheckpointError
 
@@ -65,17 +65,13 @@ def read_layout(path: Path) -> SafetensorsLayout:
     Raises:
         CheckpointError: If it is not a safetensors file, or its header contradicts its size.
     """
-    check_regular(path)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
                 raise _unreadable(path, "its header does not fit into it")
             header = json.loads(file.read(length), object_pairs_hook=_unique)
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
