@@ -90,6 +90,8 @@ def raise_read_error(path: Path, error: Exception) -> None:
     cause = error if isinstance(error, OSError) else error.__context__
     if not isinstance(cause, OSError) or cause.errno in (None, errno.EINVAL, errno.ENOENT):
         return  # a damaged file leads to invalid offsets
+    if cause is error and error.__cause__ is not None:
+        return  # it has a hint already
     trace = cause.__traceback__
     if cause is error or (trace is not None and trace.tb_frame.f_globals.get("__name__") == "zipfile"):
         hint = "It may be intact: check its permissions and its disk, and load it again."

@@ -64,7 +64,7 @@ def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: in
     for kind, state in states.items():
         if kind not in ("python", "numpy", "torch"):
             # One entry per device up to this rank's: Accelerate restores the devices in order.
-            content[_device_key(kind)] = [state["state"]] * (device_index + 1)
+            content[f"torch_{kind}_manual_seed"] = [state["state"]] * (device_index + 1)
     return content
 
 
@@ -115,7 +115,3 @@ def reseed_for(states: States, *, rank: int, world_size: int) -> int:
     seed = int.from_bytes(digest.digest()[:4], "little")
     set_seed(seed)
     return seed
-
-
-def _device_key(kind: str) -> str:
-    return f"torch_{kind}_manual_seed"

@@ -129,13 +129,12 @@ class MappedFile:
 
     def tensor(self, place: ByteRange) -> torch.Tensor:
         """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
-        item = place.dtype.itemsize
-        if place.start % item:
-            raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
-            return raw.clone().view(place.dtype).reshape(place.shape)
-        return torch.empty(0, dtype=place.dtype).set_(
-            self._storage, place.start // item, place.shape, _contiguous_strides(place.shape)
-        )
+        item, is_aligned = place.dtype.itemsize, place.start % place.dtype.itemsize == 0
+        view: Any = torch.empty(0, dtype=place.dtype if is_aligned else torch.uint8)
+        if is_aligned:
+            return view.set_(self._storage, place.start // item, place.shape)
+        raw: torch.Tensor = view.set_(self._storage, place.start, (place.num_bytes,))
+        return raw.clone().view(place.dtype).reshape(place.shape)
 
     def read_ahead(self, place: ByteRange) -> None:
         """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
@@ -161,15 +160,6 @@ def _is_cached(descriptor: int, place: ByteRange) -> bool:
     except OSError:  # they are not, or the file system cannot say
         return False
     return True
-
-
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,24 +292,15 @@ def read_model(files: SavedFiles, index: int) -> dict[str, Any]:
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
             if name in files.names:
-                members = checkpoint_files(files.path(name))
-                if name == names.index:
-                    for file in members:
-                        files.path(file.path.name)
-                return read_state(members)
+                state: dict[str, Any] = {}
+                for file in checkpoint_files(files.path(name)):
+                    content = read_weights(files.path(file.path.name))
+                    state |= {weight: content[weight] for weight in file.listed(content)}
+                return state
     raise CheckpointError(
         f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{files.folder}`. "
         "Load another checkpoint, or copy this one again with all its files."
     )
-
-
-def read_state(files: list[CheckpointFile]) -> dict[str, Any]:
-    """Return the state dict in ``files``; its tensors are mapped, so copy them before the files are removed."""
-    state: dict[str, Any] = {}
-    for file in files:
-        content = read_weights(file.path)
-        state |= {name: content[name] for name in file.listed(content)}
-    return state
 
 
 class WeightRows:
