@@ -129,12 +129,12 @@ class MappedFile:
 
     def tensor(self, place: ByteRange) -> torch.Tensor:
         """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
-        item, is_aligned = place.dtype.itemsize, place.start % place.dtype.itemsize == 0
-        view: Any = torch.empty(0, dtype=place.dtype if is_aligned else torch.uint8)
-        if is_aligned:
-            return view.set_(self._storage, place.start // item, place.shape)
-        raw: torch.Tensor = view.set_(self._storage, place.start, (place.num_bytes,))
-        return raw.clone().view(place.dtype).reshape(place.shape)
+        if place.start % place.dtype.itemsize:
+            raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
+            return raw.clone().view(place.dtype).reshape(place.shape)
+        empty: Any = torch.empty(0, dtype=place.dtype)
+        view: torch.Tensor = empty.set_(self._storage, place.start // place.dtype.itemsize, place.shape)
+        return view
 
     def read_ahead(self, place: ByteRange) -> None:
         """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
