@@ -29,6 +29,7 @@ FOLDER_OF_CHECKPOINTS = "checkpoints"
 PINNED_NAME = "pinned"
 """An empty file of this name in a checkpoint keeps retention from removing it."""
 TEMPORARY_PREFIX = ".tmp-"
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 OWN_MARK = "accel_format"
 """A key in our files of random states; those of other packages do not have it."""
 

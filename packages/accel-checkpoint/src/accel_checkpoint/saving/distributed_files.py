@@ -117,14 +117,7 @@ def part_name(folder: str, rank: int) -> str:
 def part_of_rank(
     folder: str, pieces: Iterable[Piece], paths: Mapping[str, Keys], *, rank: int
 ) -> DistributedPart:
-    """Return the file of this rank.
-
-    Args:
-        folder: Name of the folder of the state.
-        pieces: All pieces that this rank holds.
-        paths: The keys that lead to each entry, by its name.
-        rank: This process.
-    """
+    """Return the file of this rank in the folder of a state, with those of ``pieces`` that it writes."""
     own = [piece for piece in pieces if piece.is_writer and not _is_nothing(piece)]
     return DistributedPart(part_name(folder, rank), own, paths)
 
