@@ -1,7 +1,17 @@
+import gc
+import weakref
+
 import pytest
 import torch
 
-from accel_checkpoint.tensors import DeferredTensor, compact_on_cpu, fetched, second_names_in
+from accel_checkpoint.tensors import (
+    DeferredTensor,
+    compact_on_cpu,
+    copy_of,
+    fetched,
+    map_tensors,
+    second_names_in,
+)
 
 VALUES = torch.arange(6.0).reshape(2, 3)
 
@@ -27,3 +37,14 @@ def test_equal_names_are_found_among_deferred_and_other_tensors():
 @pytest.mark.parametrize("wide", [torch.ones(1000)[:2], torch.ones(2, 1000)[:, 0]])
 def test_a_view_of_a_large_storage_is_written_without_the_rest(wide):
     assert compact_on_cpu(wide).untyped_storage().nbytes() == wide.nbytes
+
+
+def test_copies_are_freed_without_garbage_collection():
+    gc.disable()
+    try:
+        copied = map_tensors({"a": [torch.ones(3)]}, copy_of)
+        reference = weakref.ref(copied["a"][0])
+        del copied
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -167,36 +167,38 @@ def map_tensors(content: Any, copy: Copy) -> Any:
 
     A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
-    copies: dict[Hashable, torch.Tensor] = {}
+    return _mapped(content, copy, {})  # a closure would be a cycle that keeps the copies in memory
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, DeferredTensor):
-            if id(value) not in copies:
-                copies[id(value)] = own_copy(value.fetch())
-            return copies[id(value)]
-        if isinstance(value, torch.Tensor):
-            if not is_plain(value):
-                return copy(value)
-            view = id_tensor_view(value)
-            if view not in copies:
-                copies[view] = copy(value)
-            return copies[view]
-        if isinstance(value, Mapping):
-            members = [(name, one if type(one) in _IMMUTABLE else mapped(one)) for name, one in value.items()]
-            if type(value) is dict:
-                return dict(members)
-            rebuilt: Any = type(value)()
-            for name, one in members:
-                rebuilt[name] = one
-            return rebuilt
-        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            values = [one if type(one) in _IMMUTABLE else mapped(one) for one in value]
-            return values if isinstance(value, list) else tuple(values)
-        if isinstance(value, (set, bytearray)):
-            return type(value)(value)
-        return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
 
-    return mapped(content)
+def _mapped(value: Any, copy: Copy, copies: dict[Hashable, torch.Tensor]) -> Any:
+    if isinstance(value, DeferredTensor):
+        if id(value) not in copies:
+            copies[id(value)] = own_copy(value.fetch())
+        return copies[id(value)]
+    if isinstance(value, torch.Tensor):
+        if not is_plain(value):
+            return copy(value)
+        view = id_tensor_view(value)
+        if view not in copies:
+            copies[view] = copy(value)
+        return copies[view]
+    if isinstance(value, Mapping):
+        members = [
+            (name, one if type(one) in _IMMUTABLE else _mapped(one, copy, copies))
+            for name, one in value.items()
+        ]
+        if type(value) is dict:
+            return dict(members)
+        rebuilt: Any = type(value)()
+        for name, one in members:
+            rebuilt[name] = one
+        return rebuilt
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        values = [one if type(one) in _IMMUTABLE else _mapped(one, copy, copies) for one in value]
+        return values if isinstance(value, list) else tuple(values)
+    if isinstance(value, (set, bytearray)):
+        return type(value)(value)
+    return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
 
 
 def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
