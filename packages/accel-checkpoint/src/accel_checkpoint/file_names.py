@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,17 +57,13 @@ class FileKind:
 
     def numbers(self, names: Iterable[str]) -> list[int]:
         """Return the sorted indexes of the files of this kind among ``names``."""
-        return sorted({index for index, _ in self._places(names)})
+        matches = (self.pattern.fullmatch(name) for name in names)
+        return sorted({int(match[1] or 0) if match.re.groups else 0 for match in matches if match})
 
     def ranks(self, index: int, names: Iterable[str]) -> list[int]:
         """Return the sorted ranks that have a file with this index among ``names``."""
-        return sorted(rank for one, rank in self._places(names) if one == index)
-
-    def _places(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
-        for name in names:
-            if match := self.pattern.fullmatch(name):
-                index, rank, *_ = (*(int(number or 0) for number in match.groups()), 0, 0)
-                yield index, rank
+        matches = (self.pattern.fullmatch(name) for name in names)
+        return sorted(int(match[2]) for match in matches if match and int(match[1] or 0) == index)
 
 
 CHECKPOINTS = FileKind("checkpoint_{index}")
