@@ -156,6 +156,20 @@ def test_a_reader_that_has_gone_is_no_traceback(no_user_config, arguments):
     assert child.returncode == 1
 
 
+def test_a_reader_that_has_gone_ends_a_command_that_prints_by_itself():
+    code = (
+        "from accel_launch import cli\n"
+        "cli._run_command = lambda name, arguments: print('line' * 100_000)\n"
+        "raise SystemExit(cli.run_command('prints', []))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 1
+
+
 def test_without_an_output_nothing_is_said(no_user_config):
     command = [sys.executable, "-m", "accel_launch", "launch"]
     done = subprocess.run(

@@ -157,6 +157,33 @@ def test_buffers_and_extra_states_are_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_an_extra_state_that_is_a_tensor_is_loaded(tmp_path, kind):
+    class Counting(nn.Linear):
+        count = torch.zeros(1)
+
+        def get_extra_state(self):
+            return self.count
+
+        def set_extra_state(self, state):
+            self.count = state
+
+    model = Counting(1, 1)
+    model.count = torch.tensor([3.0])
+    write(model.state_dict(), tmp_path, kind, 1)
+    other = Counting(1, 1)
+    load_checkpoint_in_model(other, tmp_path, strict=True)
+    assert other.count.tolist() == [3]
+
+
+def test_a_buffer_that_is_a_conjugate_view_gets_the_values_of_the_file(tmp_path):
+    model = nn.Module()
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64).conj())
+    write({"phase": torch.tensor([1 + 2j, 3 - 1j])}, tmp_path, "safetensors", 1)
+    load_checkpoint_in_model(model, tmp_path)
+    assert model.phase.tolist() == [1 + 2j, 3 - 1j]
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
 @pytest.mark.parametrize("width", [8, 2100])  # digests of files over 16 MiB are computed by threads
 @pytest.mark.parametrize("options", [{}, {"mmap": True}, {"full_state_dict": False}], ids=str)
 def test_a_damaged_file_of_a_checkpoint_with_a_manifest_is_refused(tmp_path, kind, width, options):

@@ -27,6 +27,11 @@ def test_every_tensor_is_found_and_mapped(tmp_path):
         assert torch.equal(mapped.tensor(place), TENSORS[name])
 
 
+def test_the_format_in_the_metadata_is_no_second_name_of_a_tensor_called_pt(tmp_path):
+    save_file({"pt": torch.rand(2)}, tmp_path / "m.safetensors", metadata={"format": "pt", "tied": "pt"})
+    assert read_layout(tmp_path / "m.safetensors").second_names == {"tied": "pt"}
+
+
 def test_tensors_at_odd_places_are_copied(tmp_path):
     data = torch.rand(4)
     header = {

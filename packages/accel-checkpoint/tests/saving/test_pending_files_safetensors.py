@@ -31,6 +31,11 @@ def test_every_type_comes_back(tmp_path, dtype):
         assert file.metadata() == {"format": "pt"}
 
 
+def test_a_tensor_with_the_name_of_the_metadata_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot store a tensor called `__metadata__`"):
+        write(tmp_path / "m.safetensors", {"__metadata__": torch.ones(2)})
+
+
 def test_views_that_only_promise_their_values_are_written_with_them(tmp_path):
     numbers = torch.tensor([1 + 2j, 3 - 1j])
     given = {

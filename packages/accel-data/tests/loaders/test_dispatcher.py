@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from accel_data import prepare_data_loader
 from accel_ops import gather
@@ -315,3 +315,37 @@ def test_a_batch_that_some_rank_lacks_before_the_end_is_an_error_on_every_rank(
     for rank, (seen, message) in enumerate(world(3).run(dispatch_a_short_batch, timeout_s=20)):
         assert seen == [[rank]]
         assert "not the last has rows for 1 of 3 processes" in message
+
+
+class Rows(Dataset):
+    """Returns a batch for a list of indices."""
+
+    def __getitem__(self, indices: list[int]) -> torch.Tensor:
+        return torch.tensor(indices)
+
+
+def resume_batches_of_the_data_set() -> list[Any]:
+    def make() -> Any:
+        sampler = BatchSampler(range(23), batch_size=3, drop_last=False)
+        return prepare_data_loader(
+            DataLoader(Rows(), sampler=sampler, batch_size=None), dispatch_batches=True, even_batches=False
+        )
+
+    loader, read = make(), []
+    for batch in loader:
+        read.append(batch.tolist())
+        state = loader.state_dict()
+        break
+    resumed = make()
+    resumed.load_state_dict(state)
+    return [len(loader), read + [batch.tolist() for batch in resumed]]
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_pass_resumes_after_the_indices_of_the_batches_that_the_data_set_has_made(
+    world: Callable[[int], Any], num: int
+) -> None:
+    lengths, batches = zip(*world(num).run(resume_batches_of_the_data_set), strict=True)
+    given = [list(range(first, min(first + 3, 23))) for first in range(0, 23, 3)]
+    assert list(batches) == [given[rank::num] for rank in range(num)]
+    assert list(lengths) == [len(one) for one in batches]

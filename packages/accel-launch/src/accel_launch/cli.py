@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from accel_launch import __version__
 from accel_launch.commands.parsing import make_parser
@@ -64,6 +65,12 @@ def _without_traceback(action: Callable[[], int]) -> int:
         complain("Interrupted.")
         return INTERRUPTED
     except ReaderGone:
+        return FAILURE
+    except BrokenPipeError:  # of a command's own `print`, if the next one fails, too
+        with suppress(ReaderGone):
+            show("")
+            flush()
+            raise
         return FAILURE
 
 

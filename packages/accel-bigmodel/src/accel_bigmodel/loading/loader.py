@@ -180,10 +180,13 @@ class CheckpointLoader:
     def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
         mapped = MappedFile(file.path) if layout.ranges else None
         for name in file.listed(layout.ranges, layout.second_names):
+            assert mapped is not None
+            if name in self._extras:
+                self._compare(file.path)
+                self._extras[name].set_extra_state(mapped.tensor(layout.ranges[name]).clone())
             named = self._tensors.get(name)
             if named is None:
                 continue
-            assert mapped is not None
             place, dtype, device = (
                 layout.ranges[name],
                 self._options.dtype_of(name, named.tensor),
@@ -221,6 +224,7 @@ class CheckpointLoader:
         self._compare(path)
         tensor = named.tensor
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_contiguous()
+        is_plain = is_plain and not (tensor.is_conj() or tensor.is_neg())  # their memory has other values
         if is_plain and _is_on(tensor, device, dtype):
             # A backward pass that saved this tensor must notice the change.
             torch.autograd.graph.increment_version(tensor)

@@ -85,6 +85,8 @@ def read_layout(path: Path) -> SafetensorsLayout:
     )
     if any(end > start for (_, end), (start, _) in pairwise(spans)):
         raise _unreadable(path, "its tensors overlap")
+    if metadata.get("format") == "pt":  # the framework, not the parameter `pt`
+        del metadata["format"]
     second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
     return SafetensorsLayout(path, ranges | {name: ranges[kept] for name, kept in second.items()}, second)
 

@@ -365,12 +365,17 @@ def write_safetensors(
         With ``must_be_finite``, the name of the first tensor with values that are not finite; otherwise empty.
 
     Raises:
-        CheckpointError: If the format has no name for a dtype.
+        CheckpointError: If the format has no name for a dtype, or reserves the name of a tensor.
     """
     # The format allows no gaps, so tensors that would misalign the next one come last, the widest dtypes first.
     names = order_of_writing(tensors)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
+    if "__metadata__" in tensors:
+        raise CheckpointError(
+            "safetensors cannot store a tensor called `__metadata__`: its header uses the name. Rename it, or pass "
+            "`safe_serialization=False`."
+        )
     for name in names:
         tensor = tensors[name]
         if tensor.dtype not in _CODES:

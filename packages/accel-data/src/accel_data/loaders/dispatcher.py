@@ -109,9 +109,14 @@ class DataLoaderDispatcher(PreparedLoader):
             drop_last=base.drop_last if shard is None else shard.drop_last,
         )
 
+    def _samples_per_batch(self) -> int:
+        """Samples in a full batch of the given loader; indices, if the data set makes a batch from several."""
+        shard = self._source.index_shard
+        return (self._source.loader.batch_size if shard is None else shard.batch_size) or 1
+
     def _step_size(self) -> Position:
-        plan = self._scatter_plan()
-        return Position((plan.rows or 1) * plan.num_ranks, plan.batches_per_step)
+        num_batches = self._scatter_plan().batches_per_step
+        return Position(self._samples_per_batch() * num_batches, num_batches)
 
     def __len__(self) -> int:
         plan, scatter = self._plan(), self._scatter_plan()
@@ -124,7 +129,9 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _plan(self, start: Position = START) -> ShardPlan | None:
         plan, scatter, ranks = super()._plan(start), self._scatter_plan(), self.data_ranks
-        if plan is None:
+        if (
+            plan is None or not self.base_dataloader._auto_collation
+        ):  # the rows of what the data set makes vary
             return None
         rows = scatter.rows or 1
         return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
@@ -142,7 +149,7 @@ class DataLoaderDispatcher(PreparedLoader):
         else:
             read = self._read_steps(resumption, sampler_pass, current.read_states, is_resumed=is_resumed)
             announced = send_steps(read, ranks.rank, is_alone=is_alone)
-        rows = self._given_batch_size() or 1
+        rows = self._samples_per_batch()
         dispatched = DispatchedSteps(announced, current.start, rank=ranks.rank, rows_per_batch=rows)
         return iter(dispatched), lambda: dispatched.num_missed
 
