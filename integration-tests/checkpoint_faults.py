@@ -29,7 +29,7 @@ from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEn
 from accel_checkpoint.formats.distributed import DistributedState
 from accel_checkpoint.listing import check_loadable, find_newest
 from accel_checkpoint.manifest import saved_files
-from accel_checkpoint.saving.snapshot import fetched
+from accel_checkpoint.tensors import fetched
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")

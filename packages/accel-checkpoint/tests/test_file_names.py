@@ -47,22 +47,22 @@ def test_numbers_are_read_from_names():
         "model_1.safetensors",
         "random_states_10.pkl",
     ]
-    assert layout.numbers_of("optimizer", names) == [0, 2]
+    assert layout.OPTIMIZERS.numbers(names) == [0, 2]
     assert layout.numbers_of_models(names) == [1]
-    assert layout.ranks_of_random_states(names) == [10]
+    assert layout.RANDOM_STATES.numbers(names) == [10]
 
 
 def test_files_of_ranks_are_not_those_of_whole_states():
-    names = [layout.file_of_rank("optimizer", index, rank) for index in (0, 2) for rank in (0, 11)]
+    names = [layout.OPTIMIZERS_OF_RANKS.name(index, rank) for index in (0, 2) for rank in (0, 11)]
     assert names == [
         "optimizer_rank0.bin",
         "optimizer_rank11.bin",
         "optimizer_2_rank0.bin",
         "optimizer_2_rank11.bin",
     ]
-    assert layout.numbers_of_ranked("optimizer", names) == [0, 2]
-    assert layout.ranks_of("optimizer", 2, names) == [0, 11]
-    assert layout.numbers_of("optimizer", names) == layout.numbers_of_models(names) == []
+    assert layout.OPTIMIZERS_OF_RANKS.numbers(names) == [0, 2]
+    assert layout.OPTIMIZERS_OF_RANKS.ranks(2, names) == [0, 11]
+    assert layout.OPTIMIZERS.numbers(names) == layout.numbers_of_models(names) == []
 
 
 def test_folders_are_ordered_by_number():

@@ -184,7 +184,7 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
         if isinstance(value, DTensor):
             return value
         if type(value) is not torch.Tensor:
-            from accel_checkpoint.saving.snapshot import copy_of, map_tensors  # which few optimizers need
+            from accel_checkpoint.tensors import copy_of, map_tensors  # which few optimizers need
 
             return map_tensors(value, copy_of)
         own = None if parameter is None else optimizer.state.get(parameter, {}).get(name)

@@ -11,19 +11,12 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import (
-    METADATA_NAME,
-    SHARDED_MODEL_NAME,
-    numbers_of_models,
-    numbers_of_sharded,
-)
+from accel_checkpoint.file_names import METADATA_NAME, MODEL_TABLES, TORCH_SUFFIXES, numbers_of_models
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.distributed import DistributedState
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import MappedFile, read_layout
 from accel_state.errors import CheckpointError
-
-_TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -51,11 +44,11 @@ def contents_of(folder: Path) -> Iterator[Item]:
     """
     files = SavedFiles(folder)
     for name in sorted(files.names):
-        models = numbers_of_models([name]) or numbers_of_sharded(SHARDED_MODEL_NAME, [name])
+        models = numbers_of_models([name]) or MODEL_TABLES.numbers([name])
         group = f"model {models[0]}" if models else name
         if name.endswith(".safetensors"):
             yield from _of_safetensors(files.path(name), group)
-        elif name.endswith(_TORCH_SUFFIXES):
+        elif name.endswith(TORCH_SUFFIXES):
             yield from _flattened(read_torch_file(files.path(name), mmap=True), group)
         elif name.endswith(f"/{METADATA_NAME}"):
             inner = name.removesuffix(f"/{METADATA_NAME}")

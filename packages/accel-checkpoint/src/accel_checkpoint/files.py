@@ -17,11 +17,13 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self, TypeVar
 
 import xxhash
 
@@ -34,6 +36,7 @@ _READ_BYTES = 2**20
 _DIGEST = "xxh3-16m"
 _EARLIER_DIGEST = "crc32"
 _NUM_THREADS = 4
+_T = TypeVar("_T")
 
 
 class DamagedFileError(CheckpointError):
@@ -87,6 +90,8 @@ def raise_read_error(path: Path, error: Exception) -> None:
     cause = error if isinstance(error, OSError) else error.__context__
     if not isinstance(cause, OSError) or cause.errno in (None, errno.EINVAL, errno.ENOENT):
         return  # a damaged file leads to invalid offsets
+    if cause is error and error.__cause__ is not None:
+        return  # it has a hint already
     trace = cause.__traceback__
     if cause is error or (trace is not None and trace.tb_frame.f_globals.get("__name__") == "zipfile"):
         hint = "It may be intact: check its permissions and its disk, and load it again."
@@ -99,15 +104,17 @@ def check_regular(path: Path) -> None:
         raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it.
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a file to read it in the block, whose failed reads raise an error with a hint.
 
     Raises:
         CheckpointError: If it is not a regular file.
     """
     check_regular(path)
     try:
-        return path.open("rb")
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise_read_error(path, error)
         raise
@@ -115,9 +122,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise a `CheckpointError` if it is not readable."""
-    check_regular(path)
     try:
-        return json.loads(path.read_bytes())
+        with opened(path) as file:
+            return json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` is not readable JSON: {error}. Copy or save it again.") from error
 
@@ -159,8 +166,8 @@ class Digest:
 
 def digest_of(path: Path, *, like: str = _DIGEST) -> str:
     """Return the digest of a file, by the algorithm of the digest ``like``."""
-    if path.stat().st_size <= _BLOCK_BYTES and not like.startswith(_EARLIER_DIGEST):
-        return _combined(_digest_of_block(path, start) for start in _block_starts(path))
+    if path.stat().st_size <= _BLOCK_BYTES:
+        return _begin_digest(path, like, None)()
     with _digest_threads() as threads:
         return _begin_digest(path, like, threads)()
 
@@ -169,20 +176,16 @@ def _digest_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_NUM_THREADS, os.cpu_count() or 1), thread_name_prefix="accel-digest")
 
 
-def _begin_digest(path: Path, like: str, threads: ThreadPoolExecutor) -> Callable[[], str]:
-    """Begin to compute the digest of a file, by the algorithm of ``like``; call the result to wait for it."""
+def _begin_digest(path: Path, like: str, threads: ThreadPoolExecutor | None) -> Callable[[], str]:
+    """Begin to compute a digest in threads; the result returns it. Without threads, it computes it first."""
+
+    def begin(work: Callable[..., _T], *arguments: object) -> Callable[[], _T]:
+        return partial(work, *arguments) if threads is None else threads.submit(work, *arguments).result
+
     if like.startswith(_EARLIER_DIGEST):
-        return threads.submit(_crc32_of, path).result
-    blocks = [threads.submit(_digest_of_block, path, start) for start in _block_starts(path)]
-    return lambda: _combined(block.result() for block in blocks)
-
-
-def _block_starts(path: Path) -> range:
-    return range(0, path.stat().st_size, _BLOCK_BYTES)
-
-
-def _combined(blocks: Iterable[bytes]) -> str:
-    return f"{_DIGEST}:{xxhash.xxh3_128(b''.join(blocks)).hexdigest()}"
+        return begin(_crc32_of, path)
+    blocks = [begin(_digest_of_block, path, start) for start in range(0, path.stat().st_size, _BLOCK_BYTES)]
+    return lambda: f"{_DIGEST}:{xxhash.xxh3_128(b''.join(block() for block in blocks)).hexdigest()}"
 
 
 def _digest_of_block(path: Path, start: int) -> bytes:
@@ -202,16 +205,12 @@ def _crc32_of(path: Path) -> str:
 def _read(path: Path, start: int, num_bytes: int) -> Iterator[memoryview]:
     """Yield the bytes of a file, in a buffer that is reused."""
     buffer = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(start)
-            while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
-                num_bytes -= num_read
-                Digest._count(num_read)
-                yield buffer[:num_read]
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
+    with opened(path) as file:
+        file.seek(start)
+        while num_bytes and (num_read := file.readinto(buffer[:num_bytes])):
+            num_bytes -= num_read
+            Digest._count(num_read)
+            yield buffer[:num_read]
 
 
 @dataclass(frozen=True, slots=True)

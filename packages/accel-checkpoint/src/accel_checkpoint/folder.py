@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.file_names import checkpoint_name, random_states_file
+from accel_checkpoint.file_names import CHECKPOINTS, RANDOM_STATES
 from accel_checkpoint.files import SavedFiles, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file, trusted_files
 from accel_checkpoint.formats.weight_files import read_weights
@@ -65,7 +65,7 @@ class CheckpointFolder:
         is_main = self._saver.topology.rank == 0
         numbers = checked_metrics(metrics or {}, self.retention) if is_main else {}
         manifest = Manifest((), step=step, iteration=step, metrics=numbers)
-        target = self.path / checkpoint_name(step)
+        target = self.path / CHECKPOINTS.name(step)
         return self._saver.stage(target, manifest, retention=self.retention, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
@@ -146,7 +146,7 @@ class SavedCheckpoint:
         Raises:
             CheckpointError: If the checkpoint has no such file for this rank.
         """
-        name = random_states_file(current_runtime().topology.rank)
+        name = RANDOM_STATES.name(current_runtime().topology.rank)
         content: Mapping[str, Any] = self.read(name)
         restore(content, file_name=name)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import custom_file
+from accel_checkpoint.file_names import CUSTOM_OBJECTS
 from accel_checkpoint.formats.torch_files import harmless_globals, read_torch_file, trusted_files
 from accel_checkpoint.saving.pending_files import FileSink, SafetensorsFile, TorchFile, write_file
 from accel_state import PartialState
@@ -96,7 +96,7 @@ def save_custom_state(
     """Write the state of ``obj`` to `custom_checkpoint_<index>.pkl` in the folder ``path``."""
     state = PartialState()
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
-        write_file(TorchFile(custom_file(index), obj.state_dict()), Path(path), replace=True)
+        write_file(TorchFile(CUSTOM_OBJECTS.name(index), obj.state_dict()), Path(path), replace=True)
 
 
 def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
@@ -105,7 +105,7 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
     Raises:
         CheckpointError: If the file is damaged or holds more than plain data.
     """
-    obj.load_state_dict(read_torch_file(Path(path) / custom_file(index)))
+    obj.load_state_dict(read_torch_file(Path(path) / CUSTOM_OBJECTS.name(index)))
 
 
 __all__: Sequence[str] = ["TORCH_SAFE_GLOBALS", "load", "load_custom_state", "save", "save_custom_state"]

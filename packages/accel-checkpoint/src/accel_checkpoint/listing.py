@@ -13,19 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.file_names import (
+    CHECKPOINTS,
     FOLDER_OF_CHECKPOINTS,
     MANIFEST_NAME,
     METADATA_NAME,
+    MODEL_TABLES,
     OWN_MARK,
-    SHARDED_MODEL_NAME,
+    RANDOM_STATES,
     TEMPORARY_PREFIX,
-    checkpoint_name,
     checkpoint_number,
     is_checkpoint_file,
     numbers_of_models,
-    numbers_of_sharded,
-    random_states_file,
-    ranks_of_random_states,
 )
 from accel_checkpoint.files import SavedFiles, regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, read_manifest
@@ -106,11 +104,11 @@ def inspect(folder: Path) -> Found | None:
         state = State.DAMAGED if problems else State.COMMITTED
         return Found(folder, folder.name, state, files, manifest, " ".join(problems), modified_s)
     is_numbered = bool(names) and checkpoint_number(folder.name) is not None
-    is_known = numbers_of_models(names) or ranks_of_random_states(names) or _has_parts(folder, names)
+    is_known = numbers_of_models(names) or RANDOM_STATES.numbers(names) or _has_parts(folder, names)
     if not is_numbered and not is_known:
         return None
     modified_s = folder.stat().st_mtime
-    if ranks_of_random_states(names) and not _is_own(folder, names):
+    if RANDOM_STATES.numbers(names) and not _is_own(folder, names):
         return _found(folder, State.FOREIGN, modified_s=modified_s)
     return _found(folder, State.INCOMPLETE, problem=f"It has no `{MANIFEST_NAME}`.", modified_s=modified_s)
 
@@ -123,15 +121,13 @@ def _found(folder: Path, state: State, *, modified_s: float, problem: str = "") 
 def _has_parts(folder: Path, names: list[str]) -> bool:
     """Whether a model lies in parts in a folder of its own."""
     tables = [f"{name}/{METADATA_NAME}" for name in names if is_checkpoint_file(name)]
-    return bool(
-        numbers_of_sharded(SHARDED_MODEL_NAME, [name for name in tables if (folder / name).is_file()])
-    )
+    return bool(MODEL_TABLES.numbers([name for name in tables if (folder / name).is_file()]))
 
 
 def _is_own(folder: Path, names: list[str]) -> bool:
     """Whether this package wrote a folder that has random states and no manifest, which means that it is lost."""
     try:
-        first = random_states_file(ranks_of_random_states(names)[0])
+        first = RANDOM_STATES.name(RANDOM_STATES.numbers(names)[0])
         with zipfile.ZipFile(regular_file(folder, first)) as archive:
             [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if archive.getinfo(name).file_size > 2**20:
@@ -306,7 +302,7 @@ def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]
     That is so if the process of the run is alive here, or if the number was at most ``before`` at the last call.
     """
     newest = highest_number(folder)
-    match = re.fullmatch(TOKEN, token_of(folder / checkpoint_name(newest)))
+    match = re.fullmatch(TOKEN, token_of(folder / CHECKPOINTS.name(newest)))
     # The parent may be a notebook that has trained before.
     if match is None or match[1] == stamp() or match[1].split("-")[1] == str(os.getppid()):
         return newest, False

@@ -12,14 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
+from accel_checkpoint.file_names import MANIFEST_NAME, RANDOM_STATES
 from accel_checkpoint.files import (
     Digest,
     FileEntry,
     SavedFiles,
     force_to_disk,
     is_plain_name,
-    raise_read_error,
+    opened,
     regular_file,
 )
 from accel_state.errors import CheckpointError, ConfigError
@@ -84,7 +84,7 @@ class Manifest:
     @property
     def is_of_rank_0_alone(self) -> bool:
         """Whether rank 0 saved it without the states of the other ranks."""
-        return self.world_size > 1 and ranks_of_random_states(entry.name for entry in self.files) == [0]
+        return self.world_size > 1 and RANDOM_STATES.numbers(entry.name for entry in self.files) == [0]
 
     @property
     def files_here(self) -> list[FileEntry]:
@@ -160,10 +160,8 @@ def read_manifest(folder: Path) -> Manifest:
     if path.stat().st_size > MAX_BYTES:
         raise CheckpointError(f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read.")
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
+        with opened(path) as file:
+            content = json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -14,7 +14,7 @@ from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.saving.model_weights import save_weights
 from accel_checkpoint.saving.pending_files import QUIET_S, progress_bar
-from accel_checkpoint.saving.snapshot import DeferredTensor, deferred_in
+from accel_checkpoint.tensors import DeferredTensor, deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # they import torch's distributed checkpoints, which take a second

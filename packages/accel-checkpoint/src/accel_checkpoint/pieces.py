@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from accel_checkpoint.saving.snapshot import DeferredTensor, is_plain, second_names_in
+from accel_checkpoint.tensors import DeferredTensor, is_plain, second_names_in
 from accel_state.errors import CheckpointError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.file_names import OWN_MARK, random_states_file
+from accel_checkpoint.file_names import OWN_MARK, RANDOM_STATES
 from accel_ops import capture_rng_states, restore_rng_states, set_seed
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError
@@ -23,7 +23,7 @@ States = Mapping[str, Mapping[str, Any]]
 def captured(*, rank: int) -> tuple[str, dict[str, Any]]:
     """Return the name and content of the random state file for the current state of this rank's generators."""
     index = current_runtime().device.index or 0
-    return random_states_file(rank), to_file(
+    return RANDOM_STATES.name(rank), to_file(
         capture_rng_states(), accumulation={"step": 0}, device_index=index
     )
 
@@ -64,7 +64,7 @@ def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: in
     for kind, state in states.items():
         if kind not in ("python", "numpy", "torch"):
             # One entry per device up to this rank's: Accelerate restores the devices in order.
-            content[_device_key(kind)] = [state["state"]] * (device_index + 1)
+            content[f"torch_{kind}_manual_seed"] = [state["state"]] * (device_index + 1)
     return content
 
 
@@ -115,7 +115,3 @@ def reseed_for(states: States, *, rank: int, world_size: int) -> int:
     seed = int.from_bytes(digest.digest()[:4], "little")
     set_seed(seed)
     return seed
-
-
-def _device_key(kind: str) -> str:
-    return f"torch_{kind}_manual_seed"

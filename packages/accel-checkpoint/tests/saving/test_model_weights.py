@@ -15,8 +15,8 @@ from torch import nn
 from accel_checkpoint.formats.weight_files import checkpoint_files, read_weights
 from accel_checkpoint.saving.model_weights import save_model
 from accel_checkpoint.saving.pending_files import SafetensorsFile
-from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.saving.staging import temporary_folder
+from accel_checkpoint.tensors import DeferredTensor
 from accel_state.errors import CheckpointError, ConfigError
 
 

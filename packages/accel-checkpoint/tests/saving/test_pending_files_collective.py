@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, snapshot_of, write_file
-from accel_checkpoint.saving.snapshot import DeferredTensor, HostBuffers
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import DeferredTensor
 
 
 def make_file(kind, fetched, *, is_writer):

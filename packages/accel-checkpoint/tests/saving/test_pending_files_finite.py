@@ -9,7 +9,7 @@ import torch
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
 from accel_checkpoint.command import as_table, find
-from accel_checkpoint.saving.snapshot import is_finite
+from accel_checkpoint.tensors import is_finite
 from accel_state import PartialState
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

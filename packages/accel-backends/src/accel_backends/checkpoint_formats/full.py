@@ -11,19 +11,13 @@ from torch.distributed.tensor import DTensor
 from accel_backends.checkpoint_formats.named import NamedFormat, SavedState
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
-from accel_checkpoint.file_names import (
-    OPTIMIZER_NAME,
-    numbered_file,
-    numbers_of,
-    numbers_of_models,
-    weight_format,
-)
+from accel_checkpoint.file_names import OPTIMIZERS, numbers_of_models, weight_format
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.saving.model_weights import pending_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 
 
 class FullFormat(NamedFormat):
@@ -35,7 +29,7 @@ class FullFormat(NamedFormat):
 
     def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
         """Return the indexes of the models that have weight files, and of the optimizers that have one."""
-        return numbers_of_models(names), numbers_of(OPTIMIZER_NAME, names)
+        return numbers_of_models(names), OPTIMIZERS.numbers(names)
 
     def model_file(self, index: int) -> str:
         """Return the name of the weight files in messages."""
@@ -43,7 +37,7 @@ class FullFormat(NamedFormat):
 
     def optimizer_file(self, index: int) -> str:
         """Return the file of an optimizer."""
-        return numbered_file(OPTIMIZER_NAME, index)
+        return OPTIMIZERS.name(index)
 
     def model_files(
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices

@@ -19,7 +19,7 @@ from accel_backends.checkpoint_formats.protocol import (
 )
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.pieces import ties_in
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import CheckpointError, ConfigError
 

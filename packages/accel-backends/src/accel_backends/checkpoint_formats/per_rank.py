@@ -17,13 +17,7 @@ from accel_backends.flat_sharding.own_values import RankParts
 from accel_backends.optimizer import in_memory
 from accel_backends.strategies.capabilities import HoldsParts
 from accel_backends.strategies.strategy import Strategy
-from accel_checkpoint.file_names import (
-    OPTIMIZER_NAME,
-    SHARDED_MODEL_NAME,
-    file_of_rank,
-    numbers_of_ranked,
-    ranks_of,
-)
+from accel_checkpoint.file_names import MODELS_OF_RANKS, OPTIMIZERS_OF_RANKS, FileKind
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.saving.pending_files import TorchFile
@@ -86,26 +80,26 @@ class PerRankFormat(PartsFormat):
 
     def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
         """Return the indexes of the models and of the optimizers that have files in this format."""
-        return numbers_of_ranked(SHARDED_MODEL_NAME, names), numbers_of_ranked(OPTIMIZER_NAME, names)
+        return MODELS_OF_RANKS.numbers(names), OPTIMIZERS_OF_RANKS.numbers(names)
 
     def model_file(self, index: int) -> str:
         """Return the name of the files of a model in messages."""
-        return file_of_rank(SHARDED_MODEL_NAME, index, 0)
+        return MODELS_OF_RANKS.name(index, 0)
 
     def optimizer_file(self, index: int) -> str:
         """Return the name of the files of an optimizer in messages."""
-        return file_of_rank(OPTIMIZER_NAME, index, 0)
+        return OPTIMIZERS_OF_RANKS.name(index, 0)
 
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> list[TorchFile]:
         """Return the file of this rank."""
-        return [_file(SHARDED_MODEL_NAME, cast(RankParts, state), index)]
+        return [_file(MODELS_OF_RANKS, cast(RankParts, state), index)]
 
     def optimizer_files(
         self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
     ) -> list[TorchFile]:
         """Return the file of this rank."""
         own = self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
-        return [_file(OPTIMIZER_NAME, cast(RankParts, own), index)]
+        return [_file(OPTIMIZERS_OF_RANKS, cast(RankParts, own), index)]
 
     def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> _SavedParts:
         """Return the parts; each rank reads its own."""
@@ -117,7 +111,7 @@ class PerRankFormat(PartsFormat):
         """Read what this rank wrote, and return a function that loads it; the flat parameters are the same."""
         inner = optimizer.optimizer
         own = self.holder(optimizer.strategy).parts_of_optimizer(inner)
-        state = _read(files, OPTIMIZER_NAME, cast(RankParts, own), index)
+        state = _read(files, OPTIMIZERS_OF_RANKS, cast(RankParts, own), index)
         return lambda: inner.load_state_dict(in_memory(inner, state))
 
 
@@ -143,19 +137,19 @@ class _SavedParts(SavedModel):
         return []
 
     def _read(self) -> Mapping[str, Any]:
-        return _read(self._files, SHARDED_MODEL_NAME, self._own, self._index)
+        return _read(self._files, MODELS_OF_RANKS, self._own, self._index)
 
 
-def _file(stem: str, own: RankParts, index: int) -> TorchFile:
+def _file(kind: FileKind, own: RankParts, index: int) -> TorchFile:
     content = {"rank": own.rank, "num_ranks": own.num_ranks, "cut": own.slices, "values": dict(own)}
-    return TorchFile(file_of_rank(stem, index, own.rank), content, is_trained=True)
+    return TorchFile(kind.name(index, own.rank), content, is_trained=True)
 
 
-def _read(files: SavedFiles, stem: str, own: RankParts, index: int) -> Mapping[str, Any]:
-    name = file_of_rank(stem, index, own.rank)
-    ranks = ranks_of(stem, index, files.names)
+def _read(files: SavedFiles, kind: FileKind, own: RankParts, index: int) -> Mapping[str, Any]:
+    name = kind.name(index, own.rank)
+    ranks = kind.ranks(index, files.names)
     # A rank without a file reads the number of ranks in that of another.
-    found = file_of_rank(stem, index, ranks[0]) if ranks and own.rank not in ranks else name
+    found = kind.name(index, ranks[0]) if ranks and own.rank not in ranks else name
     content = read_torch_file(files.path(found), mmap=True)
     if content["num_ranks"] != own.num_ranks:
         raise _misfit(found, f"it is of {content['num_ranks']} ranks, and this run has {own.num_ranks}")

@@ -17,17 +17,12 @@ from accel_backends.checkpoint_formats.named import (
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
 from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.parts import empty_like_shard, local_part, local_pieces
-from accel_checkpoint.file_names import (
-    OPTIMIZER_NAME,
-    SHARDED_MODEL_NAME,
-    numbers_of_sharded,
-    sharded_folder,
-)
+from accel_checkpoint.file_names import MODEL_TABLES, OPTIMIZER_TABLES, SHARDED_MODELS, SHARDED_OPTIMIZERS
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece, pieces_of
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
-from accel_checkpoint.saving.snapshot import DeferredTensor, is_plain
+from accel_checkpoint.tensors import DeferredTensor, is_plain
 from accel_state.errors import CheckpointError
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -46,14 +41,14 @@ class ShardedFormat(NamedFormat):
 
     def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
         """Return the indexes of the models and of the optimizers that have a table."""
-        return numbers_of_sharded(SHARDED_MODEL_NAME, names), numbers_of_sharded(OPTIMIZER_NAME, names)
+        return MODEL_TABLES.numbers(names), OPTIMIZER_TABLES.numbers(names)
 
     def model_files(
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
     ) -> list[DistributedPart]:
         """Return the part of this rank."""
         paths: dict[str, _Path] = {name: (_MODEL, name) for name in state}
-        return [_part(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)]
+        return [_part(SHARDED_MODELS.name(index), state, paths, choices)]
 
     def optimizer_files(
         self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
@@ -78,19 +73,19 @@ class ShardedFormat(NamedFormat):
                 if kind == "params":
                     value = [name_of[number] for number in value]
                 add((_OPTIMIZER, _GROUPS, index_of_group, kind), value)
-        return [_part(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)]
+        return [_part(SHARDED_OPTIMIZERS.name(index), flat, paths, choices)]
 
     def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
         """Return the state; each rank reads what overlaps its shards."""
-        return _SavedModel(DistributedState(files, sharded_folder(SHARDED_MODEL_NAME, index)))
+        return _SavedModel(DistributedState(files, SHARDED_MODELS.name(index)))
 
     def model_file(self, index: int) -> str:
         """Return the name that messages use for the files of a model."""
-        return sharded_folder(SHARDED_MODEL_NAME, index)
+        return SHARDED_MODELS.name(index)
 
     def optimizer_file(self, index: int) -> str:
         """Return the folder of an optimizer."""
-        return sharded_folder(OPTIMIZER_NAME, index)
+        return SHARDED_OPTIMIZERS.name(index)
 
     def read_optimizer(
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int

@@ -32,10 +32,12 @@ from accel_backends.sharding.full_state import deferred_state
 from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.file_names import (
     METADATA_NAME,
-    OPTIMIZER_NAME,
+    MODELS_OF_RANKS,
+    OPTIMIZERS_OF_RANKS,
     SHARDED_MODEL_NAME,
-    numbers_of_ranked,
-    sharded_folder,
+    SHARDED_MODELS,
+    SHARDED_OPTIMIZERS,
+    FileKind,
 )
 from accel_checkpoint.files import force_to_disk, make_durably
 from accel_checkpoint.formats.torch_files import read_torch_file
@@ -112,7 +114,7 @@ def load_fsdp_model(
     """
     _check(use_dcp)
     into = _prepared(accelerator.strategy, model)
-    form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
+    form = _format_of(Path(input_dir), SHARDED_MODELS, MODELS_OF_RANKS, model_index)
     name = form.model_file(model_index)
     files = saved_files(_home(Path(input_dir), name))
     with Strictness().loading(name, f"model {model_index}"):
@@ -161,7 +163,7 @@ def load_fsdp_optimizer(
     """
     _check(use_dcp)
     prepared = _prepared_optimizer(accelerator.strategy, optimizer, model)
-    form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
+    form = _format_of(Path(input_dir), SHARDED_OPTIMIZERS, OPTIMIZERS_OF_RANKS, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     files = saved_files(_home(Path(input_dir), name))
     try:
@@ -198,12 +200,12 @@ def _format(plugin: Any) -> CheckpointFormat:
     return _FORMATS[plugin.state_dict_type.name]()
 
 
-def _format_of(folder: Path, stem: str, index: int) -> CheckpointFormat:
+def _format_of(folder: Path, sharded: FileKind, of_ranks: FileKind, index: int) -> CheckpointFormat:
     """Return the format of the files in a folder, which may be the sharded folder itself."""
-    name = sharded_folder(stem, index)
+    name = sharded.name(index)
     if (_home(folder, name) / name / METADATA_NAME).is_file():
         return ShardedFormat()
-    if index in numbers_of_ranked(stem, (path.name for path in folder.glob("*.bin"))):
+    if index in of_ranks.numbers(path.name for path in folder.glob("*.bin")):
         return PerRankFormat()
     return FullFormat()
 

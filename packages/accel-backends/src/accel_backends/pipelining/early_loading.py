@@ -13,7 +13,7 @@ import torch
 from accel_backends.sharding.full_state import HeldTensor
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.saving.snapshot import DeferredTensor, copy_of, fetched, map_tensors
+from accel_checkpoint.tensors import DeferredTensor, copy_of, fetched, map_tensors
 from accel_ops.named_tensors import NamedTensor
 
 

@@ -16,7 +16,7 @@ from accel_backends.sharding.parts import local_pieces, wrap_like
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.pieces import ties_in
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import CheckpointError
 

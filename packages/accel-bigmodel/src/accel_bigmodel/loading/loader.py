@@ -29,7 +29,7 @@ from accel_checkpoint.formats.weight_files import (
     read_weights,
 )
 from accel_checkpoint.manifest import saved_files
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 from accel_ops.named_tensors import NamedTensor, named_tensors, walk_modules
 from accel_state.errors import CheckpointError, ConfigError
 

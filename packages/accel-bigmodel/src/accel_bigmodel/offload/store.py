@@ -25,7 +25,7 @@ from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_checkpoint.formats.weight_files import ByteRange, MappedFile, SafetensorsLayout, read_layout
 from accel_checkpoint.saving.pending_files import write_safetensors
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import CheckpointError, ConfigError
 

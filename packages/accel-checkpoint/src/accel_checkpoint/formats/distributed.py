@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.files import SavedFiles, is_plain_name, raise_read_error
+from accel_checkpoint.files import SavedFiles, is_plain_name, opened
 from accel_checkpoint.formats.torch_files import DAMAGE, check_pickle, read_torch_file
 from accel_state.errors import CheckpointError
 
@@ -287,17 +287,13 @@ class DistributedState:
 
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
         path = self._files.path(self._prefix + chunk.file)
-        try:
-            with path.open("rb") as file:
-                if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
-                    raise CheckpointError(
-                        f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
-                    )
-                file.seek(chunk.start)
-                content = file.read(chunk.num_bytes)
-        except OSError as error:
-            raise_read_error(path, error)
-            raise
+        with opened(path) as file:
+            if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
+                raise CheckpointError(
+                    f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
+                )
+            file.seek(chunk.start)
+            content = file.read(chunk.num_bytes)
         return read_torch_file(io.BytesIO(content), path=path)
 
 

@@ -27,7 +27,7 @@ import torch
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.files import open_regular, raise_read_error
+from accel_checkpoint.files import opened, raise_read_error
 from accel_state.errors import CheckpointError
 
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
@@ -102,13 +102,13 @@ def read_torch_file(
             f"`{path}` is not read, since a pickle can make torch {torch_release()} run code (CVE-2026-24747). Upgrade "
             "to torch 2.10, or if you trust its writer, pass `trusted=True` or use `accel_checkpoint.trusted_files`."
         )
-    with open_regular(source) if isinstance(source, Path) else nullcontext(source) as file:
+    with opened(source) if isinstance(source, Path) else nullcontext(source) as file:
         start = file.tell()
         is_archive = file.read(4) == b"PK\x03\x04"
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(start)
         if is_archive or archives_only:
-            _checked_members(file, path, num_bytes)
+            _check_archive(file, path, num_bytes)
             file.seek(start)
         with _naming_damage(path):
             if is_archive:
@@ -157,21 +157,10 @@ def _naming_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked_members(
-    source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int
-) -> list[zipfile.ZipInfo]:
-    """Return the members of an archive.
-
-    Args:
-        source: The archive; it may follow other bytes.
-        path: The file that it is in, for messages.
-        num_bytes: Its size.
-
-    Raises:
-        CheckpointError: If `torch.save` cannot have written it: if members are compressed or overlap.
-    """
+def _check_archive(source: BinaryIO, path: Path, num_bytes: int) -> None:
+    """Reject an archive that `torch.save` cannot have written: its members are compressed, or overlap."""
     try:
-        with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(source) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
         raise_read_error(path, error)
@@ -189,7 +178,6 @@ def _checked_members(
             f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
-    return members
 
 
 def _unsafe_global_in(message: str) -> str:

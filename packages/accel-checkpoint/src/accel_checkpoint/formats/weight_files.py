@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, weight_format
-from accel_checkpoint.files import SavedFiles, check_regular, is_plain_name, raise_read_error, read_json
+from accel_checkpoint.files import SavedFiles, is_plain_name, opened, read_json
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_state.errors import CheckpointError
 
@@ -65,17 +65,13 @@ def read_layout(path: Path) -> SafetensorsLayout:
     Raises:
         CheckpointError: If it is not a safetensors file, or its header contradicts its size.
     """
-    check_regular(path)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
                 raise _unreadable(path, "its header does not fit into it")
             header = json.loads(file.read(length), object_pairs_hook=_unique)
-    except OSError as error:
-        raise_read_error(path, error)
-        raise
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
@@ -135,13 +131,12 @@ class MappedFile:
 
     def tensor(self, place: ByteRange) -> torch.Tensor:
         """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
-        item = place.dtype.itemsize
-        if place.start % item:
+        if place.start % place.dtype.itemsize:
             raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
             return raw.clone().view(place.dtype).reshape(place.shape)
-        return torch.empty(0, dtype=place.dtype).set_(
-            self._storage, place.start // item, place.shape, _contiguous_strides(place.shape)
-        )
+        empty: Any = torch.empty(0, dtype=place.dtype)
+        view: torch.Tensor = empty.set_(self._storage, place.start // place.dtype.itemsize, place.shape)
+        return view
 
     def read_ahead(self, place: ByteRange) -> None:
         """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
@@ -167,15 +162,6 @@ def _is_cached(descriptor: int, place: ByteRange) -> bool:
     except OSError:  # they are not, or the file system cannot say
         return False
     return True
-
-
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,24 +294,15 @@ def read_model(files: SavedFiles, index: int) -> dict[str, Any]:
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
             if name in files.names:
-                members = checkpoint_files(files.path(name))
-                if name == names.index:
-                    for file in members:
-                        files.path(file.path.name)
-                return read_state(members)
+                state: dict[str, Any] = {}
+                for file in checkpoint_files(files.path(name)):
+                    content = read_weights(files.path(file.path.name))
+                    state |= {weight: content[weight] for weight in file.listed(content)}
+                return state
     raise CheckpointError(
         f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{files.folder}`. "
         "Load another checkpoint, or copy this one again with all its files."
     )
-
-
-def read_state(files: list[CheckpointFile]) -> dict[str, Any]:
-    """Return the state dict in ``files``; its tensors are mapped, so copy them before the files are removed."""
-    state: dict[str, Any] = {}
-    for file in files:
-        content = read_weights(file.path)
-        state |= {name: content[name] for name in file.listed(content)}
-    return state
 
 
 class WeightRows:

@@ -12,17 +12,12 @@ from typing import Any
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
+from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.distributed import Chunk, Entry, encode_metadata
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.pending_files import FileSink, PendingFile
-from accel_checkpoint.saving.snapshot import (
-    HostBuffers,
-    check_plain,
-    compact_on_cpu,
-    map_tensors,
-    nonfinite_in,
-)
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import check_plain, compact_on_cpu, map_tensors, nonfinite_in
 
 Keys = tuple[str | int, ...]
 
@@ -116,20 +111,13 @@ def _note_of(part: Path) -> Path:
 
 def part_name(folder: str, rank: int) -> str:
     """Return the name of a rank's file."""
-    return f"{folder}/__{rank}_0{PART_SUFFIX}"
+    return f"{folder}/__{rank}_0.distcp"
 
 
 def part_of_rank(
     folder: str, pieces: Iterable[Piece], paths: Mapping[str, Keys], *, rank: int
 ) -> DistributedPart:
-    """Return the file of this rank.
-
-    Args:
-        folder: Name of the folder of the state.
-        pieces: All pieces that this rank holds.
-        paths: The keys that lead to each entry, by its name.
-        rank: This process.
-    """
+    """Return the file of this rank in the folder of a state, with those of ``pieces`` that it writes."""
     own = [piece for piece in pieces if piece.is_writer and not _is_nothing(piece)]
     return DistributedPart(part_name(folder, rank), own, paths)
 

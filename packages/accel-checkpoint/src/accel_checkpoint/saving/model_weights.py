@@ -21,14 +21,8 @@ from accel_checkpoint.saving.pending_files import (
     second_names_of,
     write_file,
 )
-from accel_checkpoint.saving.snapshot import (
-    DeferredTensor,
-    deferred_in,
-    fetching_all,
-    second_names_in,
-    sharable_in,
-)
 from accel_checkpoint.saving.staging import temporary_folder
+from accel_checkpoint.tensors import DeferredTensor, deferred_in, fetching_all, second_names_in, sharable_in
 from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
@@ -75,17 +69,10 @@ def save_weights(
     is_writer: bool = True,
     advance: Advance | None = None,
 ) -> list[Path]:
-    """Save a state dict as `save_model` does.
+    """Save a state dict as `save_model` does; without ``max_shard_size``, in one file.
 
-    If getting its deferred tensors takes all ranks, all ranks must call it.
-
-    Args:
-        state: The state dict.
-        save_directory: As for `save_model`.
-        max_shard_size: As for `save_model`; None writes one file.
-        safe_serialization: As for `save_model`.
-        is_writer: Whether this rank writes the files. The others only fetch the tensors, and return no files.
-        advance: Called with the number of bytes written, again and again.
+    If getting its deferred tensors takes all ranks, all ranks must call it. Those that are not ``is_writer`` only fetch
+    the tensors, and return no files.
     """
     if not is_writer and not deferred_in(state):
         return []
@@ -224,12 +211,8 @@ def plan_shards(
 ) -> list[list[str]]:
     """Return the names for each file, in the given order; a file is full when the next group does not fit.
 
-    Args:
-        groups: Names that must stay together because they share memory, with their size in bytes.
-        max_shard_size: Bytes, or a string such as ``"5GB"``; None puts all into one file. A larger group gets its own.
-
-    Returns:
-        At least one list, which is empty if there is nothing to save.
+    A group is names that share memory, with their size in bytes; one above the limit gets a file of its own. There is
+    at least one list, which is empty if there is nothing to save.
     """
     limit = math.inf if max_shard_size is None else convert_file_size_to_int(max_shard_size)
     if limit == 0:

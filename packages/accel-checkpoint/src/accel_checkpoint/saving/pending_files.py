@@ -19,12 +19,12 @@ from typing import Any, Protocol, Self
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.file_names import MANIFEST_NAME, is_trained_file
+from accel_checkpoint.file_names import MANIFEST_NAME, TORCH_SUFFIXES, is_trained_file
 from accel_checkpoint.files import Digest, FileEntry, is_plain_name
 from accel_checkpoint.formats.weight_files import DTYPES
-from accel_checkpoint.saving.snapshot import (
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.tensors import (
     DeferredTensor,
-    HostBuffers,
     check_plain,
     compact_on_cpu,
     deferred_in,
@@ -35,7 +35,6 @@ from accel_checkpoint.saving.snapshot import (
 )
 from accel_state.errors import CheckpointError, ConfigError
 
-TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 ALIGNMENT = 64
 QUIET_S = 3.0
 """Shorter work shows no progress bar."""
@@ -198,14 +197,7 @@ def snapshot_of(file: PendingFile, buffers: HostBuffers) -> PendingFile | None:
 def write_files(
     files: Sequence[PendingFile], folder: Path, *, num_threads: int = 1, advance: Advance | None = None
 ) -> list[FileEntry]:
-    """Write files without deferred tensors to ``folder``, force them to disk, and return their entries.
-
-    Args:
-        files: The files to write.
-        folder: An existing folder.
-        num_threads: How many files to write at a time, at most a few.
-        advance: Called with the number of bytes written, again and again.
-    """
+    """Write files without deferred tensors to an existing folder, force them to disk, and return their entries."""
 
     def write(file: PendingFile) -> FileEntry:
         return _write(file, folder, replace=False, advance=advance)
@@ -221,15 +213,9 @@ def write_files(
 def write_file(
     file: PendingFile, folder: Path, *, replace: bool = False, advance: Advance | None = None
 ) -> FileEntry | None:
-    """Write one file to ``folder``, force it to disk, and return its entry; None on a rank that does not write it.
+    """Write one file to an existing folder as `write_files` does; None on a rank that does not write it.
 
-    If the file has deferred tensors, every rank must call it.
-
-    Args:
-        file: The file to write.
-        folder: An existing folder.
-        replace: Replace an existing file instead of failing.
-        advance: Called with the number of bytes written, again and again.
+    If the file has deferred tensors, every rank must call it. Without ``replace``, an existing file is an error.
     """
     with fetching_all(file.deferred):
         return _write(file, folder, replace=replace, advance=advance) if file.is_writer else None
@@ -246,12 +232,7 @@ def _write(file: PendingFile, folder: Path, *, replace: bool, advance: Advance |
 
 
 class FileSink:
-    """Writes a new file, computes its digest and forces it to disk; `torch.save` accepts it as a file object.
-
-    Args:
-        path: The file, which must not exist yet.
-        advance: Called with the number of bytes written, again and again.
-    """
+    """Writes a new file, computes its digest and forces it to disk; `torch.save` accepts it as a file object."""
 
     def __init__(self, path: Path, *, advance: Advance | None = None) -> None:
         self.path = path
@@ -349,13 +330,9 @@ class FileSink:
 def progress_bar(
     label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
 ) -> Iterator[Advance | None]:
-    """Show in the block how many bytes have been written, and yield what advances the bar.
+    """Show after ``quiet_s`` how many bytes have been written, if `tqdm` is installed, and yield what advances the bar.
 
-    Args:
-        label: Text before the number.
-        is_shown: Whether this process shows the bar, if the package `tqdm` is installed.
-        total: Number of bytes in the end, if known; headers of files come on top.
-        quiet_s: How long the work takes before the bar appears.
+    ``total`` is the number of bytes in the end, if known; headers of files come on top.
     """
     if not is_shown or find_spec("tqdm") is None:
         yield None
@@ -379,19 +356,13 @@ def write_safetensors(
     metadata: Mapping[str, str],
     must_be_finite: bool = False,
 ) -> str:
-    """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
+    """Write plain dense tensors as a safetensors file, moved to the CPU and made contiguous one at a time.
 
-    Aligned tensors can be used directly from a mapped file with bit-identical results. Matrix kernels choose the order
-    of summation by the alignment of their inputs, so the last bits would differ otherwise.
-
-    Args:
-        sink: Receives the bytes, from the start of the file.
-        tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
-        metadata: Strings for the header.
-        must_be_finite: Examine the values.
+    They are aligned to 64 bytes as far as the format allows, so that they can be used directly from a mapped file with
+    bit-identical results: matrix kernels choose the order of summation by the alignment of their inputs.
 
     Returns:
-        The name of the first tensor with values that are not finite; empty if there is none.
+        With ``must_be_finite``, the name of the first tensor with values that are not finite; otherwise empty.
 
     Raises:
         CheckpointError: If the format has no name for a dtype, or reserves the name of a tensor.

@@ -76,13 +76,8 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     """Remove the numbered checkpoints in ``folder`` that are not to be kept.
 
     The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
-    moved aside counts under its original name.
+    moved aside counts under its original name. ``newest``, which has just been saved, is never removed.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
-
-    Args:
-        folder: The folder of checkpoints.
-        retention: Which to keep.
-        newest: The checkpoint that has just been saved; never removed.
     """
     from accel_checkpoint.listing import checkpoints_in, inspect
     from accel_checkpoint.saving.staging import name_of_displaced

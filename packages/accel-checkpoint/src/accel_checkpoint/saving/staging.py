@@ -37,12 +37,7 @@ _active: set[Path] = set()
 
 
 class Staging:
-    """A temporary folder beside the target, or inside a mount point or a parent of the working directory.
-
-    Args:
-        target: Final path of the checkpoint.
-        token: Identifies this save; the same on every rank.
-    """
+    """A temporary folder next to the target, or inside a mount point or a parent of the working directory."""
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
@@ -83,11 +78,7 @@ class Staging:
             raise
 
     def finalize(self, *, keep_finite: bool = False) -> None:
-        """Remove the checkpoint that `commit` replaced, and release the folder.
-
-        Args:
-            keep_finite: Keep the replaced checkpoint next to the new one if all of its values are finite.
-        """
+        """Remove the checkpoint that `commit` replaced, or rename it if it is to be kept; release the folder."""
         old, self._old, self._undo = self._old, None, None
         if old is not None and keep_finite:
             self._keep_if_finite(old / PREVIOUS_PREFIX if self._is_in_place else old)

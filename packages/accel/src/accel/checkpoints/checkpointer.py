@@ -94,15 +94,15 @@ class Checkpointer:
                 "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing. "
                 f"{', '.join(bad)} lack one. Give them both."
             )
-        from accel_checkpoint.file_names import custom_file
-        from accel_checkpoint.saving.snapshot import check_plain
+        from accel_checkpoint.file_names import CUSTOM_OBJECTS
         from accel_checkpoint.strictness import MISMATCH_ERRORS
+        from accel_checkpoint.tensors import check_plain
 
         for number, one in enumerate(objects, len(self.custom_objects)):
             state = None
             with suppress(*MISMATCH_ERRORS):  # of an object that registers itself while it is built
                 state = one.state_dict()
-            check_plain(state, file_name=custom_file(number))
+            check_plain(state, file_name=CUSTOM_OBJECTS.name(number))
         self.custom_objects.extend(objects)
 
     def add_save_hook(self, hook: SaveHook) -> RemovableHandle:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,25 +26,24 @@ from accel_backends.checkpoint_formats.protocol import (
 )
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
-    LOADER_NAME,
+    ACCUMULATED_GRADIENTS,
+    CUSTOM_OBJECTS,
+    LOADERS,
+    LOADERS_OF_RANKS,
     OPTIMIZER_NAME,
-    SCALER_NAME,
+    OPTIMIZERS,
+    RANDOM_STATES,
+    SAFE_MODELS,
+    SCALERS,
     SCHEDULER_NAME,
-    custom_file,
-    gradients_file,
-    loader_of_rank_file,
-    numbered_file,
-    numbers_of,
-    numbers_of_custom,
-    random_states_file,
-    ranks_of_random_states,
-    weight_format,
+    SCHEDULERS,
+    FileKind,
 )
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.random_states import to_file as states_to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
-from accel_checkpoint.saving.snapshot import DeferredTensor
 from accel_checkpoint.strictness import Strictness
+from accel_checkpoint.tensors import DeferredTensor
 from accel_data import PreparedLoader
 from accel_data.loaders.state import load_into, to_file
 from accel_ops.random import capture_rng_states
@@ -76,15 +74,13 @@ class StateItem(ABC):
     is_collective: ClassVar[bool] = False
     """Whether all ranks must call `save` together."""
 
-    file_of: ClassVar[staticmethod[[int], str]]
-    """Returns the name of a file of this kind by its number; for messages, if there are several."""
-    numbers_in: ClassVar[staticmethod[[Collection[str]], list[int]]]
-    """Returns the sorted numbers of the files of this kind among the names of files."""
+    files: ClassVar[FileKind]
+    """The names of its files, by their number; of those in messages, if there are several."""
 
     @classmethod
     def indexes_in(cls, saved: SavedRun) -> Collection[int]:
         """Return the indexes of this kind in a checkpoint, sorted."""
-        return cls.numbers_in(saved.files.names)
+        return cls.files.numbers(saved.files.names)
 
     @property
     def number(self) -> int:
@@ -94,7 +90,7 @@ class StateItem(ABC):
     @property
     def file(self) -> str:
         """Name of its file."""
-        return self.file_of(self.number)
+        return self.files.name(self.number)
 
     @property
     def of_class(self) -> type:
@@ -147,7 +143,7 @@ class ModelItem(StateItem):
     kind = "model"
     key = "models"
     is_collective = True
-    file_of = staticmethod(lambda index: weight_format(index, safe=True).whole)
+    files = SAFE_MODELS
 
     @classmethod
     def indexes_in(cls, saved: SavedRun) -> Collection[int]:
@@ -207,7 +203,7 @@ class OptimizerItem(StateItem):
     kind = "optimizer"
     key = OPTIMIZER_NAME
     is_collective = True
-    file_of = staticmethod(partial(numbered_file, OPTIMIZER_NAME))
+    files = OPTIMIZERS
 
     @classmethod
     def indexes_in(cls, saved: SavedRun) -> Collection[int]:
@@ -246,8 +242,7 @@ class CustomItem(StateItem):
 
     kind = "custom object"
     key = "custom"
-    file_of = staticmethod(custom_file)
-    numbers_in = staticmethod(numbers_of_custom)
+    files = CUSTOM_OBJECTS
     is_trained: ClassVar[bool] = False
     """Whether its values should be finite."""
 
@@ -268,8 +263,7 @@ class SchedulerItem(CustomItem):
 
     kind = "scheduler"
     key = SCHEDULER_NAME
-    file_of = staticmethod(partial(numbered_file, SCHEDULER_NAME))
-    numbers_in = staticmethod(partial(numbers_of, SCHEDULER_NAME))
+    files = SCHEDULERS
 
     @property
     def of_class(self) -> type:
@@ -291,8 +285,7 @@ class ScalerItem(CustomItem):
     kind = "gradient scaler"
     key = ""
     label = "the gradient scaler"
-    file_of = staticmethod(lambda index: SCALER_NAME)
-    numbers_in = staticmethod(lambda names: [0] if SCALER_NAME in names else [])
+    files = SCALERS
     is_trained = True
 
     def report_missing(self, saved: SavedRun) -> None:
@@ -308,8 +301,7 @@ class LoaderItem(StateItem):
     """Number of its files: its own when saving; when loading, that of the loader saved in its place."""
 
     kind = "loader"
-    file_of = staticmethod(partial(numbered_file, LOADER_NAME))
-    numbers_in = staticmethod(partial(numbers_of, LOADER_NAME))
+    files = LOADERS
 
     @property
     def label(self) -> str:
@@ -325,7 +317,7 @@ class LoaderItem(StateItem):
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
         if self._has_state_per_rank:
-            of_rank = loader_of_rank_file(self.number, saved.rank)
+            of_rank = LOADERS_OF_RANKS.name(self.number, saved.rank)
             if of_rank in saved.files.names:
                 return of_rank
         return super().file_in(saved)
@@ -334,7 +326,7 @@ class LoaderItem(StateItem):
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
         names, is_under_way = [self.file] if choices.is_writer else [], self.is_under_way
         if choices.rank > 0 and self._has_state_per_rank:
-            names.append(loader_of_rank_file(self.number, choices.rank))
+            names.append(LOADERS_OF_RANKS.name(self.number, choices.rank))
         if self._is_mid_epoch and not is_under_way and self.run.resumes_loaders():
             logger.warning_once(
                 "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
@@ -381,25 +373,24 @@ class RankItem(StateItem):
 
     kind = "rank"
     label = "the generators of this rank"
-    file_of = staticmethod(random_states_file)
-    numbers_in = staticmethod(ranks_of_random_states)
+    files = RANDOM_STATES
 
     def report_missing(self, saved: SavedRun) -> None:
         """Report that a checkpoint has no random states for this rank."""
-        name = random_states_file(saved.rank_source[0])
+        name = RANDOM_STATES.name(saved.rank_source[0])
         note = ", so random numbers would differ from here on"
         saved.report_missing(f"`{name}`, the random states of rank {self.index},", note=note)
 
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the file of the rank that saved the same share of the data, or of the first one."""
-        name = random_states_file(saved.rank_source[0])
+        name = RANDOM_STATES.name(saved.rank_source[0])
         return name if name in saved.files.names else None
 
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.accumulation["is_accumulating"]:
-            name, gradients = gradients_file(self.index), run.strategy.open_gradients(run.models)
+            name, gradients = ACCUMULATED_GRADIENTS.name(self.index), run.strategy.open_gradients(run.models)
             # The gradients of a scaled loss may overflow.
             files.append(SafetensorsFile(name, gradients, is_trained=False))
         states = states_to_file(
@@ -419,7 +410,7 @@ class RankItem(StateItem):
         run.stepper.load_state_dict(window or {"step": 0}, num_windows=num_windows)
         run.strategy.restore_gradients(run.models, {})  # instead of those from before the load
         if window is not None and state.gradients is not None:
-            with saved.strict.loading(gradients_file(self.index), GRADIENTS):
+            with saved.strict.loading(ACCUMULATED_GRADIENTS.name(self.index), GRADIENTS):
                 run.strategy.restore_gradients(run.models, state.gradients)
         state.restore_generators(saved)
 

@@ -281,7 +281,7 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
 def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence[type[StateItem]]) -> None:
     used = {(type(item), item.number) for item in items}
     unused = [
-        f"`{kind.file_of(index)}`"
+        f"`{kind.files.name(index)}`"
         for kind in kinds
         for index in kind.indexes_in(saved)
         if (kind, index) not in used

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accel_checkpoint.file_names import checkpoint_name
+from accel_checkpoint.file_names import CHECKPOINTS
 from accel_checkpoint.folder import agree_on_newest
 from accel_checkpoint.listing import is_part, newest_of_other_run
 from accel_checkpoint.saving.saver import Saver
@@ -42,7 +42,7 @@ def target_of(
         )
     if folder is None:
         raise ConfigError("`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one.")
-    target = folder.resolve() / checkpoint_name(number)
+    target = folder.resolve() / CHECKPOINTS.name(number)
     # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
     if target.exists() and not may_exist and not is_part(target):
         raise ConfigError(

@@ -13,7 +13,7 @@ from torch import nn
 from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat
 from accel_backends.stepping.stepper import Stepper
-from accel_checkpoint.file_names import gradients_file, ranks_of_random_states
+from accel_checkpoint.file_names import ACCUMULATED_GRADIENTS, RANDOM_STATES
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_weights
@@ -156,7 +156,7 @@ class SavedRun:
         """Layout of the processes that saved it."""
         if self.found.manifest is not None:
             return self.found.manifest.layout
-        return MeshLayout.of_replicas(max(len(ranks_of_random_states(self.files.names)), 1))
+        return MeshLayout.of_replicas(max(len(RANDOM_STATES.numbers(self.files.names)), 1))
 
     @cached_property
     def is_of_rank_0_alone(self) -> bool:
@@ -179,7 +179,7 @@ class SavedRun:
         """The rank whose random states this one reads, and whether it read the same share of the data."""
         if self.has_same_ranks:
             return self.rank, True
-        source = min(ranks_of_random_states(self.files.names), default=0)
+        source = min(RANDOM_STATES.numbers(self.files.names), default=0)
         if self.saved_layout == self.layout:
             source = self.rank
         elif self.has_same_seeds:
@@ -232,7 +232,7 @@ class RankState:
         """Return what a checkpoint has for this rank; ``name`` is the file of its random states."""
         content = read_torch_file(saved.files.path(name))
         states, accumulation = from_file(content, device_index=device_index, file_name=name)
-        gradients_name, gradients = gradients_file(saved.rank), None
+        gradients_name, gradients = ACCUMULATED_GRADIENTS.name(saved.rank), None
         # Accelerate and older releases do not write it.
         accumulation.setdefault("is_accumulating", gradients_name in saved.files.names)
         if accumulation["is_accumulating"] and saved.has_same_ranks:

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_checkpoint.file_names import (
-    OPTIMIZER_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
-    numbered_file,
-    random_states_file,
-)
+from accel_checkpoint.file_names import OPTIMIZERS, RANDOM_STATES, SCALER_NAME, SCHEDULERS
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.manifest import saved_files
@@ -62,12 +56,12 @@ def save_accelerator_state(
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
         for index, weights in enumerate(model_states):
             files += pending_weights(weights, index=index, safe=safe_serialization, max_shard_size=None)
-        for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
-            files += [TorchFile(numbered_file(stem, i), one.state_dict()) for i, one in enumerate(objects)]
+        for kind, objects in ((OPTIMIZERS, optimizers), (SCHEDULERS, schedulers)):
+            files += [TorchFile(kind.name(i), one.state_dict()) for i, one in enumerate(objects)]
         if scaler is not None:
             files.append(TorchFile(SCALER_NAME, scaler.state_dict()))
     states = to_file(capture_rng_states(), accumulation={"step": step}, device_index=state.device.index or 0)
-    files.append(TorchFile(random_states_file(process_index), states))
+    files.append(TorchFile(RANDOM_STATES.name(process_index), states))
     for file in files:
         write_file(file, folder, replace=True)
     return folder
@@ -105,12 +99,12 @@ def load_accelerator_state(
     files, device_index = saved_files(Path(input_dir)), PartialState().device.index or 0
     for index, model in enumerate(models):
         model.load_state_dict(read_model(files, index), **load_model_func_kwargs)
-    for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
+    for kind, objects in ((OPTIMIZERS, optimizers), (SCHEDULERS, schedulers)):
         for index, one in enumerate(objects):
-            one.load_state_dict(read_torch_file(files.path(numbered_file(stem, index))))
+            one.load_state_dict(read_torch_file(files.path(kind.name(index))))
     if scaler is not None:
         scaler.load_state_dict(read_torch_file(files.path(SCALER_NAME)))
-    name = random_states_file(process_index)
+    name = RANDOM_STATES.name(process_index)
     content = read_torch_file(files.path(name))
     states, accumulation = from_file(content, device_index=device_index, file_name=name)
     restore_rng_states(states)

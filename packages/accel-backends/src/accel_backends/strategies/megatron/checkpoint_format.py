@@ -12,7 +12,7 @@ import torch
 from accel_backends.checkpoint_formats.per_rank import PartsFormat
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices, SavedModel
 from accel_backends.strategies.megatron.packages import core
-from accel_checkpoint.file_names import engine_folder
+from accel_checkpoint.file_names import ENGINES
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.distributed import DistributedState, Entry
 from accel_checkpoint.pieces import Piece
@@ -123,11 +123,11 @@ class MegatronFormat(PartsFormat):
 
     def model_file(self, index: int) -> str:
         """Return the folder of a model."""
-        return f"{engine_folder(index)}/megatron_model"
+        return f"{ENGINES.name(index)}/megatron_model"
 
     def optimizer_file(self, index: int) -> str:
         """Return the folder of an optimizer."""
-        return f"{engine_folder(0)}/megatron_optimizer_{index}"
+        return f"{ENGINES.name(0)}/megatron_optimizer_{index}"
 
     def open_optimizer(
         self, files: SavedFiles, optimizer: PreparedOptimizer, *, index: int

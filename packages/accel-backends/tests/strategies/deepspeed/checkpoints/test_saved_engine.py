@@ -9,7 +9,7 @@ import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_checkpoint.manifest import saved_files
-from accel_checkpoint.saving.snapshot import fetched
+from accel_checkpoint.tensors import fetched
 from accel_state.errors import CheckpointError
 
 ODD = torch.arange(15.0).reshape(

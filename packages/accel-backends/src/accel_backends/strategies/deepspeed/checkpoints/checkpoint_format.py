@@ -25,10 +25,10 @@ from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
 )
 from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
-from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
+from accel_checkpoint.file_names import ENGINE_NAME, ENGINES
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import JsonFile, PendingFile
-from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
+from accel_checkpoint.tensors import DeferredTensor, fetched
 from accel_state.errors import CheckpointError
 
 _MODEL = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
@@ -62,11 +62,11 @@ class DeepSpeedFormat(NamedFormat):
         """
         if not isinstance(state, EngineState):
             return FullFormat().model_files(state, index=index, choices=choices)
-        self._folders[state.engine] = engine_folder(index)
-        files = files_of_engine(state.engine, engine_folder(index), choices.engine_options)
+        self._folders[state.engine] = ENGINES.name(index)
+        files = files_of_engine(state.engine, ENGINES.name(index), choices.engine_options)
         if index == 0 and choices.is_writer:
             if choices.engine_options.get("save_latest", True):
-                files.append(TextFile("latest", engine_folder(0)))
+                files.append(TextFile("latest", ENGINES.name(0)))
             files += scripts(state.engine)
         return files
 
@@ -93,11 +93,11 @@ class DeepSpeedFormat(NamedFormat):
 
     def open_state(self, files: SavedFiles, *, index: int) -> _SavedModel:
         """Return the state, mapped from the files of all ranks."""
-        return _SavedModel(SavedEngine(files, engine_folder(index)))
+        return _SavedModel(SavedEngine(files, ENGINES.name(index)))
 
     def model_file(self, index: int) -> str:
         """Return the folder of an engine."""
-        return engine_folder(index)
+        return ENGINES.name(index)
 
     def optimizer_file(self, index: int) -> str:
         """Return the name that messages use for the state of an optimizer."""
@@ -108,7 +108,7 @@ class DeepSpeedFormat(NamedFormat):
     ) -> Mapping[str, Any]:
         """Return the state; its tensors are deferred if the parameters are."""
         number, mark = _optimizers(files.names)[index]
-        saved = SavedEngine(files, engine_folder(number))
+        saved = SavedEngine(files, ENGINES.name(number))
         own = named_parameters(optimizer)
         numbers = {name: place for place, name in enumerate(own)}
         groups, states = _optimizer_of(saved, files, mark, list(own), self.optimizer_file(index))

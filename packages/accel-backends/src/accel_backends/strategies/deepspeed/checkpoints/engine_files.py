@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
-from accel_checkpoint.saving.pending_files import FileSink, PendingFile
-from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors, nonfinite_in
+from accel_checkpoint.saving.pending_files import FileSink, PendingFile, TorchFile
 from accel_state.errors import CheckpointError, ConfigError
 
 SAVE_ARGUMENTS = ("client_state", "exclude_frozen_parameters", "save_latest")
@@ -45,7 +44,10 @@ def files_of_engine(engine: Any, folder: str, options: Mapping[str, Any]) -> lis
     finally:
         engine.checkpoint_engine = writer
         del engine._copy_recovery_script
-    return [EngineFile(name, _detached(content)) for name, content in files.content.items()]
+    return [
+        TorchFile(name, _detached(content), must_be_plain=False, is_trained=True)
+        for name, content in files.content.items()
+    ]
 
 
 def scripts(engine: Any) -> list[PendingFile]:
@@ -112,24 +114,6 @@ class _CollectedFiles:
 
     def is_data_parallel_writer(self, rank: int) -> bool:
         return rank == 0
-
-
-@dataclass(frozen=True)
-class EngineFile(PendingFile):
-    """A file of an engine: what DeepSpeed hands to `torch.save`, with objects of its own in it."""
-
-    name: str
-    content: Any
-
-    def snapshot(self, buffers: HostBuffers) -> Self:
-        """Return the file with copies of its tensors."""
-        return replace(self, content=buffers.snapshot(self.content))
-
-    def write(self, sink: FileSink) -> str:
-        """Write the content, and return the name of its first value that is not finite."""
-        content = map_tensors(self.content, compact_on_cpu)
-        torch.save(content, sink)  # type: ignore[arg-type]
-        return nonfinite_in(content)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import nn
 
 from accel_backends.strategies.deepspeed.checkpoints.states import part_of
 from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
-from accel_checkpoint.saving.snapshot import fetched
+from accel_checkpoint.tensors import fetched
 from accel_state.errors import CheckpointError
 
 

@@ -21,7 +21,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
-from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
+from accel_checkpoint.tensors import DeferredTensor, fetched
 
 _GATHERED_BYTES = 2**28
 

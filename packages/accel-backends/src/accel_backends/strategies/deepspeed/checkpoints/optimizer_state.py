@@ -15,7 +15,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
 )
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState
 from accel_backends.strategies.deepspeed.checkpoints.step_counts import restore_step_counts
-from accel_checkpoint.saving.snapshot import DeferredTensor
+from accel_checkpoint.tensors import DeferredTensor
 from accel_state.errors import CheckpointError
 
 

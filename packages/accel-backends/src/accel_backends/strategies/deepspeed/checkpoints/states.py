@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.saving.snapshot import DeferredTensor, fetched
+from accel_checkpoint.tensors import DeferredTensor, fetched
 
 
 class EngineState(dict[str, Any]):
