@@ -15,7 +15,6 @@ from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
 from accel_data.loaders.stateful import to_stateful
 from accel_data.loaders.torch_loader import (
-    Source,
     batches_field,
     check_loader,
     clone_loader,
@@ -96,26 +95,25 @@ def prepare_data_loader(
         "rng_types": rng_types,
         "non_blocking": non_blocking,
         "ranks": ranks,
+        "shares_generator": True,
         "keeps_dataset_state": keeps_dataset_state,
     }
-    if is_stream if dispatch_batches is None else dispatch_batches:
-        return DataLoaderDispatcher.around(
-            dataloader,
-            **options,
-            synchronized_generator=Source.of(dataloader).generator,
-            split_batches=split_batches,
-            even_batches=even,
-            slice_fn=slice_fn_for_dispatch,
-        )
-    if slice_fn_for_dispatch is not None:
+    reads_for_all = is_stream if dispatch_batches is None else dispatch_batches
+    if slice_fn_for_dispatch is not None and not reads_for_all:
         warn_user(
             "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
             "Pass that too, or leave the function out.",
         )
+    if reads_for_all:
+        return DataLoaderDispatcher.around(
+            dataloader,
+            **options,
+            split_batches=split_batches,
+            even_batches=even,
+            slice_fn=slice_fn_for_dispatch,
+        )
     dataloader = _shard(dataloader, ranks, split_batches=split_batches, even_batches=even)
-    return DataLoaderShard.around(
-        dataloader, **options, synchronized_generator=Source.of(dataloader).generator
-    )
+    return DataLoaderShard.around(dataloader, **options)
 
 
 def _check_keeps_order(loader: DataLoader[Any]) -> None:

@@ -133,6 +133,6 @@ class SkipBatchSampler(BatchSamplerWrapper):
         shard = self.batch_sampler
         if not isinstance(shard, BatchSamplerShard):
             shard = BatchSamplerShard(shard, even_batches=False)
-        if not shard.can_start_anywhere:
+        if shard.plan() is None:
             return islice(iter(self.batch_sampler), self.skip_batches, None)
         return iter(shard.new_pass(shard.position_after(self.skip_batches)))

@@ -18,7 +18,7 @@ from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
 from accel_data.samplers.order import fork_rng
-from accel_data.step import START, GlobalStep, Position, ReadStates, ShardPlan
+from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 
@@ -114,20 +114,20 @@ class DataLoaderDispatcher(PreparedLoader):
         return Position((plan.rows or 1) * plan.num_ranks, plan.batches_per_step)
 
     def __len__(self) -> int:
-        plan, scatter = self._plan(), self._scatter_plan()
+        scatter, shard = self._scatter_plan(), self._source.index_shard
+        plan = None if shard is None else shard.plan()
         if plan is not None:
-            return max(0, plan.num_local_steps - self.skip_batches)
+            return max(0, self._plan_of(plan).num_local_steps - self.skip_batches)
         full, rest = divmod(len(self.base_dataloader), scatter.batches_per_step)
         if rest and not scatter.drop_last:
             full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)
 
-    def _plan(self, start: Position = START) -> ShardPlan | None:
-        plan, scatter, ranks = super()._plan(start), self._scatter_plan(), self.data_ranks
-        if plan is None:
-            return None
-        rows = scatter.rows or 1
-        return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
+    def _plan_of(self, read: ShardPlan) -> ShardPlan:
+        scatter, ranks = self._scatter_plan(), self.data_ranks
+        return replace(
+            read, rows=scatter.rows or 1, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even
+        )
 
     def _steps(
         self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None

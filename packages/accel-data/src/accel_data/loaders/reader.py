@@ -14,9 +14,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard, Marked
-from accel_data.loaders.state import Resumption
+from accel_data.loaders.state import Resumption, Source
 from accel_data.loaders.stateful import has_position
-from accel_data.loaders.torch_loader import Source, clone_loader, from_attributes, mixed_class
+from accel_data.loaders.torch_loader import clone_loader, from_attributes, mixed_class
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
 from accel_data.step import NO_STATES, START, Position, ReadStates, StepShape
