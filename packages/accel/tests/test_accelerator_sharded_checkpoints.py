@@ -348,24 +348,25 @@ def test_a_save_behind_the_loop_has_the_state_of_its_beginning(world, tmp_path, 
         assert_same(loaded, state)
 
 
-def save_within_accumulation(folder):
-    run = Run("sharded", accumulate=3)
+def save_within_accumulation(folder, options):
+    run = Run("sharded", accumulate=3, **options)
     run.step(4)
     run.accelerator.save_state(folder)
     run.step(2)
     return run.state()
 
 
-def load_within_accumulation(folder):
-    run = Run("sharded", seed=99, accumulate=3)
+def load_within_accumulation(folder, options):
+    run = Run("sharded", seed=99, accumulate=3, **options)
     run.accelerator.load_state(folder)
     run.step(2)
     return run.state()
 
 
-def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path):
-    expected = world(2).run(save_within_accumulation, tmp_path / "a")
-    assert_same(world(2).run(load_within_accumulation, tmp_path / "a"), expected)
+@pytest.mark.parametrize("options", [{}, spread("mixture", 2)], ids=["sharded", "experts"])
+def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path, options):
+    expected = world(2).run(save_within_accumulation, tmp_path / "a", options)
+    assert_same(world(2).run(load_within_accumulation, tmp_path / "a", options), expected)
 
 
 def save_within_accumulation_of_copies(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -175,8 +176,6 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
     """
     from torch.distributed.tensor import DTensor  # takes long, and only loading needs it
 
-    from accel_checkpoint.saving.snapshot import copy_of, map_tensors
-
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     parameter_of = dict(zip(numbers, parameters, strict=False))
@@ -185,6 +184,8 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
         if isinstance(value, DTensor):
             return value
         if type(value) is not torch.Tensor:
+            from accel_checkpoint.saving.snapshot import copy_of, map_tensors  # which few optimizers need
+
             return map_tensors(value, copy_of)
         own = None if parameter is None else optimizer.state.get(parameter, {}).get(name)
         if type(own) is torch.Tensor and (own.shape, own.dtype) == (value.shape, value.dtype):
@@ -199,8 +200,7 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
             number: {name: copied(name, value, parameter_of.get(number)) for name, value in values.items()}
             for number, values in state["state"].items()
         }
-    groups = map_tensors(state["param_groups"], copy_of)
-    return {**state, "state": tensors, "param_groups": groups}
+    return {**state, "state": tensors, "param_groups": deepcopy(state["param_groups"])}
 
 
 def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator
 from accel_checkpoint.formats import torch_files
-from accel_checkpoint.saving import transaction
+from accel_checkpoint.saving import saver
 from accel_state.errors import CheckpointError
 from accel_state.runtime import reset_runtime
 
@@ -287,7 +287,7 @@ def test_with_an_old_torch_checkpoints_of_others_are_loaded_only_if_trusted(chec
     monkeypatch.setattr(torch_files, "torch_release", lambda: TorchVersion("2.9.1"))
     accelerator = build()
     accelerator.load_state(checkpoint)
-    monkeypatch.setattr(transaction, "_saved", set())  # as in another process
+    monkeypatch.setattr(saver, "_tokens", set())  # as in another process
     refused(checkpoint, match=r"CVE-2026-24747.*`trusted=True`")
     accelerator.load_state(checkpoint, trusted=True)
     project = checkpoint.parent / "project"

@@ -31,6 +31,13 @@ WAIT_S = 5.0
 ALL_RANKS_WAIT_S = 45.0
 """How long it waits if it cannot."""
 _POLL_S = 0.02
+_tokens: set[str] = set()
+"""Tokens of the saves of this process."""
+
+
+def is_saved_here(token: str) -> bool:
+    """Whether this process has taken part in the save with this token."""
+    return token in _tokens
 
 
 class Saver:
@@ -139,6 +146,7 @@ class Saver:
         self.log_failure()
         if not manifest.token:
             manifest = replace(manifest, token=self.agreement.agree_on("token", new_token(), first))
+        _tokens.add(manifest.token)
         stage = Stage(
             target,
             manifest,

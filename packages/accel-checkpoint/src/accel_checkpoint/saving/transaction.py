@@ -42,13 +42,6 @@ from accel_state.user_warnings import warn_user
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_saved: set[str] = set()
-"""Tokens of the saves of this process."""
-
-
-def is_saved_here(token: str) -> bool:
-    """Whether this process has taken part in the save with this token."""
-    return token in _saved
 
 
 class Stage:
@@ -190,7 +183,6 @@ class Stage:
         """
         entries, parts = self._agree("written", self._write(files, num_threads))
         self._commit(files, entries, parts)
-        _saved.add(self._manifest.token)
 
     def _begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system.

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -440,7 +440,7 @@ def _manifest_of(run: RunObjects) -> Manifest:
 
     return Manifest(
         (),
-        mesh=current_runtime().layout.sizes,
+        mesh=asdict(current_runtime().layout),
         strategy=run.strategy.name,
         model_format=run.form.name,
         objects=class_names(run),

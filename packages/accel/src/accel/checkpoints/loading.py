@@ -34,8 +34,7 @@ from accel_checkpoint.listing import (
 )
 from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
-from accel_checkpoint.saving.saver import Saver
-from accel_checkpoint.saving.transaction import is_saved_here
+from accel_checkpoint.saving.saver import Saver, is_saved_here
 from accel_checkpoint.strictness import LOADING_ERRORS, Strictness
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -307,7 +307,7 @@ class RankState:
 
 def _described(layout: MeshLayout) -> str:
     """Describe a layout: the number of processes, and the mesh axes unless each process has the whole model."""
-    used = [f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1]
+    used = [f"{axis}={size}" for axis, size in asdict(layout).items() if size > 1]
     is_plain = layout == MeshLayout.of_replicas(layout.world_size)
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
     return processes + ("" if is_plain else f" ({', '.join(used)})")
