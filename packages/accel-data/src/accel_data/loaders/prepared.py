@@ -85,7 +85,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._progress = Progress(epoch=iteration)
         self.reset()
         if not is_iterable(base):
-            base = shard_indices(base)
+            base = shard_indices(base, all_different(1, 0), split_batches=False, even_batches=False)
         super()._wrap(base)
         if shares_generator:
             self.synchronized_generator = self._source.generator
@@ -300,14 +300,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _is_resumed(self) -> bool:
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
         resumption = self._progress.resumption
-        if not self.skip_batches and (resumption is None or resumption.position == START):
+        if not self.skip_batches and resumption.position == START:
             return False
-        is_known = resumption is not None and resumption.order is not None
-        return is_known or not self._source.lacks_generator
+        return resumption.order is not None or not self._source.lacks_generator
 
     def _resumption(self) -> Resumption:
         """Return where the next pass begins."""
-        resumption = self._progress.resumption or Resumption()
+        resumption = self._progress.resumption
         if self.skip_batches:
             return Resumption(self._position_after(self.skip_batches), resumption.order)
         return resumption

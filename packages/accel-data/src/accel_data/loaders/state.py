@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -144,6 +144,9 @@ class Resumption:
     is_complete: bool = False
 
 
+FROM_START = Resumption()
+
+
 @dataclass(slots=True)
 class Pass:
     """One pass of one rank, which is under way or was left early.
@@ -184,19 +187,19 @@ class Progress:
 
     Args:
         epoch: The epoch that is being read, or comes next.
-        resumption: Set while the next pass is to begin elsewhere than at the start of the epoch.
+        resumption: Where the next pass begins.
         current: The pass of this epoch, which is under way or was left early.
         running: The latest pass if it has neither ended nor been left, of whatever epoch.
     """
 
     epoch: int = 0
-    resumption: Resumption | None = None
+    resumption: Resumption = FROM_START
     current: Pass | None = None
     running: Pass | None = None
 
     def begin(self, new: Pass) -> None:
         """Begin a pass."""
-        self.resumption, self.current, self.running = None, new, new
+        self.resumption, self.current, self.running = FROM_START, new, new
 
     def end(self, ended: Pass | None) -> None:
         """End a pass, complete or not; it may be an earlier one, whose iterator was kept."""
@@ -214,8 +217,7 @@ class Progress:
     def choose_epoch(self, epoch: int) -> None:
         """Go to ``epoch``. The position is kept if it is the current one."""
         if epoch != self.epoch:
-            self.resumption = self.current = None
-        self.epoch = epoch
+            self.resume(epoch, FROM_START)
 
     def detached(self) -> Progress:
         """Return the same without the pass, for another process."""
@@ -224,15 +226,11 @@ class Progress:
     @property
     def position(self) -> Position:
         """How much of the epoch has been read."""
-        if self.resumption is not None:
-            return self.resumption.position
-        return START if self.current is None else self.current.position
+        return (self.current or self.resumption).position
 
     def reached(self) -> Resumption:
         """Return what a pass needs to continue."""
-        if self.resumption is not None:
-            return self.resumption
-        return Resumption() if self.current is None else self.current.reached()
+        return self.resumption if self.current is None else self.current.reached()
 
 
 def save_progress(
@@ -384,24 +382,11 @@ def _check_data(state: dict[str, Any], source: Source) -> None:
         )
 
 
-@runtime_checkable
-class KnowsPositions(Protocol):
-    """A prepared loader, as far as its file is concerned."""
-
-    num_batches_read: int
-
-    def state_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the state of the current epoch after ``num_batches`` of this rank's batches."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, position: bool) -> None:
-        """Resume where the state was taken."""
-
-
 def to_file(loader: Any) -> dict[str, Any]:
     """Return the content of the file of a loader with `state_dict`, in a form that torchdata reads, too."""
     is_under_way = bool(getattr(loader, "is_under_way", False))
     content = {_FILE_MARK: _FILE_VERSION, "is_under_way": is_under_way, "state": loader.state_dict()}
-    if not isinstance(loader, KnowsPositions):
+    if not hasattr(loader, "state_after"):
         return content
     # The state of a `StatefulDataLoader` without workers (torchdata 0.11).
     return {
@@ -442,7 +427,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
         loader.load_state_dict(content["state"], position=position and content["is_under_way"])
         return bool(content["is_under_way"])
     num_batches = _batches_by_torchdata(content)
-    if num_batches is None or not isinstance(loader, KnowsPositions):
+    if num_batches is None or not hasattr(loader, "state_after"):
         raise CheckpointError(
             f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
             "unknown. Skip the batches that were read with `skip_first_batches`."

@@ -11,6 +11,7 @@ from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.state import Source
 from accel_data.loaders.stateful import stateful_loader_class
+from accel_data.mesh import DataRanks
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.step import StepShape
 from accel_state.errors import ConfigError
@@ -89,12 +90,7 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 
 
 def shard_indices(
-    loader: DataLoader[Any],
-    *,
-    num_processes: int = 1,
-    process_index: int = 0,
-    split_batches: bool = False,
-    even_batches: bool = False,
+    loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
 ) -> DataLoader[Any]:
     """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is.
 
@@ -104,22 +100,24 @@ def shard_indices(
     if index_shard(loader) is not None:
         return loader
     sampler, field = get_sampler(loader), batches_field(loader)
-    if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+    if ranks.num_ranks > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
             f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
-            f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            f"dividing that part among {ranks.num_ranks} processes again would lose samples. Use `shuffle=True` "
             "or a plain sampler."
         )
     if field is None:
-        single = IndexSamplerShard(
-            loader.sampler,
-            num_processes=num_processes,
-            process_index=process_index,
-            even_batches=even_batches,
+        return clone_loader(
+            loader,
+            sampler=IndexSamplerShard(
+                loader.sampler,
+                num_processes=ranks.num_ranks,
+                process_index=ranks.rank,
+                even_batches=even_batches,
+            ),
         )
-        return clone_loader(loader, sampler=single)
     shard = BatchSamplerShard(
-        getattr(loader, field), num_processes, process_index, split_batches, even_batches
+        getattr(loader, field), ranks.num_ranks, ranks.rank, split_batches, even_batches
     )
     return clone_loader(loader, **{field: shard})
 
