@@ -348,25 +348,55 @@ def test_a_save_behind_the_loop_has_the_state_of_its_beginning(world, tmp_path, 
         assert_same(loaded, state)
 
 
-def save_within_accumulation(folder, options):
-    run = Run("sharded", accumulate=3, **options)
+def save_within_accumulation(folder, how, options):
+    run = Run(how, accumulate=3, **options)
     run.step(4)
     run.accelerator.save_state(folder)
     run.step(2)
     return run.state()
 
 
-def load_within_accumulation(folder, options):
-    run = Run("sharded", seed=99, accumulate=3, **options)
+def load_within_accumulation(folder, how, options):
+    run = Run(how, seed=99, accumulate=3, **options)
     run.accelerator.load_state(folder)
+    run.accelerator.save_state(folder.with_name("again"))  # as when it is asked to end at once
     run.step(2)
     return run.state()
 
 
-@pytest.mark.parametrize("options", [{}, spread("mixture", 2)], ids=["sharded", "experts"])
-def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path, options):
-    expected = world(2).run(save_within_accumulation, tmp_path / "a", options)
-    assert_same(world(2).run(load_within_accumulation, tmp_path / "a", options), expected)
+@pytest.mark.parametrize(
+    ("num", "how", "options"),
+    [
+        (3, "ddp", {}),
+        (3, "sharded", {}),
+        (2, "full", LAYERS),
+        (2, "sharded", spread("mixture", 2)),
+        (2, "ddp", STAGES),
+        (4, "sharded", SHARDED_STAGES),
+    ],
+    ids=["ddp", "sharded", "layers", "experts", "stages", "sharded stages"],
+)
+def test_gradients_of_an_accumulation_are_kept(world, tmp_path, num, how, options):
+    """Also by a run that saves before its first batch, which shows what each rank of a pipeline has."""
+    expected = world(num).run(save_within_accumulation, tmp_path / "a", how, options)
+    for name in ("a", "again"):
+        assert_same(world(num).run(load_within_accumulation, tmp_path / name, how, options), expected)
+
+
+def evaluate_first(folder):
+    run = Run("ddp", seed=99, accumulate=3, **STAGES)
+    run.accelerator.load_state(folder)
+    with torch.no_grad():
+        run.accelerator.forward_backward(
+            run.model, make_batches(1)[0], lambda model, rows: model(rows).square().mean()
+        )
+    run.step(2)
+    return run.state()
+
+
+def test_gradients_that_wait_for_the_first_batch_of_a_pipeline_outlive_an_evaluation(world, tmp_path):
+    expected = world(2).run(save_within_accumulation, tmp_path / "a", "ddp", STAGES)
+    assert_same(world(2).run(evaluate_first, tmp_path / "a"), expected)
 
 
 def save_within_accumulation_of_copies(folder):

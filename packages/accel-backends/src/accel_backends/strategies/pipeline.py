@@ -102,6 +102,11 @@ class PipelineStrategy(FullyShardedStrategy):
         self._early: weakref.WeakKeyDictionary[torch.optim.Optimizer, EarlyOptimizerState] = (
             weakref.WeakKeyDictionary()
         )
+        self._early_gradients: weakref.WeakKeyDictionary[PipelineTraining, dict[str, torch.Tensor]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._shared_before: dict[int, torch.Tensor] = {}
+        """Gradients of shared parameters from before the batch that is running."""
         self._num_steps = 1
         self._weight = 1.0
 
@@ -181,6 +186,10 @@ class PipelineStrategy(FullyShardedStrategy):
             for parameter in [one for one in optimizer.state if staged.is_elsewhere(one)]:
                 del optimizer.state[parameter]
             place_optimizer_state(optimizer)
+        if gradients := self._early_gradients.pop(self._pipelines[model], None):
+            super().restore_gradients([model], gradients)
+            if torch.is_grad_enabled():  # within `forward_backward`, which took those of before the batch
+                self._shared_before |= take_shared(staged)
 
     def _units_here(self, model: nn.Module, staged: StagedModel) -> list[nn.Module]:
         """Return the units of which this rank has all parameters; code that is compiled takes no placeholders."""
@@ -241,18 +250,19 @@ class PipelineStrategy(FullyShardedStrategy):
         if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
             self.context.precision.scale(torch.ones((), device=self.context.device))
         staged = pipeline.staged
-        earlier = take_shared(staged)
+        self._shared_before = take_shared(staged)
         try:
             with drawing:
                 loss = pipeline.run(model, batch, loss_fn, num_items)
         except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
-            put_back_shared(staged, earlier)
+            put_back_shared(staged, self._shared_before)
             error.add_note(
                 "Gradients of earlier batches are kept, and may have parts of this one added. Call "
                 "`optimizer.zero_grad()` before you go on."
             )
             raise
-        add_up_shared(staged, earlier, place=self._place.index, ranks=self._place.ranks)
+        add_up_shared(staged, self._shared_before, place=self._place.index, ranks=self._place.ranks)
+        self._shared_before = {}
         return loss
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
@@ -377,6 +387,29 @@ class PipelineStrategy(FullyShardedStrategy):
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
         super().load_optimizer_state(optimizer, {**state, "state": own})
+
+    def open_gradients(self, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+        """Return those of the parameters, and those that wait for the first batch."""
+        gradients = super().open_gradients(models)
+        for number, model in enumerate(models):
+            pipeline = self._pipeline_of(model)
+            early = {} if pipeline is None else self._early_gradients.get(pipeline, {})
+            gradients |= {f"{number}.{name.removeprefix('0.')}": one for name, one in early.items()}
+        return gradients
+
+    def restore_gradients(self, models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
+        """Do so at once, or in the first batch if only that shows what of a model this rank has."""
+        rest = dict(gradients)
+        for number, model in enumerate(models):
+            pipeline = self._pipeline_of(model)
+            if pipeline is None or pipeline.staged.users:
+                continue
+            names = [name for name in rest if name.startswith(f"{number}.")]
+            # Copies, since the file that they are mapped from may be removed.
+            self._early_gradients[pipeline] = {
+                f"0.{name.removeprefix(f'{number}.')}": rest.pop(name).clone() for name in names
+            }
+        super().restore_gradients(models, rest)
 
     def _pipeline_of(self, model: nn.Module) -> PipelineTraining | None:
         """Return the pipeline of a user's model; None if it has none."""

@@ -284,6 +284,24 @@ class Strategy:
         """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
         optimizer.load_state_dict(in_memory(optimizer, state))
 
+    def open_gradients(self, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+        """Return the gradients of an unfinished accumulation by name, of sharded ones the part of this rank."""
+        from accel_backends.sharding.open_gradients import (
+            open_gradients,  # imports `DTensor`, which takes long
+        )
+
+        return open_gradients(models)
+
+    def restore_gradients(self, models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
+        """Let the parameters of ``models`` have the result of `open_gradients`, and no other gradients.
+
+        Raises:
+            CheckpointError: If there is one for a parameter that the models have not, or of another shape.
+        """
+        from accel_backends.sharding.open_gradients import restore_gradients
+
+        restore_gradients(models, gradients)
+
     def release(self) -> None:
         """Drop the references to everything prepared."""
 

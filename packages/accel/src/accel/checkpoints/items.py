@@ -25,7 +25,6 @@ from accel_backends.checkpoint_formats.protocol import (
     SaveChoices,
     SavedModel,
 )
-from accel_backends.stepping.open_gradients import open_gradients, restore_gradients
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
     LOADER_NAME,
@@ -394,7 +393,7 @@ class RankItem(StateItem):
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
         if run.accumulation["is_accumulating"]:
-            name, gradients = gradients_file(self.index), open_gradients(run.models)
+            name, gradients = gradients_file(self.index), run.strategy.open_gradients(run.models)
             # The gradients of a scaled loss may overflow.
             files.append(SafetensorsFile(name, gradients, is_trained=False))
         states = states_to_file(
@@ -412,11 +411,10 @@ class RankItem(StateItem):
         window = state.window(saved, num_steps=run.accumulation["num_steps"])
         num_windows = None if manifest is None else manifest.step
         run.stepper.load_state_dict(window or {"step": 0}, num_windows=num_windows)
-        for parameter in (one for model in run.models for one in model.parameters()):
-            parameter.grad = None  # those from before the load
+        run.strategy.restore_gradients(run.models, {})  # instead of those from before the load
         if window is not None and state.gradients is not None:
             with saved.strict.loading(gradients_file(self.index), GRADIENTS):
-                restore_gradients(run.models, state.gradients)
+                run.strategy.restore_gradients(run.models, state.gradients)
         state.restore_generators(saved)
 
 
