@@ -15,7 +15,6 @@ from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
 from accel_data.loaders.stateful import to_stateful
 from accel_data.loaders.torch_loader import (
-    Source,
     batches_field,
     check_loader,
     clone_loader,
@@ -96,26 +95,26 @@ def prepare_data_loader(
         "rng_types": rng_types,
         "non_blocking": non_blocking,
         "ranks": ranks,
+        "shares_generator": True,
         "keeps_dataset_state": keeps_dataset_state,
     }
-    if is_stream if dispatch_batches is None else dispatch_batches:
-        return DataLoaderDispatcher.around(
-            dataloader,
-            **options,
-            synchronized_generator=Source.of(dataloader).generator,
-            split_batches=split_batches,
-            even_batches=even,
-            slice_fn=slice_fn_for_dispatch,
-        )
-    if slice_fn_for_dispatch is not None:
+    reads_for_all = is_stream if dispatch_batches is None else dispatch_batches
+    if slice_fn_for_dispatch is not None and not reads_for_all:
         warn_user(
             "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
             "Pass that too, or leave the function out.",
         )
-    dataloader = _shard(dataloader, ranks, split_batches=split_batches, even_batches=even)
-    return DataLoaderShard.around(
-        dataloader, **options, synchronized_generator=Source.of(dataloader).generator
-    )
+    if reads_for_all:
+        return DataLoaderDispatcher.around(
+            dataloader,
+            **options,
+            split_batches=split_batches,
+            even_batches=even,
+            slice_fn=slice_fn_for_dispatch,
+        )
+    shard = _shard_stream if is_stream else shard_indices
+    dataloader = shard(dataloader, ranks, split_batches=split_batches, even_batches=even)
+    return DataLoaderShard.around(dataloader, **options)
 
 
 def _check_keeps_order(loader: DataLoader[Any]) -> None:
@@ -190,39 +189,8 @@ def _with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> Da
     return clone_loader(loader, **({"sampler": seedable} | {field: batches}))
 
 
-def _shard(
-    loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
-) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's part of its indices or its stream."""
-    is_stream = is_iterable(loader)
-    if is_stream and len(ranks.of_world) == 1:
-        return loader
-    if (
-        is_stream
-        and even_batches
-        and _shards_itself(loader.dataset, ranks.num_ranks, split_batches=split_batches)
-    ):
-        warn_user(
-            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
-            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-            "loop copes with that.",
-        )
-    return (_shard_stream if is_stream else shard_indices)(
-        loader,
-        num_processes=ranks.num_ranks,
-        process_index=ranks.rank,
-        split_batches=split_batches,
-        even_batches=even_batches,
-    )
-
-
 def _shard_stream(
-    loader: DataLoader[Any],
-    *,
-    num_processes: int,
-    process_index: int,
-    split_batches: bool,
-    even_batches: bool,
+    loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
 ) -> DataLoader[Any]:
     """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
 
@@ -230,17 +198,22 @@ def _shard_stream(
     number of shards: no rank reads what it does not need. The length of such a part is unknown.
     """
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDatasetShard):
+    if len(ranks.of_world) == 1 or isinstance(dataset, IterableDatasetShard):
         return loader
-    if _shards_itself(dataset, num_processes, split_batches=split_batches):
-        part = dataset.shard(num_shards=num_processes, index=process_index)
-        return clone_loader(loader, dataset=part)
+    if not split_batches and _can_shard_itself(dataset, ranks.num_ranks):
+        if even_batches:
+            warn_user(
+                "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+                "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+                "loop copes with that.",
+            )
+        return clone_loader(loader, dataset=dataset.shard(num_shards=ranks.num_ranks, index=ranks.rank))
     shard = IterableDatasetShard(
         dataset,
         loader.batch_size or 1,
         loader.drop_last,
-        num_processes,
-        process_index,
+        ranks.num_ranks,
+        ranks.rank,
         split_batches,
         even_batches=even_batches,
     )
@@ -250,9 +223,9 @@ def _shard_stream(
     return clone_loader(loader, dataset=shard, **fields)
 
 
-def _shards_itself(dataset: Any, num_processes: int, *, split_batches: bool) -> bool:
-    """Whether the data set shards itself among ``num_processes``."""
-    if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
+def _can_shard_itself(dataset: Any, num_ranks: int) -> bool:
+    """Whether the data set can shard itself evenly among ``num_ranks``."""
+    if not hasattr(dataset, "shard"):
         return False
     num_shards: int = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None) or 0
-    return num_shards > 0 and num_shards % num_processes == 0
+    return num_shards > 0 and num_shards % num_ranks == 0

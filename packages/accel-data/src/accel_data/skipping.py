@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -19,14 +19,6 @@ from accel_data.loaders.torch_loader import (
 )
 from accel_data.samplers.batch_shard import BatchSamplerShard, BatchSamplerWrapper
 from accel_state.errors import ConfigError
-
-
-@runtime_checkable
-class Skipping(Protocol):
-    """A loader that can return itself without its first batches: a prepared one, or what is around one."""
-
-    def skipping(self, num_batches: int) -> Any:
-        """Return a loader without the first ``num_batches`` batches of each epoch."""
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
@@ -44,7 +36,7 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     """
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
-    if isinstance(dataloader, Skipping):
+    if hasattr(dataloader, "skipping"):  # a prepared loader, or one around it
         skipped: DataLoader[Any] = dataloader.skipping(num_batches)
         return skipped
     check_loader(dataloader)
@@ -133,6 +125,6 @@ class SkipBatchSampler(BatchSamplerWrapper):
         shard = self.batch_sampler
         if not isinstance(shard, BatchSamplerShard):
             shard = BatchSamplerShard(shard, even_batches=False)
-        if not shard.can_start_anywhere:
+        if shard.plan() is None:
             return islice(iter(self.batch_sampler), self.skip_batches, None)
         return iter(shard.new_pass(shard.position_after(self.skip_batches)))

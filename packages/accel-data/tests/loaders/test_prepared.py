@@ -18,13 +18,45 @@ def test_a_state_may_be_of_a_position_that_comes_from_elsewhere():
     assert [batch.tolist() for batch in one] == [[6, 7], [8, 9]]
 
 
-def test_a_loader_shares_its_progress_with_what_was_made_of_it_by_skipping():
+def test_a_loader_is_under_way_while_it_or_what_skips_its_batches_is_read():
+    one, other = loader(), loader()
+    for read in (one, one.skipping(2)):
+        assert not one.is_under_way
+        for _ in read:
+            assert one.is_under_way
+            assert one.skipping(1).is_under_way
+            assert not other.is_under_way
+    assert not one.is_under_way
+
+
+def test_a_loop_within_another_does_not_end_it():
+    outer, inner = loader(), loader()
+    for _ in outer:
+        for _ in inner:
+            assert (outer.is_under_way, inner.is_under_way) == (True, True)
+            break
+        assert (outer.is_under_way, inner.is_under_way) == (True, False)
+
+
+def test_a_loader_is_under_way_as_long_as_the_iterator_of_its_latest_pass_is_kept():
     one = loader()
-    assert one.shares_progress_with(one)
-    assert one.shares_progress_with(one.skipping(2))
-    assert one.skipping(2).shares_progress_with(one)
-    assert not one.shares_progress_with(loader())
-    assert not one.shares_progress_with(DataLoader(torch.arange(10)))
+    first = iter(one)
+    next(first)
+    second = iter(one)
+    next(second)
+    first.close()
+    assert one.is_under_way
+    del second
+    assert not one.is_under_way
+
+
+def test_a_loader_that_loads_a_state_in_its_loop_stays_under_way():
+    one = loader()
+    state = one.state_after(2)
+    for _ in one:
+        one.load_state_dict(state)
+        assert (one.is_under_way, one.num_batches_read) == (True, 2)
+        break
 
 
 class Epochs(torch.utils.data.SequentialSampler):

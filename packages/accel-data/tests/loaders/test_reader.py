@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_data.loaders.reader import Reader
-from accel_data.loaders.torch_loader import Source, clone_loader
+from accel_data.loaders.torch_loader import clone_loader, source_of
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.step import Position
 
@@ -51,14 +51,14 @@ def test_each_batch_of_a_stream_comes_with_its_number_of_samples(
 ) -> None:
     loader = loader_class(Counted(), batch_size=4, num_workers=num_workers)
     factor = 1 if loader_class is DataLoader else 10
-    batches = Reader(Source.of(loader)).read_stream()
+    batches = Reader(source_of(loader)).read_stream()
     read = [(batch.tolist(), fetched and fetched.num_samples) for batch, fetched in batches]
     assert read == [([factor, 2 * factor, 3 * factor, 4 * factor], 4), ([5 * factor, 6 * factor], 2)]
 
 
 def test_the_state_of_a_data_set_is_a_copy() -> None:
     dataset = Counted()
-    reader = Reader(Source.of(DataLoader(dataset, batch_size=2)))
+    reader = Reader(source_of(DataLoader(dataset, batch_size=2)))
     next(reader.read_stream())
     state = reader.states(dataset).dataset
     dataset.count = 9
@@ -74,7 +74,7 @@ def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
 
 def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None:
     loader, shard = sharded(num_workers=1, persistent_workers=True)
-    reader = Reader(Source.of(loader))
+    reader = Reader(source_of(loader))
     workers = []
     for samples in (0, 4, 2):
         read = [batch.tolist() for batch in reader.read_indices(shard.new_pass(Position(samples)))]
@@ -87,7 +87,7 @@ def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None
 
 def test_a_setting_that_has_changed_holds_from_the_next_pass_on() -> None:
     loader, shard = sharded()
-    reader = Reader(Source.of(loader))
+    reader = Reader(source_of(loader))
     next(reader.read_indices(shard.new_pass()))
     loader.collate_fn = list
     assert next(reader.read_indices(shard.new_pass())) == [0, 1]

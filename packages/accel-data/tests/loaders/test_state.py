@@ -24,7 +24,7 @@ def test_a_pass_under_way_goes_on():
     first = loader()
     begun = iter(first)
     next(begun)
-    content = to_file(first, is_under_way=True)
+    content = to_file(first)
     second = loader()
     load_into(second, content, position=True, file_name="dl_state_dict.bin")
     assert rest(second) == rest(begun)
@@ -50,8 +50,11 @@ def test_a_pass_that_torchdata_had_finished_is_not_gone_on_with():
 @pytest.mark.parametrize(("is_under_way", "num_batches"), [(True, 1), (False, 0)])
 def test_torchdata_finds_its_numbers(is_under_way, num_batches):
     one = loader()
-    next(iter(one))
-    content = to_file(one, is_under_way=is_under_way)
+    begun = iter(one)
+    next(begun)
+    if not is_under_way:
+        begun.close()
+    content = to_file(one)
     assert content["_num_yielded"] == content["_sampler_iter_yielded"] == num_batches
 
 
@@ -62,6 +65,8 @@ def test_what_nobody_knows_is_refused_with_the_way_out(content):
 
 
 class Counter:
+    is_under_way = True
+
     def __init__(self):
         self.value = 3
 
@@ -73,7 +78,7 @@ class Counter:
 
 
 def test_a_loader_of_another_kind_keeps_its_own_state():
-    content = to_file(Counter(), is_under_way=True)
+    content = to_file(Counter())
     other = Counter()
     other.value = 9
     load_into(other, content, position=True, file_name="dl_state_dict.bin")

@@ -220,7 +220,6 @@ class Accelerator(ProcessView):
             precision=self._precision,
             prepared=self._prepared,
             stepper=self._stepper,
-            gradient_state=self.gradient_state,
             resumes_loaders=self._resumes_loaders,
         )
 

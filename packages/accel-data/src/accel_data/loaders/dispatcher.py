@@ -18,7 +18,7 @@ from accel_data.loaders.torch_loader import build_loader
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass, rows_of_rank
 from accel_data.samplers.order import fork_rng
-from accel_data.step import START, GlobalStep, Position, ReadStates, ShardPlan
+from accel_data.step import GlobalStep, Position, ReadStates, ShardPlan
 from accel_ops.transport import current_transport
 
 
@@ -119,7 +119,9 @@ class DataLoaderDispatcher(PreparedLoader):
         return Position(self._samples_per_batch() * num_batches, num_batches)
 
     def __len__(self) -> int:
-        plan, scatter = self._plan(), self._scatter_plan()
+        scatter, shard = self._scatter_plan(), self._source.index_shard
+        read = None if shard is None else shard.plan()
+        plan = None if read is None else self._plan_of(read)
         if plan is not None:
             return max(0, plan.num_local_steps - self.skip_batches)
         full, rest = divmod(len(self.base_dataloader), scatter.batches_per_step)
@@ -127,14 +129,13 @@ class DataLoaderDispatcher(PreparedLoader):
             full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)
 
-    def _plan(self, start: Position = START) -> ShardPlan | None:
-        plan, scatter, ranks = super()._plan(start), self._scatter_plan(), self.data_ranks
-        if (
-            plan is None or not self.base_dataloader._auto_collation
-        ):  # the rows of what the data set makes vary
+    def _plan_of(self, read: ShardPlan) -> ShardPlan | None:
+        if not self.base_dataloader._auto_collation:  # the rows of what the data set makes vary
             return None
-        rows = scatter.rows or 1
-        return replace(plan, rows=rows, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even)
+        scatter, ranks = self._scatter_plan(), self.data_ranks
+        return replace(
+            read, rows=scatter.rows or 1, num_ranks=ranks.num_ranks, rank=ranks.rank, even=scatter.even
+        )
 
     def _steps(
         self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader
 
 from accel_data.loaders.placement import placed
 from accel_data.loaders.reader import Batches, Reader, warn_of_replay
-from accel_data.loaders.state import Pass, Progress, Resumption, load_progress, save_progress
+from accel_data.loaders.state import Pass, Progress, Resumption, Source, load_progress, save_progress
 from accel_data.loaders.torch_loader import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
-    Source,
     batches_field,
     from_attributes,
     is_iterable,
     shard_indices,
+    source_of,
 )
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import SamplerPass
@@ -59,7 +59,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     _reads_for_all: ClassVar[bool] = False
     _non_blocking: bool
     _progress: Progress
-    _reader: Reader
     _source: Source
 
     def _wrap(
@@ -73,6 +72,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         non_blocking: bool = False,
         iteration: int = 0,
         ranks: DataRanks | None = None,
+        shares_generator: bool = False,
         keeps_dataset_state: bool = True,
     ) -> None:
         self.data_ranks = ranks or all_different(1, 0)
@@ -85,14 +85,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._progress = Progress(epoch=iteration)
         self.reset()
         if not is_iterable(base):
-            base = shard_indices(
-                base, num_processes=1, process_index=0, split_batches=False, even_batches=False
-            )
+            base = shard_indices(base, all_different(1, 0), split_batches=False, even_batches=False)
         super()._wrap(base)
+        if shares_generator:
+            self.synchronized_generator = self._source.generator
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         is_finalizing = sys.is_finalizing  # a pass that is open at exit may end when module globals are gone
         self.begin()
+        current = None
         try:
             with fork_rng(enabled=self._is_resumed()):
                 current, steps, num_missed = self._open()
@@ -108,6 +109,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self._progress.finish_epoch()
         finally:
             if not is_finalizing():
+                self._progress.end(current)
                 self.end()
 
     def __len__(self) -> int:
@@ -222,9 +224,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         position = self._position_after(num_batches)
         return {**self.state_dict(), "samples": position.samples, "batches": position.batches}
 
-    def shares_progress_with(self, other: object) -> bool:
-        """Whether a pass over ``other`` is one over this loader: it is the same, or one was made by `skipping`."""
-        return isinstance(other, PreparedLoader) and other._progress is self._progress
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass over it, or over a loader made by `skipping`, has begun and neither ended nor been left."""
+        return self._progress.running is not None
+
+    @property
+    def num_batches_read(self) -> int:
+        """This rank's batches up to the position if a pass is under way, else 0."""
+        running = self._progress.running
+        return 0 if running is None else self._progress.position.samples // running.step_size.samples
 
     @property
     def is_mid_epoch(self) -> bool:
@@ -250,27 +259,26 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """
         self._announce_epoch()
         source, ranks, resumption, sampler_pass = self._source, self.data_ranks, self._resumption(), None
-        start = resumption.position
-        if source.index_shard is None:
-            generator = self.synchronized_generator
-            state = None if generator is None else resumption.order
-            order = EpochOrder(generator, draws_from_default=False, state=state, is_shared=False)
+        start, shard = resumption.position, source.index_shard
+        if shard is None:
+            order = EpochOrder(self.synchronized_generator, state=resumption.order)
             order.begin()
         else:
             # transformers sets a batch sampler that has the batches of its rank only to one process.
-            is_shared = self._is_shared and source.index_shard.num_processes == ranks.num_ranks
-            sampler_pass = source.index_shard.new_pass(
-                start, order_state=resumption.order, is_shared=is_shared
+            is_shared = self._is_shared and shard.num_processes == ranks.num_ranks
+            order = EpochOrder(
+                source.generator, shard.batch_sampler, state=resumption.order, is_shared=is_shared
             )
-            order = sampler_pass.order
-        plan = self._plan(start)
+            sampler_pass = shard.new_pass(start, order)
+        read = None if sampler_pass is None else sampler_pass.plan
+        plan = None if read is None else self._plan_of(read)
         if plan is not None:
             self.remainder = plan.remainder
             self.will_pad = plan.even and plan.remainder > 0
         kept = source.dataset if self.keeps_dataset_state and source.has_state else None
         has_states = kept is not None or source.is_stream
         states = partial(self._reader.states, kept) if has_states else lambda: NO_STATES
-        current = Pass(start, ranks.num_ranks, order, states)
+        current = Pass(start, self._step_size(), ranks.num_ranks, order, states)
         steps, num_missed = self._steps(current, resumption, sampler_pass)
         device = None if self.device is None else torch.device(self.device)
         # Without an accelerator, batches are on the CPU already.
@@ -286,22 +294,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Begin to read for `_open`, without placing the batches. A stream has no ``sampler_pass``."""
         raise NotImplementedError
 
-    def _plan(self, start: Position = START) -> ShardPlan | None:
-        """Return the arithmetic of an epoch from ``start`` on, where its length is known."""
-        shard = self._source.index_shard
-        return None if shard is None else shard.plan(start)
+    def _plan_of(self, read: ShardPlan) -> ShardPlan | None:
+        """Return the arithmetic of an epoch for the loop, if it is known, from that of what this rank reads."""
+        return read
 
     def _is_resumed(self) -> bool:
         """Whether the next pass resumes an epoch that was opened before, whose order is known."""
-        shard, resumption = self._source.index_shard, self._progress.resumption
-        is_known = resumption is not None and resumption.order is not None
-        if shard is not None and shard.lacks_generator and not is_known:
+        resumption = self._progress.resumption
+        if not self.skip_batches and resumption.position == START:
             return False
-        return self.skip_batches > 0 or self._progress.is_within_epoch
+        return resumption.order is not None or not self._source.lacks_generator
 
     def _resumption(self) -> Resumption:
         """Return where the next pass begins."""
-        resumption = self._progress.resumption or Resumption()
+        resumption = self._progress.resumption
         if self.skip_batches:
             return Resumption(self._position_after(self.skip_batches), resumption.order)
         return resumption
@@ -333,12 +339,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return Position(steps * size.samples, steps * size.batches)
 
     def _fields_of(self, base: DataLoader[Any]) -> dict[str, Any]:
-        source = Source.of(base)
-        reader = Reader(source, num_ranks=self.data_ranks.num_ranks, reads_all=self._reads_for_all)
-        return {**super()._fields_of(base), "_source": source, "_reader": reader}
+        return {**super()._fields_of(base), "_source": source_of(base)}
 
     def _copied_attributes(self) -> dict[str, Any]:
-        return {**super()._copied_attributes(), "_progress": self._progress.detached()}
+        attributes = {**super()._copied_attributes(), "_progress": self._progress.detached()}
+        attributes.pop("_reader", None)
+        return attributes
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._source, num_ranks=self.data_ranks.num_ranks, reads_all=self._reads_for_all)
 
     @property
     def _is_shared(self) -> bool:

@@ -14,9 +14,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard, Marked
-from accel_data.loaders.state import Resumption
+from accel_data.loaders.state import Resumption, Source
 from accel_data.loaders.stateful import has_position
-from accel_data.loaders.torch_loader import Source, clone_loader, from_attributes, mixed_class
+from accel_data.loaders.torch_loader import clone_loader, from_attributes, mixed_class
 from accel_data.loaders.workers import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard, SamplerPass
 from accel_data.step import NO_STATES, START, Position, ReadStates, StepShape
@@ -118,12 +118,18 @@ class Reader:
         self._sampler.current = sampler_pass
         return iter(copied)
 
-    def read_stream(self) -> Batches:
+    def read_stream(self, loader: DataLoader[Any] | None = None, state: Any = None) -> Batches:
         """Start a pass over a stream, and return all batches, as the user's loader yields them and as they were read.
 
         The latter is None for a batch that the user's loader has made.
+
+        Args:
+            loader: Reads it; None: the loader of the source.
+            state: As for `read_indices`.
         """
-        return self._read_stream(self._source.loader)
+        copied = self._copy_of(self._source.loader if loader is None else loader, state)
+        assert self._latest is not None, "the data set is a stream"
+        return self._latest.paired(iter(copied))
 
     def resume_stream(self, resumption: Resumption, *, rows: int) -> Batches:
         """Return the batches of a stream after a position, by the fastest way that the saved states allow.
@@ -142,7 +148,7 @@ class Reader:
             self._check_workers(resumption.num_workers)
             if states.loader is not None and source.is_stateful:
                 self._check_ranks(resumption.num_ranks, "a `StatefulDataLoader`")
-                return self._read_stream(source.loader, states.loader)
+                return self.read_stream(state=states.loader)
         has_dataset_state = states.dataset is not None and source.loader.num_workers == 0
         if has_dataset_state:
             source.dataset.load_state_dict(states.dataset)
@@ -171,7 +177,7 @@ class Reader:
             following = (
                 SkippedStream(dataset, num_samples) if shard is None else shard.starting_at(num_samples)
             )
-            return self._read_stream(clone_loader(loader, dataset=following))
+            return self.read_stream(clone_loader(loader, dataset=following))
         self._check_ranks(num_ranks, "a stream read by workers")
         num_batches, rest = divmod(start.samples, rows)
         if rest:
@@ -204,11 +210,6 @@ class Reader:
     def num_missed(self) -> int:
         """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
         return 0 if self._latest is None else self._latest.num_missed
-
-    def _read_stream(self, loader: DataLoader[Any], state: Any = None) -> Batches:
-        copied = self._copy_of(loader, state)
-        assert self._latest is not None, "the data set is a stream"
-        return self._latest.paired(iter(copied))
 
     def _copy_of(self, loader: DataLoader[Any], state: Any) -> DataLoader[Any]:
         settings = _settings(loader)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from accel_data.loaders.prepared import PreparedLoader, Steps
 from accel_data.loaders.reader import Batches
 from accel_data.loaders.state import Pass, Resumption
-from accel_data.loaders.torch_loader import Source, build_loader
+from accel_data.loaders.torch_loader import build_loader, source_of
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import SamplerPass
 from accel_data.step import Position, StepInfo, full_step
@@ -88,21 +88,21 @@ class DataLoaderShard(PreparedLoader):
         self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None
     ) -> tuple[Steps, Callable[[], int]]:
         if sampler_pass is None:
-            batches, size = self._read_stream(resumption), self._step_size()
             ends_alike = self._ends_alike or self.data_ranks.num_ranks == 1
-            return _stream_steps(batches, current, size, ends_alike=ends_alike), self._reader.num_missed
+            steps = _stream_steps(self._read_stream(resumption), current, ends_alike=ends_alike)
+            return steps, self._reader.num_missed
         steps = self._read_indices(sampler_pass, resumption)
         if self._non_blocking and self._source.loader.pin_memory:  # copied one batch ahead
             steps = ((batch, replace(step, states=current.read_states())) for batch, step in steps)
         return steps, lambda: sampler_pass.num_missed
 
 
-def _stream_steps(batches: Batches, current: Pass, step_size: Position, *, ends_alike: bool) -> Steps:
-    """Describe the steps of a stream, in which all ranks together read ``step_size``.
+def _stream_steps(batches: Batches, current: Pass, *, ends_alike: bool) -> Steps:
+    """Describe the steps of a stream.
 
     Each is read ahead: only then is it known whether the one before is the last, of all ranks if they ``ends_alike``.
     """
-    end, upcoming = current.start, next(batches, None)
+    end, step_size, upcoming = current.start, current.step_size, next(batches, None)
     while upcoming is not None:
         batch, fetched = upcoming
         # Before the next batch is fetched, which has not been read as far as the user is concerned.
@@ -121,7 +121,7 @@ def _stream_steps(batches: Batches, current: Pass, step_size: Position, *, ends_
 
 def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:
     """Return the ranks of the run if ``loader`` is sharded for as many, None if that is not known."""
-    source = Source.of(loader)
+    source = source_of(loader)
     if source.shard is None and not source.is_stream:
         return None
     ranks = ranks_of_run()

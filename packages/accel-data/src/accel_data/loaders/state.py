@@ -1,16 +1,18 @@
-"""How far a loader has been read: in memory, as plain data, and as the content of a checkpoint file."""
+"""What a prepared loader reads, and how far it has been read: in memory, as plain data, and as a checkpoint file."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
-from accel_data.loaders.torch_loader import Source
+from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.mesh import DataRanks
+from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.order import EpochOrder
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_data.step import NO_STATES, START, Position, ReadStates, StepInfo
@@ -35,6 +37,92 @@ _FILE_MARK = "accel_loader"
 _FILE_VERSION = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What a prepared loader reads. Torch refuses to change these fields of a loader later, except for the sampler.
+
+    Args:
+        loader: The loader, with this rank's part of its indices or its stream.
+        is_stream: Whether it reads a stream, without indices.
+        dataset: The user's data set, without our shard around it.
+        has_state: Whether that has `state_dict` and `load_state_dict`.
+        is_stateful: Whether the loader is a `StatefulDataLoader`, or one with a state of its own.
+        index_shard: Gives this rank's indices; None for a stream.
+        stream_shard: Gives this rank's samples of a stream; None if it is read by one rank or shards itself.
+        batch_sampler: The innermost batch sampler, which has the sampler of single indices.
+    """
+
+    loader: DataLoader[Any]
+    is_stream: bool
+    dataset: Any
+    has_state: bool
+    is_stateful: bool
+    index_shard: BatchSamplerShard | None
+    stream_shard: IterableDatasetShard | None
+    batch_sampler: Any
+
+    @property
+    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        """What gives this rank its part, None for a data set that shards itself."""
+        return self.index_shard if self.stream_shard is None else self.stream_shard
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that yields single indices, None if there is none."""
+        return getattr(self.batch_sampler, "sampler", None)
+
+    @property
+    def num_samples(self) -> int | None:
+        """The length of an epoch over all ranks, None if it is not known."""
+        if self.is_stream:
+            return None
+        try:
+            return len(self.sampler)
+        except TypeError:  # a sampler without a length
+            return None
+
+    @property
+    def _drawn_by(self) -> tuple[Any, ...]:
+        """The objects whose attribute `generator` the order is drawn from."""
+        if self.index_shard is None:
+            return (self.dataset,)
+        given = self.index_shard.batch_sampler
+        return getattr(given, "sampler", None), given
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the order is drawn from, None if samplers or the stream have none."""
+        generators = [getattr(one, "generator", None) for one in self._drawn_by]
+        return next((one for one in generators if isinstance(one, torch.Generator)), None)
+
+    @property
+    def lacks_generator(self) -> bool:
+        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
+        return (
+            not self.is_stream
+            and self.generator is None
+            and any(hasattr(one, "generator") for one in self._drawn_by)
+        )
+
+    def keep_generator(self) -> None:
+        """Give samplers without a generator one of their own."""
+        for sampler in self._drawn_by:
+            if getattr(sampler, "generator", self) is None:
+                sampler.generator = torch.Generator()
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Make ``sampler`` the one that yields single indices, under all batch samplers."""
+        if self.loader.batch_sampler is not None:
+            self.loader.__dict__["sampler"] = sampler  # torch refuses to set it
+        self.batch_sampler.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one."""
+        for source in (self.batch_sampler, self.sampler, self.loader.dataset):
+            if hasattr(source, "set_epoch"):
+                source.set_epoch(epoch)
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """Where a pass begins, or how far it has come.
@@ -56,12 +144,16 @@ class Resumption:
     is_complete: bool = False
 
 
+FROM_START = Resumption()
+
+
 @dataclass(slots=True)
 class Pass:
     """One pass of one rank, which is under way or was left early.
 
     Args:
         start: Where it begins.
+        step_size: What all ranks together read in a full step.
         num_ranks: Ranks that share the data.
         order: What the order is drawn from.
         read_states: Returns the states of data set and loader where they have been read to.
@@ -69,6 +161,7 @@ class Pass:
     """
 
     start: Position
+    step_size: Position
     num_ranks: int
     order: EpochOrder
     read_states: Callable[[], ReadStates]
@@ -94,17 +187,24 @@ class Progress:
 
     Args:
         epoch: The epoch that is being read, or comes next.
-        resumption: Set while the next pass is to begin elsewhere than at the start of the epoch.
-        current: The pass that is under way or was left early.
+        resumption: Where the next pass begins.
+        current: The pass of this epoch, which is under way or was left early.
+        running: The latest pass if it has neither ended nor been left, of whatever epoch.
     """
 
     epoch: int = 0
-    resumption: Resumption | None = None
+    resumption: Resumption = FROM_START
     current: Pass | None = None
+    running: Pass | None = None
 
     def begin(self, new: Pass) -> None:
         """Begin a pass."""
-        self.resumption, self.current = None, new
+        self.resumption, self.current, self.running = FROM_START, new, new
+
+    def end(self, ended: Pass | None) -> None:
+        """End a pass, complete or not; it may be an earlier one, whose iterator was kept."""
+        if ended is self.running:
+            self.running = None
 
     def resume(self, epoch: int, resumption: Resumption) -> None:
         """Set where the next pass begins."""
@@ -117,8 +217,7 @@ class Progress:
     def choose_epoch(self, epoch: int) -> None:
         """Go to ``epoch``. The position is kept if it is the current one."""
         if epoch != self.epoch:
-            self.resumption = self.current = None
-        self.epoch = epoch
+            self.resume(epoch, FROM_START)
 
     def detached(self) -> Progress:
         """Return the same without the pass, for another process."""
@@ -127,20 +226,11 @@ class Progress:
     @property
     def position(self) -> Position:
         """How much of the epoch has been read."""
-        if self.resumption is not None:
-            return self.resumption.position
-        return START if self.current is None else self.current.position
-
-    @property
-    def is_within_epoch(self) -> bool:
-        """Whether the next pass resumes an epoch in the middle."""
-        return self.resumption is not None and self.resumption.position != START
+        return (self.current or self.resumption).position
 
     def reached(self) -> Resumption:
         """Return what a pass needs to continue."""
-        if self.resumption is not None:
-            return self.resumption
-        return Resumption() if self.current is None else self.current.reached()
+        return self.resumption if self.current is None else self.current.reached()
 
 
 def save_progress(
@@ -216,7 +306,7 @@ def load_progress(
     elif order is not None and source.index_shard is not None:
         if state.get("has_generator", state["version"] == 1):
             # Release 0.2 lent samplers a generator: torch draws another order from its default one in the same state.
-            source.index_shard.keep_generator()
+            source.keep_generator()
     if not source.is_stream and state["dataset"] is not None:
         source.dataset.load_state_dict(state["dataset"])
     if not position:
@@ -292,37 +382,18 @@ def _check_data(state: dict[str, Any], source: Source) -> None:
         )
 
 
-@runtime_checkable
-class KnowsPositions(Protocol):
-    """A prepared loader, as far as its file is concerned."""
-
-    total_batch_size: int
-
-    def state_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the state of the current epoch after ``num_batches`` of this rank's batches."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, position: bool) -> None:
-        """Resume where the state was taken."""
-
-
-def to_file(loader: Any, *, is_under_way: bool) -> dict[str, Any]:
-    """Return the content of a loader's file, in a form that torchdata reads, too.
-
-    Args:
-        loader: With `state_dict`.
-        is_under_way: Whether a pass over it has begun and not ended.
-    """
-    state = loader.state_dict()
-    content = {_FILE_MARK: _FILE_VERSION, "is_under_way": is_under_way, "state": state}
-    if not isinstance(loader, KnowsPositions):
+def to_file(loader: Any) -> dict[str, Any]:
+    """Return the content of the file of a loader with `state_dict`, in a form that torchdata reads, too."""
+    is_under_way = bool(getattr(loader, "is_under_way", False))
+    content = {_FILE_MARK: _FILE_VERSION, "is_under_way": is_under_way, "state": loader.state_dict()}
+    if not hasattr(loader, "state_after"):
         return content
-    num_batches = state["samples"] // loader.total_batch_size if is_under_way else 0
     # The state of a `StatefulDataLoader` without workers (torchdata 0.11).
     return {
         "_index_sampler_state": None,
         "_sampler_iter_state": None,
-        "_sampler_iter_yielded": num_batches,
-        "_num_yielded": num_batches,
+        "_sampler_iter_yielded": loader.num_batches_read,
+        "_num_yielded": loader.num_batches_read,
         "_IterableDataset_len_called": None,
         "_shared_seed": None,
         "fetcher_state": None,
@@ -356,7 +427,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
         loader.load_state_dict(content["state"], position=position and content["is_under_way"])
         return bool(content["is_under_way"])
     num_batches = _batches_by_torchdata(content)
-    if num_batches is None or not isinstance(loader, KnowsPositions):
+    if num_batches is None or not hasattr(loader, "state_after"):
         raise CheckpointError(
             f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
             "unknown. Skip the batches that were read with `skip_first_batches`."

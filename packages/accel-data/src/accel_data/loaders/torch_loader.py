@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.state import Source
 from accel_data.loaders.stateful import stateful_loader_class
+from accel_data.mesh import DataRanks
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.step import StepShape
 from accel_state.errors import ConfigError
@@ -90,12 +90,7 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 
 
 def shard_indices(
-    loader: DataLoader[Any],
-    *,
-    num_processes: int,
-    process_index: int,
-    split_batches: bool,
-    even_batches: bool,
+    loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
 ) -> DataLoader[Any]:
     """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is.
 
@@ -105,102 +100,43 @@ def shard_indices(
     if index_shard(loader) is not None:
         return loader
     sampler, field = get_sampler(loader), batches_field(loader)
-    if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+    if ranks.num_ranks > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
             f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
-            f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            f"dividing that part among {ranks.num_ranks} processes again would lose samples. Use `shuffle=True` "
             "or a plain sampler."
         )
     if field is None:
-        single = IndexSamplerShard(
-            loader.sampler,
-            num_processes=num_processes,
-            process_index=process_index,
-            even_batches=even_batches,
+        return clone_loader(
+            loader,
+            sampler=IndexSamplerShard(
+                loader.sampler,
+                num_processes=ranks.num_ranks,
+                process_index=ranks.rank,
+                even_batches=even_batches,
+            ),
         )
-        return clone_loader(loader, sampler=single)
     shard = BatchSamplerShard(
-        getattr(loader, field), num_processes, process_index, split_batches, even_batches
+        getattr(loader, field), ranks.num_ranks, ranks.rank, split_batches, even_batches
     )
     return clone_loader(loader, **{field: shard})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """What a loader reads. Torch refuses to change these fields of a loader later, except for the sampler.
-
-    Args:
-        loader: The loader.
-        is_stream: Whether it reads a stream, without indices.
-        dataset: The user's data set, without our shard around it.
-        has_state: Whether that has `state_dict` and `load_state_dict`.
-        is_stateful: Whether the loader is a `StatefulDataLoader`, or one with a state of its own.
-        index_shard: Gives this rank's indices; None for a stream.
-        stream_shard: Gives this rank's samples of a stream; None if it is read by one rank or shards itself.
-    """
-
-    loader: DataLoader[Any]
-    is_stream: bool
-    dataset: Any
-    has_state: bool
-    is_stateful: bool
-    index_shard: BatchSamplerShard | None
-    stream_shard: IterableDatasetShard | None
-
-    @classmethod
-    def of(cls, loader: DataLoader[Any]) -> Self:
-        """Return what ``loader`` reads."""
-        shard: Any = loader.dataset if isinstance(loader.dataset, IterableDatasetShard) else None
-        dataset = loader.dataset if shard is None else shard.dataset
-        has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        is_stateful = hasattr(loader, "load_state_dict")
-        return cls(loader, is_iterable(loader), dataset, has_state, is_stateful, index_shard(loader), shard)
-
-    @property
-    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
-        """What gives this rank its part, None for a data set that shards itself."""
-        return self.index_shard if self.stream_shard is None else self.stream_shard
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler that yields single indices."""
-        return get_sampler(self.loader)
-
-    @property
-    def num_samples(self) -> int | None:
-        """The length of an epoch over all ranks, None if it is not known."""
-        if self.is_stream:
-            return None
-        try:
-            return len(self.sampler)
-        except TypeError:  # a sampler without a length
-            return None
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator that the order is drawn from, None if the sampler or the stream has none."""
-        shard = self.index_shard
-        source = self.dataset if self.is_stream else self.sampler if shard is None else shard
-        generator = getattr(source, "generator", None)
-        return generator if isinstance(generator, torch.Generator) else None
-
-    def set_sampler(self, sampler: Any) -> None:
-        """Make ``sampler`` the one that yields single indices, under all batch samplers."""
-        source = self.loader.batch_sampler
-        if source is None:
-            source = self.loader.sampler
-        else:
-            self.loader.__dict__["sampler"] = sampler  # torch refuses to set it
-        innermost_batch_sampler(source).sampler = sampler
-
-    def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one, once each."""
-        called: list[Any] = []
-        for source in (self.loader.batch_sampler, self.loader.sampler, self.sampler, self.loader.dataset):
-            inner = innermost_batch_sampler(source)
-            if hasattr(inner, "set_epoch") and not any(inner is one for one in called):
-                inner.set_epoch(epoch)
-                called.append(inner)
+def source_of(loader: DataLoader[Any]) -> Source:
+    """Return what ``loader`` reads, which has been sharded unless it reads a stream."""
+    shard: Any = loader.dataset if isinstance(loader.dataset, IterableDatasetShard) else None
+    dataset = loader.dataset if shard is None else shard.dataset
+    indices = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    return Source(
+        loader,
+        is_iterable(loader),
+        dataset,
+        has_state=hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"),
+        is_stateful=hasattr(loader, "load_state_dict"),
+        index_shard=index_shard(loader),
+        stream_shard=shard,
+        batch_sampler=innermost_batch_sampler(indices),
+    )
 
 
 class DataLoaderStateMixin:
@@ -232,6 +168,11 @@ class DataLoaderStateMixin:
     def counts_batches(self) -> bool:
         """Whether the shape counts batches instead of rows."""
         return False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass has begun and has neither ended nor been left."""
+        return any(loader is self for loader in self.gradient_state.dataloader_references)
 
     def reset(self) -> None:
         """Forget what is known about the pass."""

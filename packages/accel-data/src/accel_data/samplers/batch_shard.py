@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from accel_data.delegation import Delegating
-from accel_data.samplers.order import EpochOrder, check_same_order, flat_sampler_of, is_finite, is_fixed
+from accel_data.samplers.order import EpochOrder, check_same_order, flat_sampler_of, is_finite
 from accel_data.step import NO_BATCH, START, Position, ShardPlan, StepInfo, StreamSharding
 from accel_state.errors import ConfigError
 
@@ -133,44 +132,14 @@ class BatchSamplerShard(BatchSamplerWrapper):
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.new_pass())
 
-    def new_pass(
-        self, start: Position = START, *, order_state: torch.Tensor | None = None, is_shared: bool = False
-    ) -> SamplerPass:
+    def new_pass(self, start: Position = START, order: EpochOrder | None = None) -> SamplerPass:
         """Return a pass from ``start`` on.
 
         Args:
             start: Where it begins.
-            order_state: State to draw the order from. None: the current one.
-            is_shared: Whether the ranks agree on the order; every rank has to ask for the first batch then.
+            order: Its order. None: the one that the samplers draw next.
         """
-        return SamplerPass(self, start, order_state, is_shared=is_shared)
-
-    @property
-    def samplers(self) -> tuple[Any, Any]:
-        """The sampler of the given batch sampler, None if it has none, and the batch sampler."""
-        return getattr(self.batch_sampler, "sampler", None), self.batch_sampler
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The user's generator for the sampler or the batch sampler, None if there is none."""
-        generators = [getattr(one, "generator", None) for one in self.samplers]
-        return next((one for one in generators if isinstance(one, torch.Generator)), None)
-
-    @property
-    def lacks_generator(self) -> bool:
-        """Whether it is known that the order is drawn from torch's default generator, since samplers have none."""
-        return self.generator is None and any(hasattr(one, "generator") for one in self.samplers)
-
-    def keep_generator(self) -> None:
-        """Give samplers without a generator one of their own."""
-        for sampler in self.samplers:
-            if getattr(sampler, "generator", self) is None:
-                sampler.generator = torch.Generator()
-
-    @property
-    def can_start_anywhere(self) -> bool:
-        """Whether a pass from the middle of an epoch takes no longer than one from its start."""
-        return self.plan() is not None
+        return SamplerPass(self, start, order or EpochOrder())
 
     def position_after(self, steps: int) -> Position:
         """Return where the epoch stands when every rank has read ``steps`` batches."""
@@ -227,25 +196,16 @@ class SamplerPass:
     Args:
         shard: Whose pass it is, with its present settings.
         start: Where the pass begins.
-        order_state: State to draw the order from. None: the current one.
-        is_shared: Whether other ranks read by the same order. The ranks agree on it at the first batch, for which
-            all of them have to ask.
+        order: The order, which is drawn with the first batch. If other ranks read by it, all of them have to ask for
+            that batch, at which they agree on it.
 
     Attributes:
         plan: The arithmetic of the pass, if it can start anywhere.
-        order: The order, which is drawn with the first batch.
         steps: What is known of the steps that were sampled and not yet yielded by the loader, oldest first.
         num_missed: At the end: steps of other ranks in which this one has no batch.
     """
 
-    def __init__(
-        self,
-        shard: BatchSamplerShard,
-        start: Position,
-        order_state: torch.Tensor | None,
-        *,
-        is_shared: bool,
-    ) -> None:
+    def __init__(self, shard: BatchSamplerShard, start: Position, order: EpochOrder) -> None:
         self.plan = shard.plan(start)
         self.steps: deque[StepInfo] = deque()
         self.num_missed = 0
@@ -253,15 +213,9 @@ class SamplerPass:
         #: What is iterated: the sampler, if its indices are split into batches as torch does.
         self._sampler = flat_sampler_of(shard.batch_sampler)
         self._iterated = shard.batch_sampler if self._sampler is None else self._sampler
-        self.order = EpochOrder(
-            shard.generator,
-            draws_from_default=shard.generator is None and not is_fixed(self._sampler),
-            state=order_state,
-            is_shared=is_shared,
-        )
+        self._order = order
         self._start = start
         self._rank = shard.process_index
-        self._is_shared = is_shared
         self._sharding = StreamSharding(
             num_ranks=shard.num_processes,
             rows=shard.rows_per_rank,
@@ -281,18 +235,18 @@ class SamplerPass:
     def _planned(self, plan: ShardPlan) -> Iterator[tuple[list[int], StepInfo]]:
         per_step = self._sharding.batches_per_step
         return plan.steps(
-            self.order.indices(self._sampler), first_batch=self._start.batches, batches_per_step=per_step
+            self._order.indices(self._sampler), first_batch=self._start.batches, batches_per_step=per_step
         )
 
     def _sampled(self) -> Iterator[tuple[list[int], StepInfo]]:
         end, rank = self._start, self._rank
-        with self.order.drawing():
+        with self._order.drawing():
             batches, first = self._remaining_batches()
             # What is drawn with the first batch is drawn as in plain PyTorch.
             begun = list(islice(batches, self._sharding.num_ranks))
-        if self._is_shared and not self._is_synchronized:
+        if self._order.is_shared and not self._is_synchronized:
             check_same_order(self._iterated, begun)
-        batches = chain(begun, self.order.isolated(batches))
+        batches = chain(begun, self._order.isolated(batches))
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
             if step.pieces[rank] is NO_BATCH:
@@ -318,6 +272,7 @@ class SamplerPass:
     @property
     def _is_synchronized(self) -> bool:
         """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
+        given = self._shard.batch_sampler
         return hasattr(self._iterated, "generator") and all(
-            getattr(one, "generator", self) is not None for one in self._shard.samplers
+            getattr(one, "generator", self) is not None for one in (getattr(given, "sampler", None), given)
         )

@@ -58,7 +58,7 @@ class EpochOrder:
 
     Args:
         generator: The user's generator that it is drawn from, None if there is none.
-        draws_from_default: Whether it may be drawn from torch's default generator.
+        batch_sampler: The user's batch sampler, which may draw from torch's default generator; None for a stream.
         state: State of the generator to draw the order from. None: the current one.
         is_shared: Whether other ranks read by the same order. Drawing is a collective then.
 
@@ -68,23 +68,25 @@ class EpochOrder:
 
     def __init__(
         self,
-        generator: torch.Generator | None,
+        generator: torch.Generator | None = None,
+        batch_sampler: Any = None,
         *,
-        draws_from_default: bool,
-        state: torch.Tensor | None,
-        is_shared: bool,
+        state: torch.Tensor | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.state = state
+        self.is_shared = is_shared
         self._generator = generator
-        self._draws_from_default = draws_from_default
-        self._is_shared = is_shared
+        self._draws_from_default = (
+            batch_sampler is not None and generator is None and not is_fixed(flat_sampler_of(batch_sampler))
+        )
         self._has_begun = False
         #: State of the order's own default generator; None while it draws from that of this process.
         self._own: torch.Tensor | None = None
 
     def indices(self, sampler: Any) -> Sequence[int]:
         """Draw the full order of a sampler that has a finite one."""
-        if isinstance(sampler, (list, tuple)) and self._is_shared:
+        if isinstance(sampler, (list, tuple)) and self.is_shared:
             check_same_order(sampler, sampler[:_NUM_COMPARED])
         if isinstance(sampler, (list, tuple, range)):
             return sampler
@@ -113,7 +115,7 @@ class EpochOrder:
             self.begin()
         if self._own is None:
             yield
-            if self._is_shared and self._draws_from_default:
+            if self.is_shared and self._draws_from_default:
                 self._own = torch.get_rng_state()  # what this rank draws elsewhere must not change the order
         else:
             before = torch.get_rng_state()
@@ -137,7 +139,7 @@ class EpochOrder:
             self._own = state
         elif self._draws_from_default:
             here = torch.get_rng_state()
-            self.state = broadcast(here.clone()) if self._is_shared else here
+            self.state = broadcast(here.clone()) if self.is_shared else here
             if not torch.equal(self.state, here):
                 self._own = self.state
 

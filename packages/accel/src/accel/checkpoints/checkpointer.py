@@ -20,7 +20,7 @@ from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first
-from accel_state import GradientState, current_runtime
+from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.partial_state import ProcessView
 from accel_state.user_warnings import warn_user
@@ -48,7 +48,6 @@ class Checkpointer:
         precision: Has the state of the gradient scaler.
         prepared: The prepared objects.
         stepper: Has the state of the accumulation.
-        gradient_state: Has the loaders that are being read.
         resumes_loaders: Whether `load` resumes loaders in the middle of their epoch by default.
     """
 
@@ -61,7 +60,6 @@ class Checkpointer:
         precision: Precision,
         prepared: Prepared,
         stepper: Stepper,
-        gradient_state: GradientState,
         resumes_loaders: Callable[[], bool],
     ) -> None:
         self.custom_objects: list[Any] = []
@@ -72,7 +70,6 @@ class Checkpointer:
         self._precision = precision
         self._prepared = prepared
         self._stepper = stepper
-        self._gradient_state = gradient_state
         self._resumes_loaders = resumes_loaders
         self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
@@ -349,7 +346,6 @@ class Checkpointer:
             schedulers=prepared.schedulers,
             loaders=prepared.loaders,
             custom=self.custom_objects,
-            active_loaders=self._gradient_state.dataloader_references,
             resumes_loaders=self._resumes_loaders,
         )
 

@@ -307,13 +307,6 @@ class LoaderItem(StateItem):
     def label(self) -> str:
         return f"loader {self.index}"
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether it, or a loader that skips some of its batches, is being iterated over."""
-        if isinstance(self.value, PreparedLoader):
-            return any(self.value.shares_progress_with(one) for one in self.run.active_loaders)
-        return any(one is self.value for one in self.run.active_loaders)
-
     def file_in(self, saved: SavedRun) -> str | None:
         """Return the name of this rank's file, or of the one that all ranks share; None if there is none."""
         if self._has_state_per_rank:
@@ -324,17 +317,17 @@ class LoaderItem(StateItem):
 
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return the main process's file, and a file of this rank if the ranks' states differ."""
-        names, is_under_way = [self.file] if choices.is_writer else [], self.is_under_way
+        names = [self.file] if choices.is_writer else []
         if choices.rank > 0 and self._has_state_per_rank:
             names.append(LOADERS_OF_RANKS.name(self.number, choices.rank))
-        if self._is_mid_epoch and not is_under_way and self.run.resumes_loaders():
+        if self._was_left_early and self.run.resumes_loaders():
             logger.warning_once(
                 "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
                 "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
                 "the loop.",
                 self.label,
             )
-        content = to_file(self.value, is_under_way=is_under_way) if names else {}
+        content = to_file(self.value) if names else {}
         return [TorchFile(name, content) for name in names]
 
     def read(self, saved: SavedRun, name: str) -> tuple[str, Any]:
@@ -357,8 +350,9 @@ class LoaderItem(StateItem):
             )
 
     @property
-    def _is_mid_epoch(self) -> bool:
-        return isinstance(self.value, PreparedLoader) and self.value.is_mid_epoch
+    def _was_left_early(self) -> bool:
+        loader = self.value
+        return isinstance(loader, PreparedLoader) and loader.is_mid_epoch and not loader.is_under_way
 
     @property
     def _has_state_per_rank(self) -> bool:

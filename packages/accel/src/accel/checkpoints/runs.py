@@ -47,7 +47,6 @@ class RunObjects:
         schedulers: Prepared schedulers.
         loaders: Prepared loaders, by number.
         custom: Objects registered for checkpointing.
-        active_loaders: The loaders that are being iterated over.
         resumes_loaders: Whether loads resume loaders in the middle of their epoch by default.
     """
 
@@ -63,7 +62,6 @@ class RunObjects:
     schedulers: Sequence[Any]
     loaders: Mapping[int, Any]
     custom: Sequence[Any]
-    active_loaders: Sequence[Any]
     resumes_loaders: Callable[[], bool]
 
 
