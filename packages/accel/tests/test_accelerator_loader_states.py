@@ -118,3 +118,29 @@ def test_a_rank_that_has_fewer_batches_says_so_with_the_numbers(world: Any):
     assert "Rank 1 has read its 1 batches, and other ranks have 2" in said[1][0]
     assert world(2).run(read_uneven, True, True) == [[], []]
     assert world(2).run(read_uneven, False, False) == [[], []]
+
+
+@pytest.mark.parametrize("dispatch", [None, True])
+def test_a_position_that_was_loaded_is_saved_before_the_loop_begins(tmp_path, dispatch, caplog):
+    """As by a run that is asked to end at once."""
+
+    def run():
+        accelerator = Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch)
+        )
+        return accelerator, accelerator.prepare(DataLoader(range(6), batch_size=2))  # type: ignore[arg-type]
+
+    accelerator, loader = run()
+    for _ in loader:
+        accelerator.save_state(tmp_path / "0")
+        break
+    for number in range(2):
+        accelerator, loader = run()
+        accelerator.load_state(tmp_path / f"{number}", restore_loaders=True)
+        accelerator.save_state(tmp_path / f"{number + 1}")
+    assert "left early" not in caplog.text
+    assert [batch.tolist() for batch in loader] == [[2, 3], [4, 5]]
+    accelerator.save_state(tmp_path / "end")
+    accelerator, loader = run()
+    accelerator.load_state(tmp_path / "end", restore_loaders=True)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]

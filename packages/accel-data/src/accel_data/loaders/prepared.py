@@ -226,14 +226,19 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a pass over it, or over a loader made by `skipping`, has begun and neither ended nor been left."""
-        return self._progress.running is not None
+        """Whether a pass over it, or over a loader made by `skipping`, has begun and neither ended nor been left.
+
+        So it has if its state was loaded, and the next pass resumes it.
+        """
+        resumption = self._progress.resumption
+        return self._progress.running is not None or (resumption is not None and resumption.position != START)
 
     @property
     def num_batches_read(self) -> int:
         """This rank's batches up to the position if a pass is under way, else 0."""
         running = self._progress.running
-        return 0 if running is None else self._progress.position.samples // running.step_size.samples
+        size = self._step_size() if running is None else running.step_size
+        return self._progress.position.samples // size.samples if self.is_under_way else 0
 
     @property
     def is_mid_epoch(self) -> bool:
