@@ -230,8 +230,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
         So it has if its state was loaded, and the next pass resumes it.
         """
-        resumption = self._progress.resumption
-        return self._progress.running is not None or (resumption is not None and resumption.position != START)
+        return self._progress.running is not None or self._progress.resumption.position != START
 
     @property
     def num_batches_read(self) -> int:
