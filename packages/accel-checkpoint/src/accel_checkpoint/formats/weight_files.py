@@ -65,13 +65,14 @@ def read_layout(path: Path) -> SafetensorsLayout:
     Raises:
         CheckpointError: If it is not a safetensors file, or its header contradicts its size.
     """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+            raise _unreadable(path, "its header does not fit into it")
+        encoded = file.read(length)
     try:
-        with opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-                raise _unreadable(path, "its header does not fit into it")
-            header = json.loads(file.read(length), object_pairs_hook=_unique)
+        header = json.loads(encoded, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
