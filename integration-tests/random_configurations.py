@@ -333,22 +333,6 @@ def skipped_streams_are_shorter(case: Case) -> set[str]:
     return {"length"} if is_skipped and case.agrees("length", shorter) else set()
 
 
-def fills_up_with_rows_of_the_step(case: Case) -> set[str]:
-    """Accelerate repeats rows of the first step that it has read, which after a resume is another one."""
-    if case.num_ranks == 1 or not is_dispatched(case.settings) or not case.settings["even_batches"]:
-        return set()
-
-    def rows_of_steps(ranks: Observed, name: str) -> list[set[Any]]:
-        of_ranks = [[set(values) for _, _, values in rank.get(name, ())] for rank in ranks]
-        return [set().union(*pieces) for pieces in zip(*of_ranks, strict=False)]
-
-    for name in ("rows", "resumed"):
-        steps = zip(rows_of_steps(case.theirs, name), rows_of_steps(case.ours, name), strict=False)
-        if not all(ours <= theirs for theirs, ours in steps):
-            return set()
-    return {"rows", "resumed", *NUMBERS}
-
-
 def keeps_all_rows_of_full_batches(case: Case) -> set[str]:
     """Accelerate counts the rows that a batch sampler of one's own drops, and cuts its last batch."""
     settings = case.settings
@@ -506,7 +490,6 @@ MEANT = (
     Difference("stateful loaders read as others do", CHECKPOINTS, stateful_loaders_read_as_others),
     Difference("a loader without rows has no batches", ROWS, accepts_no_rows),
     Difference("a skipped stream is shorter", ROWS, skipped_streams_are_shorter),
-    Difference("a dispatched step is filled up with its own rows", ROWS, fills_up_with_rows_of_the_step),
     Difference("full batches are gathered whole", METRICS, keeps_all_rows_of_full_batches),
     Difference("order of several processes", ROWS, of_several_processes),
     Difference("`split_batches` is obeyed", ROWS, obeys_split_argument),

@@ -261,30 +261,21 @@ def test_another_operation_instead_of_the_next_batch_is_an_error_on_every_rank(
         assert after == [0, 1]
 
 
-class Count(IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.arange(13))
+def change_each_batch_in_place() -> list[list[int]]:
+    loader = prepare_data_loader(DataLoader(torch.arange(13), batch_size=2), dispatch_batches=True)  # type: ignore[arg-type]
+    read = []
+    for batch in loader:
+        read.append(batch.tolist())
+        batch += 100
+    return read
 
 
-def read_and_resume(data: Any) -> tuple[list[list[int]], list[list[int]]]:
-    def loader() -> DataLoader[Any]:
-        return prepare_data_loader(DataLoader(data, batch_size=2), dispatch_batches=True)
-
-    whole = [batch.tolist() for batch in loader()]
-    begun, resumed = loader(), loader()
-    next(iter(begun))
-    resumed.load_state_dict(begun.state_dict())  # type: ignore[attr-defined]
-    return whole[1:], [batch.tolist() for batch in resumed]
-
-
-@pytest.mark.parametrize("data", [torch.arange(13), Count()], ids=["map", "stream"])
-def test_a_resumed_pass_completes_its_last_step_with_the_same_rows(
-    world: Callable[[int], Any], data: Any
+def test_a_batch_that_is_changed_in_place_does_not_change_what_completes_the_last_step(
+    world: Callable[[int], Any],
 ) -> None:
-    assert world(3).run(read_and_resume, data) == [
-        ([[6, 7], [12]], [[6, 7], [12]]),
-        ([[8, 9], [12]], [[8, 9], [12]]),
-        ([[10, 11], [12]], [[10, 11], [12]]),
+    assert world(2).run(change_each_batch_in_place) == [
+        [[0, 1], [4, 5], [8, 9], [12]],
+        [[2, 3], [6, 7], [10, 11], [0]],
     ]
 
 

@@ -25,7 +25,7 @@ class ScatterPlan:
         num_ranks: Ranks to scatter to.
         rows: Rows of each rank in a full step; None if that is not known.
         split: Split each batch.
-        even: Give every rank as many rows in the last step, which is completed with the fewest of its own.
+        even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
         slice_fn: Slices a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
         drop_last: Leave out a last step with too few batches.
     """
@@ -42,11 +42,14 @@ class ScatterPlan:
         """Batches to read for one step."""
         return 1 if self.split else self.num_ranks
 
-    def scatter(self, batches: list[Any], sizes: list[int | None] | None = None) -> GlobalStep:
+    def scatter(
+        self, batches: list[Any], first: list[Any], sizes: list[int | None] | None = None
+    ) -> GlobalStep:
         """Return the pieces of one step.
 
         Args:
             batches: What was read: `batches_per_step` batches, fewer at the end.
+            first: The batches of the first step of the epoch.
             sizes: Samples that each batch was collated from. Where a batch has another number of rows, its
                 rows are not samples: ranks get whole batches.
 
@@ -72,7 +75,7 @@ class ScatterPlan:
         fewest = -(-sum(known) // self.num_ranks)
         rows = fewest if self.even or not rows_are_samples else self.rows or fewest
         if all(can_join(batches[0], other) for other in batches[1:]):
-            pieces, shape = self._split(join_rows(batches), sum(known), rows)
+            pieces, shape = self._split(join_rows(batches), sum(known), rows, first)
         else:
             pieces, shape = self._pad_each(batches, known, rows)
         return GlobalStep(pieces, shape, len(batches))
@@ -107,11 +110,13 @@ class ScatterPlan:
         rows = [*num_valid, *[num_valid[index % len(num_valid)] for index in range(missing)]]
         return pieces, StepShape(tuple(rows), valid)
 
-    def _split(self, joined: Any, num_samples: int, rows: int) -> tuple[list[Any], StepShape]:
+    def _split(
+        self, joined: Any, num_samples: int, rows: int, first: list[Any]
+    ) -> tuple[list[Any], StepShape]:
         """Split joined rows into the pieces, after completing the last step of an epoch."""
         shape = shape_of_step(num_samples, rows=rows, num_ranks=self.num_ranks, even=self.even)
         if sum(shape.rows) > num_samples:
-            joined = _padded(joined, sum(shape.rows) - num_samples)
+            joined = _padded(joined, sum(shape.rows) - num_samples, first)
         pieces = [
             self._slice(joined, rank * rows, rank * rows + size, rank) if size else NO_BATCH
             for rank, size in enumerate(shape.rows)
@@ -131,19 +136,20 @@ class ScatterPlan:
             return self._complete(batches, counts, batches)
         rows = max(rows, *counts)
         pieces = [
-            _padded(batch, rows - count) if count < rows else batch
+            _padded(batch, rows - count, [batch]) if count < rows else batch
             for batch, count in zip(batches, counts, strict=True)
         ]
         pieces, shape = self._complete(pieces, counts, pieces)
         return pieces, StepShape((rows,) * self.num_ranks, shape.num_valid)
 
 
-def _padded(batch: Any, missing: int) -> Any:
-    """Return ``batch`` and ``missing`` of its rows once more: those of another step would be others after a resume."""
-    size = num_rows(batch)
+def _padded(batch: Any, missing: int, first: list[Any]) -> Any:
+    """Return ``batch`` and ``missing`` rows more, of the first step, or its own if those do not fit."""
+    source = join_rows(first) if all(can_join(batch, other) for other in first) else batch
+    size = num_rows(source)
     assert size, "a batch with rows was read"
     times, rest = divmod(missing, size)
-    return join_rows([batch, *[batch] * times, *([take_rows(batch, 0, rest)] if rest else [])])
+    return join_rows([batch, *[source] * times, *([take_rows(source, 0, rest)] if rest else [])])
 
 
 def _checked(count: int | None, batch: Any) -> int:

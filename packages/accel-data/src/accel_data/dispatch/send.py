@@ -59,6 +59,7 @@ def read_steps(
     Raises:
         ConfigError: If a rank has no batch in a step that is not the last.
     """
+    first: list[Any] = []
     num_with_batch = plan.num_ranks
     while group := list(islice(batches, plan.batches_per_step)):
         if plan.drop_last and len(group) < plan.batches_per_step:
@@ -69,7 +70,10 @@ def read_steps(
                 "would leave the loop. Pass `even_batches=True`, or let the loader yield short batches at its end only."
             )
         plain, sizes = [batch for batch, _ in group], [size for _, size in group]
-        step = plan.scatter(plain, sizes)
+        if plan.even and not first:
+            # Copies: a rank may change its batch of the first step in place.
+            first = [recursively_apply(torch.clone, batch) for batch in plain]
+        step = plan.scatter(plain, first, sizes)
         num_with_batch = step.num_with_batch
         yield step, read_states()
 
