@@ -187,7 +187,7 @@ class PipelineStrategy(FullyShardedStrategy):
                 del optimizer.state[parameter]
             place_optimizer_state(optimizer)
         if gradients := self._early_gradients.pop(self._pipelines[model], None):
-            super().restore_gradients([model], gradients)
+            super().restore_gradients([model], {f"0.{name}": one for name, one in gradients.items()})
             if torch.is_grad_enabled():  # within `forward_backward`, which took those of before the batch
                 self._shared_before |= take_shared(staged)
 
@@ -394,7 +394,7 @@ class PipelineStrategy(FullyShardedStrategy):
         for number, model in enumerate(models):
             pipeline = self._pipeline_of(model)
             early = {} if pipeline is None else self._early_gradients.get(pipeline, {})
-            gradients |= {f"{number}.{name.removeprefix('0.')}": one for name, one in early.items()}
+            gradients |= {f"{number}.{name}": one for name, one in early.items()}
         return gradients
 
     def restore_gradients(self, models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
@@ -404,10 +404,12 @@ class PipelineStrategy(FullyShardedStrategy):
             pipeline = self._pipeline_of(model)
             if pipeline is None or pipeline.staged.users:
                 continue
-            names = [name for name in rest if name.startswith(f"{number}.")]
+            prefix = f"{number}."
             # Copies, since the file that they are mapped from may be removed.
             self._early_gradients[pipeline] = {
-                f"0.{name.removeprefix(f'{number}.')}": rest.pop(name).clone() for name in names
+                name.removeprefix(prefix): rest.pop(name).clone()
+                for name in gradients
+                if name.startswith(prefix)
             }
         super().restore_gradients(models, rest)
 

@@ -286,9 +286,8 @@ class Strategy:
 
     def open_gradients(self, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
         """Return the gradients of an unfinished accumulation by name, of sharded ones the part of this rank."""
-        from accel_backends.sharding.open_gradients import (
-            open_gradients,  # imports `DTensor`, which takes long
-        )
+        # Here, since it imports `DTensor`, which takes long.
+        from accel_backends.sharding.open_gradients import open_gradients
 
         return open_gradients(models)
 
