@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
 from accel_backends.strategies.ddp_ending import release_at_exit
+from accel_backends.strategies.ddp_parameters import Reducers
 from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import layers
@@ -42,11 +42,11 @@ class DDPStrategy(Strategy):
         """
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
-                "The strategy `ddp` needs a process group, and this process has none. "
-                "Start the script with `accel launch` or torchrun, or use the strategy `single`."
+                f"The strategy `{self.name}` needs a process group, and this process has none. "
+                "Start the script with `accel launch --num_processes 2` or torchrun, or use the strategy `single`."
             )
         super().setup(context)
-        self._tracked: weakref.WeakSet[TrackedDDP] = weakref.WeakSet()
+        self._reducers = Reducers()
 
     def _wrapping(self) -> DistributedDataParallelKwargs:
         """Return the DDP settings at present; a script may replace them."""
@@ -60,7 +60,7 @@ class DDPStrategy(Strategy):
         wrapped = TrackedDDP(model, device_ids=_device_ids(model), **handler.to_kwargs())
         handler.register_comm_hook(wrapped)
         release_at_exit(wrapped)
-        self._tracked.add(wrapped)
+        self._reducers.add(wrapped)
         return wrapped
 
     def prepare_optimizer(
@@ -68,8 +68,13 @@ class DDPStrategy(Strategy):
     ) -> AcceleratedOptimizer:
         """Wrap ``optimizer``; it warns if it steps gradients that were not averaged."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
-        prepared.check_before_step(AveragingCheck(self._tracked))
+        prepared.check_before_step(AveragingCheck(self._reducers, update=self._reducers.update_before_step))
         return prepared
+
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute and average gradients as the base class does; parameters may be other ones than before."""
+        super().backward(loss, num_steps=num_steps, **kwargs)
+        self._reducers.update_after_backward()
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients of ``model`` are reduced, or accumulate locally."""
