@@ -38,12 +38,12 @@ class DDPStrategy(Strategy):
         """Bind the strategy to the run.
 
         Raises:
-            ConfigError: If there is no process group to average gradients over.
+            ConfigError: If several processes have no process group to average gradients over.
         """
-        if not (dist.is_available() and dist.is_initialized()):
+        if context.topology.world_size > 1 and not dist.is_initialized():
             raise ConfigError(
                 f"The strategy `{self.name}` needs a process group, and this process has none. "
-                "Start the script with `accel launch --num_processes 2` or torchrun, or use the strategy `single`."
+                "Start the script with `accel launch` or torchrun."
             )
         super().setup(context)
         self._reducers = Reducers()
@@ -53,8 +53,10 @@ class DDPStrategy(Strategy):
         return self.context.handlers.of(DistributedDataParallelKwargs) or DistributedDataParallelKwargs()
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
-        """Wrap ``model`` unless it is wrapped already or nothing in it is trained. All ranks together."""
-        if ddp_of(model) is not None or not any(parameter.requires_grad for parameter in model.parameters()):
+        """Wrap ``model`` if others train it, too, unless it is wrapped or frozen. All ranks together."""
+        if not dist.is_initialized() or ddp_of(model) is not None:
+            return model
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         handler = self._wrapping()
         wrapped = TrackedDDP(model, device_ids=_device_ids(model), **handler.to_kwargs())
