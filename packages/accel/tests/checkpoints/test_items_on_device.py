@@ -8,8 +8,8 @@ from accel import Accelerator
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_state")]
 
 
-def build(seed):
-    accelerator = Accelerator()
+def build(seed, **options):
+    accelerator = Accelerator(**options)
     torch.manual_seed(seed)
     model = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(10)))
     return accelerator, *accelerator.prepare(model, torch.optim.Adam(model.parameters()))
@@ -64,3 +64,24 @@ def test_a_background_save_pins_no_more_than_a_few_buffers(tmp_path):
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     accelerator.save_state(tmp_path / "a", blocking=False).wait()
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before <= 64 * 2**20
+
+
+@pytest.mark.parametrize("is_saved_on_the_cpu", [True, False])
+def test_a_checkpoint_resumes_on_the_other_kind_of_device(tmp_path, is_saved_on_the_cpu):
+    numbers = []
+    for cpu in (is_saved_on_the_cpu, not is_saved_on_the_cpu):
+        accelerator, model, optimizer = build(len(numbers), cpu=cpu)
+        if numbers:
+            with pytest.warns(
+                UserWarning, match="The generators of Python, NumPy and torch on the CPU continue"
+            ):
+                accelerator.load_state(tmp_path)
+        else:
+            accelerator.backward(model(torch.ones(4, 2000, device=accelerator.device)).sum())
+            optimizer.step()
+            accelerator.save_state(tmp_path)
+        state = [*model.parameters(), optimizer.state_dict()["state"][0]["exp_avg"], torch.rand(3)]
+        numbers.append([tensor.detach().cpu() for tensor in state])
+        accelerator.end_training()
+        type(accelerator.state)._reset_state(reset_partial_state=True)
+    assert all(map(torch.equal, *numbers))
