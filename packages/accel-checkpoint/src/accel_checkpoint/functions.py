@@ -89,10 +89,9 @@ def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: A
 
 def check_map_location(location: Any) -> None:
     """Raise ConfigError unless ``location`` is a device, or another value that `torch.load` takes."""
-    if location is None or isinstance(location, (torch.device, Mapping)) or callable(location):
-        return
     try:
-        torch.device(location if isinstance(location, str) else "")
+        if location is not None and not isinstance(location, Mapping) and not callable(location):
+            torch.device(str(location))
     except RuntimeError as error:
         raise ConfigError(
             f"`map_location` must name a device such as `cpu` or `cuda:0`, got `{location}`."

@@ -122,13 +122,12 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
                 f"The random state of `{name}` cannot be restored: {error}. It is damaged, or was captured with "
                 "another release of what draws the numbers. Leave it out and pass `strict=False` to go on without."
             ) from error
-    before_on, here = (
-        next((name for name in names if name not in present[:3]), "cpu") for names in (states, present)
-    )
-    if device is not None and device.type not in states and "torch" in states:
+    before_on = next((name for name in states if name not in present[:3]), "cpu")
+    here = "cpu" if device is None else device.type
+    if device is not None and here not in states and "torch" in states:
         digest = hashlib.sha256(states["torch"]["state"].numpy().tobytes()).digest()
         device_backend_of(device).seed_all(int.from_bytes(digest[:4], "little"))
-    if before_on != here:
+    if here not in (*states, before_on):
         warn_user(
             f"The random states were captured on `{before_on}` and are restored on `{here}`, where other numbers are "
             "drawn from now on. The generators of Python, NumPy and torch on the CPU continue exactly."
