@@ -37,9 +37,10 @@ class HostBuffers:
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if not is_plain(tensor):
                 return tensor.to("cpu", copy=True)
+            buffer = self._buffer_for(tensor)
             if streams_of(tensor.device) is None:
-                return self._buffer_for(tensor).copy_(tensor)
-            source, buffer = tensor.resolve_conj().resolve_neg().contiguous(), self._buffer_for(tensor)
+                return buffer.copy_(tensor)
+            source = tensor.resolve_conj().resolve_neg().contiguous()
             fetched.setdefault(tensor.device, []).append((source, buffer))
             return buffer
 
