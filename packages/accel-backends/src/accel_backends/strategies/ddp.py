@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -70,13 +71,15 @@ class DDPStrategy(Strategy):
     ) -> AcceleratedOptimizer:
         """Wrap ``optimizer``; it warns if it steps gradients that were not averaged."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
-        prepared.check_before_step(AveragingCheck(self._reducers, update=self._reducers.update_before_step))
+        prepared.check_before_step(
+            AveragingCheck(self._reducers, update=partial(self._reducers.update, before_step=True))
+        )
         return prepared
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
         """Compute and average gradients as the base class does; parameters may be other ones than before."""
         super().backward(loss, num_steps=num_steps, **kwargs)
-        self._reducers.update_after_backward()
+        self._reducers.update()
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients of ``model`` are reduced, or accumulate locally."""

@@ -27,22 +27,20 @@ class UnaveragedGradientsWarning(UserWarning):
 
 
 class Registered:
-    """How many parameters and modules were registered in other modules since the first model was wrapped."""
+    """How many parameters and modules were registered in any module since a model was first wrapped."""
 
-    num = 0
-    is_counting = False
+    num = -1
 
     @classmethod
     def count(cls, *_: object) -> None:
         cls.num += 1
 
     @classmethod
-    def start(cls) -> int:
-        if not cls.is_counting:
-            cls.is_counting = True
+    def start(cls) -> None:
+        if cls.num < 0:
+            cls.num = 0
             registrations.register_module_parameter_registration_hook(cls.count)
             registrations.register_module_module_registration_hook(cls.count)
-        return cls.num
 
 
 class BackwardTrack:
@@ -52,8 +50,8 @@ class BackwardTrack:
 
     Attributes:
         watched: The parameter whose gradient tells of each backward; None: no parameter can.
-        is_filled: Whether gradients that this backward did not reach were averaged nevertheless.
         has_thawed: Whether a parameter that was frozen has got a gradient.
+        is_filled: Whether gradients that a backward did not reach were averaged nevertheless.
     """
 
     def __init__(self) -> None:
@@ -96,7 +94,7 @@ class TrackedDDP(DistributedDataParallel):
         number: The same on all ranks.
         reduced: The parameters that the reducer knows, with their names.
         num_changes: How often the ranks have agreed on other parameters.
-        num_registered: How many parameters had been registered anywhere when all trained ones were known.
+        num_registered: `Registered.num` when the reducer knew all of them.
     """
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
@@ -133,10 +131,6 @@ class TrackedDDP(DistributedDataParallel):
         named = self.module.named_parameters()
         return ((name, one) for name, one in named if name not in self.parameters_to_ignore)
 
-    def has_own_gradient(self, parameter: nn.Parameter) -> bool:
-        """Whether ``parameter`` is trained, or was for a part of this accumulation."""
-        return parameter.requires_grad or (self.track.has_thawed and parameter.grad is not None)
-
     def may_have_changed(self) -> bool:
         """Whether a backward showed that other parameters may be trained than the reducer knows."""
         return self.track.has_thawed or self.num_registered != Registered.num or not self.is_averaged()
@@ -169,7 +163,8 @@ class TrackedDDP(DistributedDataParallel):
             self.reducer.prepare_for_backward([])
 
     def _follow(self) -> None:
-        self.num_registered = Registered.start()
+        Registered.start()
+        self.num_registered = Registered.num
         self.reduced = {one: name for name, one in self.parameters_by_name() if one.requires_grad}
         frozen = (
             one for one in self.module.parameters() if not one.requires_grad and one.is_floating_point()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -40,47 +41,39 @@ class Reducers:
     def __iter__(self) -> Iterator[TrackedDDP]:
         return (model for reference in self._models if (model := reference()) is not None)
 
-    def update_after_backward(self) -> None:
-        """Look at what a backward has left behind. Communicates if the trained parameters of a model changed.
+    def update(self, *, before_step: bool = False) -> None:
+        """Look at what backward left behind. Communicates if the trained parameters of a model changed.
+
+        ``before_step`` is for scripts that call `loss.backward()`, and does nothing in others.
 
         Raises:
             StateError: If the ranks train different parameters: on each, in the backward after the change.
         """
-        self._follows_backward = True
-        self._update()
-
-    def update_before_step(self) -> None:
-        """Do the same for a script that calls `loss.backward()`."""
-        if not self._follows_backward:
-            self._update()
-
-    def _update(self) -> None:
+        self._follows_backward |= not before_step
         models = [model for model in self if model.require_backward_grad_sync]
-        if not models:
+        if not models or (before_step and self._follows_backward):
             return
         before, self._updated_at = self._updated_at, time.monotonic()
-        apart = self._apart
+        doubtful = [self._apart] if self._apart else []
         for model in models:
-            if model.may_have_changed():
-                self._apart = _update(model, is_apart=apart is not None) or apart
-        if apart is not None:
-            raise apart.error()
+            if model.may_have_changed() and (apart := _update(model, is_apart=bool(doubtful))):
+                self._apart = apart
         if self._updated_at - before > DEADLINE_S / 2:  # as long as if another rank had waited for this one
-            for model in models:
-                agreement = _Agreement(model)
-                if agreement.has_failed():
-                    raise agreement.error()
+            doubtful += [_Agreement(model) for model in models]
+        for agreement in doubtful:
+            agreement.check()
 
 
 def _update(model: TrackedDDP, *, is_apart: bool) -> _Agreement | None:
     """Average what is left, and rebuild the reducer if the ranks agree; return the agreement if they do not."""
-    trained = {name: one for name, one in model.parameters_by_name() if model.has_own_gradient(one)}
-    now = set(trained.values())
-    added = {name: one for name, one in trained.items() if one not in model.reduced}
-    removed = {name: one for one, name in model.reduced.items() if one not in now}
-    if now and removed and not model.track.is_filled and (added or not model.is_averaged()):
+    thawed = model.track.has_thawed  # for a part of this accumulation, maybe
+    named = model.parameters_by_name()
+    trained = {one: name for name, one in named if one.requires_grad or (thawed and one.grad is not None)}
+    added = [one for one in trained if one not in model.reduced]
+    removed = [one for one in model.reduced if one not in trained]
+    if trained and removed and not model.track.is_filled and (added or not model.is_averaged()):
         model.track.is_filled = True
-        _average_as_they_are(removed.values())
+        _average_as_they_are(removed)
     # Another backward of this forward may follow; if none does, torch raises in the next forward.
     if not model.is_averaged() or is_apart:
         return None
@@ -88,12 +81,14 @@ def _update(model: TrackedDDP, *, is_apart: bool) -> _Agreement | None:
         model.num_registered = Registered.num
         return None
     torch.zeros(1, device=model.device).item()  # wait for the reducer: from here on no rank is far behind
+    texts = [f"trains `{trained[one]}` {tuple(one.shape)}" for one in added]
+    texts += [f"no longer trains `{model.reduced[one]}`" for one in removed]
     agreement = _Agreement(model)
-    if not agreement.reach(added, removed):
+    if not agreement.reach(", ".join(sorted(texts)).replace("_orig_mod.", "")):
         warn_user(agreement.difference(), main_process_only=False)
         return agreement
     model.num_changes += 1
-    _average_added(model, added.values())
+    _average_added(model, added)
     model.rebuild()
     return None
 
@@ -130,51 +125,46 @@ class _Agreement:
 
     def __init__(self, model: TrackedDDP) -> None:
         group: dist.ProcessGroup = model.process_group
-        prefix = f"accel_ddp/{model.number}/{model.num_changes}"
-        self._store = dist.PrefixStore(prefix, group.get_group_store())
+        self._store = dist.PrefixStore(
+            f"accel_ddp/{model.number}/{model.num_changes}", group.get_group_store()
+        )
         self._rank, self._size = group.rank(), group.size()
         self._name = type(innermost(model)).__name__
 
-    def reach(self, added: Mapping[str, nn.Parameter], removed: Mapping[str, nn.Parameter]) -> bool:
+    def reach(self, change: str) -> bool:
         """Whether all ranks noticed the same change; they all get the same answer."""
-        here = [f"trains `{name}` {tuple(one.shape)}" for name, one in added.items()]
-        here += [f"no longer trains `{name}`" for name in removed]
-        text = ", ".join(sorted(here)).replace("_orig_mod.", "")
-        self._store.set(str(self._rank), text)
-        if self._store.compare_set("change", "", text).decode() != text:
+        self._store.set(str(self._rank), change)
+        if self._store.compare_set("change", "", change).decode() != change:
             self._store.compare_set("outcome", "", "apart")
-        if self._store.add("arrived", 1) == self._size:
-            self._store.compare_set("outcome", "", "agreed")
-        self._await("outcome")
+        self._arrive("outcome", "agreed")
         return self._store.compare_set("outcome", "", "apart") == b"agreed"
 
-    def has_failed(self) -> bool:
-        """Whether some ranks noticed a change, and others another one or none."""
-        return self._store.check(["outcome"])
-
-    def error(self) -> StateError:
-        """Return what to raise, when all ranks have read it: the store may end with the process of one that raises."""
-        error = StateError(self.difference())
-        if self._store.add("read", 1) == self._size:
-            self._store.set("all_read", "")
-        self._await("all_read")
-        return error
+    def check(self) -> None:
+        """Raise if the ranks did not agree, when all have read what the others said."""
+        if self._store.check(["outcome"]):
+            error = StateError(self.difference())
+            self._arrive("all_read", "yes")  # the store may end with the process of a rank that raises
+            raise error
 
     def difference(self) -> str:
         """Return what each rank noticed."""
         said: dict[str, list[str]] = {}
-        for rank in range(self._size):
-            is_there = self._store.check([str(rank)])
-            text = self._store.get(str(rank)).decode() if is_there else "goes on as before"
-            said.setdefault(text, []).append(str(rank))
+        for rank in map(str, range(self._size)):
+            is_there = self._store.check([rank])
+            said.setdefault(self._store.get(rank).decode() if is_there else "goes on as before", []).append(
+                rank
+            )
         lines = "".join(f"\n  - Process {', '.join(ranks)} {text[:1000]}" for text, ranks in said.items())
         return (
             f"The ranks train different parameters of `{self._name}`, whose gradients cannot be averaged. Freeze, "
             f"unfreeze, add and replace the same parameters on all ranks, before the same batch.{lines}"
         )
 
-    def _await(self, key: str) -> None:
-        try:
+    def _arrive(self, key: str, value: str) -> None:
+        """Wait until the last rank has set ``key``, or the time is up."""
+        if self._store.add(f"{key}/arrived", 1) == self._size:
+            self._store.compare_set(key, "", value)
+        with suppress(
+            RuntimeError
+        ):  # the kinds of store raise different errors when time is up, all of them this one
             self._store.wait([key], timedelta(seconds=DEADLINE_S))
-        except RuntimeError:  # time is up
-            pass

@@ -73,10 +73,6 @@ class DeviceBackend:
         """Set the random state of this process's current device."""
         self.rng_module.set_rng_state(state)
 
-    def seed_current(self, seed: int) -> None:
-        """Seed this process's current device."""
-        self.rng_module.manual_seed(seed)
-
     def seed_all(self, seed: int) -> None:
         """Seed every device of this kind that the process sees."""
         self.rng_module.manual_seed_all(seed)

@@ -40,8 +40,6 @@ class CpuBackend(DeviceBackend):
         # Not `torch.manual_seed`, which would also seed every accelerator.
         torch.default_generator.manual_seed(seed)
 
-    seed_current = seed_all
-
     def _no_64_bit_reason(self) -> str | None:
         return None
 

@@ -23,8 +23,6 @@ class MpsBackend(DeviceBackend):
     def seed_all(self, seed: int) -> None:
         self.module.manual_seed(seed)
 
-    seed_current = seed_all
-
     def _no_64_bit_reason(self) -> str | None:
         return "Apple's GPUs have no 64-bit floating point."
 

@@ -58,8 +58,6 @@ class XlaBackend(DeviceBackend):
     def seed_all(self, seed: int) -> None:
         _model().set_rng_state(seed)
 
-    seed_current = seed_all
-
     def _no_64_bit_reason(self) -> str | None:
         return None
 

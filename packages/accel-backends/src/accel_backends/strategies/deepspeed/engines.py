@@ -98,18 +98,17 @@ class _InputsNamed(WrappedForward):
         try:
             return self.original(*args, **kwargs)
         except RuntimeError as error:
-            inputs = {**{f"argument {index}": one for index, one in enumerate(args)}, **kwargs}
-            others = {
-                name: one.dtype
+            inputs = {**dict(enumerate(args)), **kwargs}
+            found = [
+                f"input `{name}` in {one.dtype}"
                 for name, one in inputs.items()
                 if isinstance(one, torch.Tensor) and one.is_floating_point() and one.dtype != self.dtype
-            }
-            if "dtype" not in str(error) or not others:
+            ]
+            if "dtype" not in str(error) or not found:
                 raise
-            found = ", ".join(f"`{name}` in {dtype}" for name, dtype in others.items())
             raise ConfigError(
-                f"The model got {found}, and DeepSpeed keeps its parameters in {self.dtype}: {error}. Cast features "
-                f"yourself, `batch.to({self.dtype})`, or use a `torch_autocast` section instead of `bf16` or `fp16`."
+                f"The model got {', '.join(found)}, but its parameters are in {self.dtype}: {error}. Cast features, "
+                f"`batch.to({self.dtype})`, or replace the `bf16` or `fp16` section by a `torch_autocast` section."
             ) from error
 
 
