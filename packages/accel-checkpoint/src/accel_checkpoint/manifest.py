@@ -188,6 +188,19 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def check_whole(folder: Path) -> None:
+    """Compare the sizes of all files with the manifest.
+
+    Raises:
+        CheckpointError: If the manifest or a file that it lists is missing, or has another size.
+    """
+    problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=False)
+    if problems:
+        raise CheckpointError(
+            f"Another program has changed `{folder}`. {' '.join(problems)} Keep clean-up jobs away, and save again."
+        )
+
+
 def saved_files(folder: Path) -> SavedFiles:
     """Return the files of the checkpoint in ``folder``, to be compared with its manifest if it has one.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
 from accel_checkpoint.files import remove_folder
+from accel_checkpoint.manifest import check_whole
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -98,25 +100,45 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     everything = [*numbered, *([] if added is None else [added])]
     kept = {*retention.kept(everything), newest}
     last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
-    for found in numbered:
-        if found.path in kept:
-            continue
-        if found.path != last_finite:
-            remove_checkpoint(found.path)
-            continue
+    if last_finite not in kept and last_finite is not None:
+        kept.add(last_finite)
         warn_user(
-            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
-            "Load it to resume from before they came.",
+            f"`{last_finite}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or "
+            "infinity. Load it to resume from before they came.",
             main_process_only=False,
         )
+    remove_checkpoints([found.path for found in numbered if found.path not in kept], newest=newest)
 
 
-def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed."""
-    hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
+def remove_checkpoints(folders: Sequence[Path], *, newest: Path) -> None:
+    """Remove checkpoints; renames first hide them, so that no reader finds one half removed.
+
+    Raises:
+        CheckpointError: If the newest checkpoint is not whole. Then nothing is removed.
+    """
+    hidden: list[tuple[Path, Path]] = []
     try:
-        folder.rename(hidden)
-        remove_folder(hidden)
+        for folder in folders:
+            hidden.append((folder, folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"))
+            with _warning_of(folder):
+                folder.rename(hidden[-1][1])
+        check_whole(newest)
+    except BaseException:
+        for folder, moved in hidden:
+            with _warning_of(folder):
+                moved.rename(folder)
+        raise
+    for folder, moved in hidden:
+        with _warning_of(folder):
+            remove_folder(moved)
+
+
+@contextmanager
+def _warning_of(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        pass  # another process has removed it
     except OSError as error:
         warn_user(
             f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",

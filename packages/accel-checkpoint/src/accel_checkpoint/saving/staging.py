@@ -15,7 +15,7 @@ from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
-from accel_checkpoint.manifest import has_manifest, read_manifest
+from accel_checkpoint.manifest import check_whole, has_manifest, read_manifest
 from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, new_token, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
@@ -46,6 +46,8 @@ class Staging:
         self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
+        self.is_saved: bool | None = False
+        """Whether the target is the new checkpoint; None if that could not be undone."""
 
     def make(self) -> None:
         """Create the folder unless another rank has. It is not stale as long as the main process runs.
@@ -63,7 +65,11 @@ class Staging:
 
         An existing checkpoint of that name is replaced; other files in its folder are kept. The old checkpoint exists
         until `finalize`, and `roll_back` restores it. If this raises, nothing has changed.
+
+        Raises:
+            CheckpointError: If a file that the manifest lists is missing, before or after the rename.
         """
+        check_whole(self.path)
         try:
             self._restore_displaced()
             if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
@@ -73,9 +79,11 @@ class Staging:
             else:
                 self._move_files_in()
             force_to_disk(self.target.parent)
+            check_whole(self.target)
         except BaseException:
             self.roll_back()
             raise
+        self.is_saved = True
 
     def finalize(self, *, keep_finite: bool = False) -> None:
         """Remove the checkpoint that `commit` replaced, or rename it if it is to be kept; release the folder."""
@@ -101,13 +109,10 @@ class Staging:
     def roll_back(self) -> None:
         """Undo `commit`, also where it stopped halfway."""
         if self._undo is not None:
+            self.is_saved = None
             self._undo()
             self._undo = self._old = None
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether `commit` has succeeded, or could not be undone."""
-        return self._undo is not None
+            self.is_saved = False
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
@@ -132,10 +137,10 @@ class Staging:
         was_there = self.target.exists()
         if was_there:  # an empty folder of the user's: keep its permissions
             shutil.copymode(self.target, self.path)
-        self.path.rename(self.target)
+        _rename(self.path, self.target)
 
         def undo() -> None:
-            self.target.rename(self.path)
+            _rename(self.target, self.path)
             if was_there:
                 self.target.mkdir()
 
@@ -144,22 +149,22 @@ class Staging:
     def _replace(self) -> None:
         link_foreign_files(self.target, self.path)
         force_to_disk(self.path)
-        if exchange(self.path, self.target):
+        if _rename(self.path, self.target, by=exchange):
             self._old = self.path
-            self._undo = lambda: exchange(self.path, self.target)
+            self._undo = lambda: _rename(self.path, self.target, by=exchange)
             return
         old = self.target.parent / self.path.name.replace(TEMPORARY_PREFIX, PREVIOUS_PREFIX, 1)
         try:
-            self.target.rename(old)
+            _rename(self.target, old)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
             raise CheckpointError(f"{reason} Save to another folder.") from error
-        self._undo = lambda: old.rename(self.target)
-        self.path.rename(self.target)
+        self._undo = lambda: _rename(old, self.target)
+        _rename(self.path, self.target)
         self._old = old
-        self._undo = lambda: (self.target.rename(self.path), old.rename(self.target))
+        self._undo = lambda: (_rename(self.target, self.path), _rename(old, self.target))
 
     def _move_files_in(self) -> None:
         """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint.
@@ -185,6 +190,20 @@ class Staging:
             move(name, self.path, self.target)
         force_to_disk(self.target)
         self._old = self.path
+
+
+def _rename(one: Path, other: Path, *, by: Callable[[Path, Path], object] = Path.rename) -> bool:
+    """Rename a folder; return whether ``by`` supports it.
+
+    A server that has repeated the request may report an error although it is done.
+    """
+    before = one.lstat()
+    try:
+        return by(one, other) is not False
+    except OSError:
+        if not os.path.lexists(other) or not os.path.samestat(before, other.lstat()):
+            raise
+        return True
 
 
 @contextmanager

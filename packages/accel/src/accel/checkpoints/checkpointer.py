@@ -451,4 +451,8 @@ def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | Non
     """Return the handle of a save in the background that the main process does alone."""
     from accel_checkpoint.saving.handle import SaveHandle
 
-    return None if blocking else SaveHandle(lambda: target, target=target)
+    if blocking:
+        return None
+    handle = SaveHandle(lambda: target, target=target)
+    handle.start()
+    return handle
