@@ -147,27 +147,31 @@ class Checkpointer:
                 "about the same time: move it out of `if accelerator.is_main_process`.",
                 main_process_only=False,
             )
-        # The number of a save in the background is used up if it fails, too; with Ctrl-C as with any error.
-        is_counted = is_late or not blocking
+        if is_late:
+            handle = _handle_of_main_process(target, blocking=blocking)
+            self._count(number)
+            return str(target) if handle is None else handle
+        manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
+        if is_numbered:
+            manifest = replace(manifest, iteration=number)
+        stage = saver.stage(target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence))
         try:
-            if is_late:
-                handle = _handle_of_main_process(target, blocking=blocking)
-            else:
-                manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
-                if is_numbered:
-                    manifest = replace(manifest, iteration=number)
-                stage = saver.stage(
-                    target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence)
-                )
-                handle = self._write(stage, run, choices)
-            is_counted = True
-        finally:
-            if is_numbered and (is_counted or target.exists()):
-                self.project.iteration = number + 1
+            handle = self._write(stage, run, choices, number=number)
+        except BaseException:
+            # The number of a save in the background is used up, also if it fails.
+            if blocking and is_numbered and not target.exists():
+                self.project.iteration = number
+            raise
         return str(target) if handle is None else handle
 
+    def _count(self, number: int) -> None:
+        if self.project.automatic_checkpoint_naming:
+            self.project.iteration = number + 1
+
     @torch.inference_mode(False)  # in which torch cannot detach a `DTensor`
-    def _write(self, stage: Stage, run: RunObjects, choices: SaveChoices) -> SaveHandle | None:
+    def _write(
+        self, stage: Stage, run: RunObjects, choices: SaveChoices, *, number: int
+    ) -> SaveHandle | None:
         """Write the files, on all ranks; return the handle if that is done in the background."""
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
         # Hooks on replicated models may run on rank 0 alone.
@@ -182,6 +186,7 @@ class Checkpointer:
                 value_of_rank_0=value_of_rank_0,
             )
             stage.gather(files, is_collective=is_sharded)
+            self._count(number)  # before the commit, so that no interrupt leaves the number of what is there
         return stage.handle
 
     def load(
