@@ -19,6 +19,7 @@ from accel_backends.strategies.capabilities import ForwardBackward, Sync
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime
+from accel_state.errors import StateError
 
 
 class Stepper:
@@ -58,6 +59,8 @@ class Stepper:
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_debugging = has_runtime() and current_runtime().debug
+        self._is_half_loaded = False
+        self._has_checks = self._is_debugging
 
     @property
     def step(self) -> int:
@@ -183,8 +186,8 @@ class Stepper:
                 "loaders that cut sequences give `shift_labels` instead, of which the loss is "
                 "`model.loss_function(logits=…, labels=None, shift_labels=…, vocab_size=…)`."
             )
-        if self._is_debugging:
-            self._await_other_ranks("backward")
+        if self._has_checks:
+            self._check_before("backward")
         is_last = self._gradient.sync_gradients
         if num_items is not None:
             self._weights.backward(
@@ -231,8 +234,8 @@ class Stepper:
             if torch.is_grad_enabled():
                 self.backward(loss, None if num_items is None else num_items(batch))
             return loss.detach()
-        if self._is_debugging:
-            self._await_other_ranks("forward_backward")
+        if self._has_checks:
+            self._check_before("forward_backward")
         run = partial(strategy.forward_backward, model, batch, loss_fn, num_items=num_items)
         if not torch.is_grad_enabled():
             return run()
@@ -254,8 +257,26 @@ class Stepper:
             self._end_window()
         return loss
 
-    def _await_other_ranks(self, operation: str) -> None:
-        """Block until all ranks have reached a backward pass that synchronizes gradients."""
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load the state of a run in the block. Unless it completes, models and optimizers are not used any more."""
+        self._is_half_loaded = self._has_checks = True
+        yield
+        self._is_half_loaded, self._has_checks = False, self._is_debugging
+
+    def check_loaded(self, operation: str) -> None:
+        """Raise a `StateError` if the last load was interrupted."""
+        if self._is_half_loaded:
+            raise StateError(
+                f"`{operation}` needs a state of one save, but an earlier `load_state` was interrupted or failed after "
+                "it had changed part of the models and optimizers. Call `load_state` again first."
+            )
+
+    def _check_before(self, operation: str) -> None:
+        """In debug mode, also block until all ranks have reached a backward pass that synchronizes gradients."""
+        self.check_loaded(operation)
+        if not self._is_debugging:
+            return
         is_synced = self._gradient.sync_gradients or not self.can_defer_sync
         if self._optimizers and is_synced and not self._gradient.joins_uneven_inputs:
             # False in `no_sync` of DDP.

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
+from accel_checkpoint.file_names import (
+    MANIFEST_NAME,
+    PINNED_NAME,
+    TEMPORARY_PREFIX,
+    checkpoint_number,
+    is_checkpoint_file,
+)
 from accel_checkpoint.files import remove_folder
 from accel_checkpoint.manifest import check_whole
 from accel_state.errors import ConfigError
@@ -88,12 +94,9 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     limit = retention.newest
     if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
         return  # without reading any manifest
+    others = [found for found in checkpoints_in(folder) if found.number is not None and found.path != newest]
     numbered = sorted(
-        (
-            found
-            for found in checkpoints_in(folder)
-            if found.number is not None and found.can_be_loaded and found.path != newest
-        ),
+        (found for found in others if found.can_be_loaded),
         key=lambda found: (found.number or 0, found.path),
     )
     added = inspect(newest)
@@ -107,7 +110,35 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
             "infinity. Load it to resume from before they came.",
             main_process_only=False,
         )
-    remove_checkpoints([found.path for found in numbered if found.path not in kept], newest=newest)
+    first = min((found.number or 0 for found in everything[-limit:]), default=0)
+    removed = []
+    for found in [*numbered, *(one for one in others if (one.number or 0) < first and _is_broken(one))]:
+        if found.path not in kept and _has_checkpoint_inside(found.path):
+            warn_user(
+                f"`{found.path}` is kept beyond the limit of {limit}: another checkpoint is inside. Save that "
+                "in another folder.",
+                main_process_only=False,
+            )
+        elif found.path not in kept:
+            removed.append(found.path)
+            if found.problem:
+                warn_user(
+                    f"`{found.path}` is older than the {limit} to keep and {found.state.value}, and is removed.",
+                    main_process_only=False,
+                )
+    remove_checkpoints(removed, newest=newest)
+
+
+def _is_broken(found: Found) -> bool:
+    """Whether it is an incomplete or damaged checkpoint of this package, which has no files of the user."""
+    if found.state.name not in ("INCOMPLETE", "DAMAGED"):
+        return False
+    names = found.files.names
+    return PINNED_NAME not in names and bool(names) and all(map(is_checkpoint_file, names))
+
+
+def _has_checkpoint_inside(folder: Path) -> bool:
+    return any(MANIFEST_NAME in names for path, _, names in os.walk(folder) if path != str(folder))
 
 
 def remove_checkpoints(folders: Sequence[Path], *, newest: Path) -> None:

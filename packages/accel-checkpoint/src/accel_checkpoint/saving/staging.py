@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +42,8 @@ class Staging:
         self.target = target
         self._is_in_place = target.is_mount() or _is_around_working_directory(target)
         around = target if self._is_in_place else target.parent
-        self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
+        self.path = around / temporary_name(target.name, token)
+        self._token = token
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
         self.is_saved: bool | None = False
@@ -153,13 +153,17 @@ class Staging:
             self._old = self.path
             self._undo = lambda: _rename(self.path, self.target, by=exchange)
             return
-        old = self.target.parent / self.path.name.replace(TEMPORARY_PREFIX, PREVIOUS_PREFIX, 1)
+        old = self.target.parent / f"{PREVIOUS_PREFIX}{self.target.name}-{self._token}"
         try:
             _rename(self.target, old)
         except OSError as error:
-            if error.errno != errno.EXDEV:
+            reasons = {
+                errno.EXDEV: "it is part of a container's image",
+                errno.ENAMETOOLONG: "its name is too long for this file system",
+            }
+            if error.errno not in reasons:
                 raise
-            reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
+            reason = f"`{self.target}` cannot be replaced: {reasons[error.errno]}."
             raise CheckpointError(f"{reason} Save to another folder.") from error
         self._undo = lambda: _rename(old, self.target)
         _rename(self.path, self.target)
@@ -209,10 +213,10 @@ def _rename(one: Path, other: Path, *, by: Callable[[Path, Path], object] = Path
 @contextmanager
 def temporary_folder(around: Path, name: str) -> Iterator[Path]:
     """Create a temporary folder in ``around``, on the same disk, and remove it at the end of the block."""
-    remove_stale_folders(around)
     path = around / f"{TEMPORARY_PREFIX}{name}-{new_token()}"
     _active.add(path)
     path.mkdir()
+    remove_stale_folders(around)
     try:
         yield path
     finally:
@@ -237,6 +241,12 @@ def check_target(target: Path) -> None:
             f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "
             f"Save to a folder in it, such as `{target / 'checkpoint'}`."
         )
+
+
+def temporary_name(name: str, token: str | int) -> str:
+    """Return a temporary name for what gets that name; of a long one, the beginning, since 255 bytes are allowed."""
+    room = 255 - len(f"{TEMPORARY_PREFIX}-{token}")
+    return f"{TEMPORARY_PREFIX}{os.fsencode(name)[:room].decode(errors='ignore')}-{token}"
 
 
 def holds_checkpoint(folder: Path) -> bool:
@@ -277,7 +287,7 @@ def remove_stale_folders(folder: Path) -> None:
     """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
 
     A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
-    have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
+    have not changed for a day, by the clock of the file system: call this after something in ``folder`` was renamed. Only folders whose full name matches our pattern are removed, since other programs may
     use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
     """
     wanted = set(displaced_in(folder))
@@ -297,7 +307,7 @@ def remove_stale_folders(folder: Path) -> None:
             )
 
 
-def is_stale(path: Path, *, now_s: float | None = None) -> bool:
+def is_stale(path: Path) -> bool:
     """Whether a folder is the temporary folder of an interrupted save or removal."""
     match = _OURS.fullmatch(path.name)
     if match is None:
@@ -309,7 +319,7 @@ def is_stale(path: Path, *, now_s: float | None = None) -> bool:
     if has_ended is not None:
         return has_ended or left == stamp()
     try:
-        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
+        age_s = path.parent.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         return False
     return age_s > STALE_AFTER_S

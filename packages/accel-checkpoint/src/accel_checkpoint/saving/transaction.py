@@ -229,6 +229,7 @@ class Stage:
         """Write the files, force them to disk, and return the entries of those that this rank writes."""
         self._check_all_collected()
         folder, written = self.path, list[FileEntry]()
+        self._attempt(os.utime, folder)  # so that other machines see that it is in use
         is_shown = self._topology.rank == 0 and self._buffers is None
         with progress_bar(f"Saving {self.target.name}", is_shown=is_shown) as advance:
             for file in files:

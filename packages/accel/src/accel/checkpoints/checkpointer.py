@@ -123,6 +123,7 @@ class Checkpointer:
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
+        self._stepper.check_loaded("save_state")
         is_main = saver.topology.rank == 0
         run, choices = self._run_and_choices(options, safe=safe_serialization)
         # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
@@ -212,20 +213,18 @@ class Checkpointer:
         how = LoadOptions.of(load_kwargs, engine_options, restore_loaders=restore_loaders, **options)
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
-        if input_dir is None:
-            from accel.checkpoints.numbered import newest_checkpoint
-
-            newest = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
-            if newest is None:
-                return False
-            input_dir = newest
-        elif missing_ok:
+        if input_dir is not None and missing_ok:
             raise ConfigError(
                 "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
             )
-        folder = Path(input_dir)
-        is_trusted = trusted or self._is_of_project(folder)
         for is_last in (False, False, True):
+            folder = None if input_dir is None else Path(input_dir)
+            if folder is None:
+                from accel.checkpoints.numbered import newest_checkpoint
+
+                folder = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            if folder is None:
+                return False
             try:
                 # What optimizers create while they load must stay trainable.
                 with torch.inference_mode(False):
@@ -236,7 +235,8 @@ class Checkpointer:
                         layout=current_runtime().layout,
                         hooks=tuple(self.load_hooks.values()),
                         options=how,
-                        is_trusted=is_trusted,
+                        is_trusted=trusted or self._is_of_project(folder),
+                        may_vanish=input_dir is None and not is_last,
                     )
                 break
             except ReplacedError:
