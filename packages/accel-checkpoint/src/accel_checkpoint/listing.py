@@ -254,7 +254,9 @@ def check_loadable(folder: Path, *, verify: bool = False) -> Found:
         try:
             found = inspect(folder)
         except FileNotFoundError as error:
-            raise CheckpointError(f"The checkpoint `{folder}` has just been removed.{_hint(folder)}") from error
+            raise CheckpointError(
+                f"The checkpoint `{folder}` has just been removed.{_hint(folder)}"
+            ) from error
     else:
         displaced = [one for one in checkpoints_in(folder.parent) if one.name == folder.name]
         if not displaced:

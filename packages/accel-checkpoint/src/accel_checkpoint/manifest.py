@@ -21,6 +21,7 @@ from accel_checkpoint.files import (
     is_plain_name,
     opened,
     regular_file,
+    shown,
 )
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
@@ -248,5 +249,5 @@ def _check(manifest: Manifest, path: Path) -> None:
     for entry in manifest.files:
         if not is_plain_name(entry.name):
             raise CheckpointError(
-                f"The manifest `{path}` names the file `{entry.name}`. Only files inside the folder are read."
+                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read."
             )

@@ -110,7 +110,7 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
             "infinity. Load it to resume from before they came.",
             main_process_only=False,
         )
-    first = min((found.number or 0 for found in everything[-limit:]), default=0)
+    first = (everything[-limit].number or 0) if len(everything) >= limit else 0
     removed = []
     for found in [*numbered, *(one for one in others if (one.number or 0) < first and _is_broken(one))]:
         if found.path not in kept and _has_checkpoint_inside(found.path):

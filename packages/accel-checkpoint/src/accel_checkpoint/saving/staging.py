@@ -230,16 +230,21 @@ def check_target(target: Path) -> None:
     Raises:
         ConfigError: If it is a file, or a mount point that holds a checkpoint, or if its name is not UTF-8.
     """
-    if any("\udc80" <= letter <= "\udcff" for letter in str(target)):
-        raise ConfigError(
-            f"The path {str(target)!a} is not UTF-8, so safetensors could not read it. Choose another."
-        )
+    check_is_utf8(target)
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if target.is_mount() and holds_checkpoint(target):
         raise ConfigError(
             f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "
             f"Save to a folder in it, such as `{target / 'checkpoint'}`."
+        )
+
+
+def check_is_utf8(path: Path) -> None:
+    """Raise a `ConfigError` if a path could not be read by safetensors."""
+    if any("\udc80" <= letter <= "\udcff" for letter in str(path)):
+        raise ConfigError(
+            f"The path {str(path)!a} is not UTF-8, so safetensors could not read it. Choose another."
         )
 
 
@@ -287,8 +292,9 @@ def remove_stale_folders(folder: Path) -> None:
     """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
 
     A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
-    have not changed for a day, by the clock of the file system: call this after something in ``folder`` was renamed. Only folders whose full name matches our pattern are removed, since other programs may
-    use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
+    have not changed for a day before the last change in ``folder``, which the caller has made. Both are times of the
+    file system. Only folders whose full name matches our pattern are removed, since other programs may use the prefix.
+    Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
     """
     wanted = set(displaced_in(folder))
     with os.scandir(folder) as entries:

@@ -120,6 +120,7 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
+        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
@@ -131,7 +132,7 @@ class Checkpointer:
         is_numbered, step = self.project.automatic_checkpoint_naming, self._stepper.num_windows
         token, number, absence = saver.call(
             "save_state",
-            folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
+            folder="" if is_numbered or output_dir is None else resolved(output_dir).name,
             step=step,
             number=self.project.iteration,
             needs_all=self._strategy.capabilities.shards_parameters or run.form.needs_shared_disk,
@@ -206,6 +207,8 @@ class Checkpointer:
         ``options`` are those of `LoadOptions.of`.
         """
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
+        from accel.checkpoints.numbered import newest_checkpoint
+        from accel_checkpoint.files import resolved
         from accel_checkpoint.ranks.agreement import ReplacedError
 
         if restore_loaders is None:
@@ -218,13 +221,12 @@ class Checkpointer:
                 "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
             )
         for is_last in (False, False, True):
-            folder = None if input_dir is None else Path(input_dir)
-            if folder is None:
-                from accel.checkpoints.numbered import newest_checkpoint
-
-                folder = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
-            if folder is None:
+            chosen = input_dir
+            if chosen is None:
+                chosen = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            if chosen is None:
                 return False
+            folder = resolved(chosen)
             try:
                 # What optimizers create while they load must stay trainable.
                 with torch.inference_mode(False):
@@ -290,9 +292,10 @@ class Checkpointer:
     ) -> None:
         """Write the weights of `model`; see `Accelerator.save_model`."""
         from accel_backends.sharding.full_state import deferred_state
+        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.model_weights import save_weights
 
-        is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
+        is_sharded, name = self._strategy.capabilities.shards_parameters, resolved(folder).name
         if is_sharded:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
         is_writer = self.is_model_writer
@@ -403,7 +406,7 @@ class Checkpointer:
     def _is_of_project(self, folder: Path) -> bool:
         """Whether a folder lies in that of the run's own checkpoints."""
         own = self._folder_of_checkpoints()
-        return own is not None and folder.resolve().is_relative_to(own.resolve())
+        return own is not None and folder.is_relative_to(own.resolve())
 
     def _folder_of_checkpoints(self) -> Path | None:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
@@ -415,6 +418,7 @@ class Checkpointer:
         self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
     ) -> tuple[Path, Retention | None]:
         """Return where to save, and which numbered checkpoints to keep there."""
+        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.retention import Retention
 
         project = self.project
@@ -429,7 +433,7 @@ class Checkpointer:
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Path(output_dir).resolve(), None
+        return resolved(output_dir), None
 
 
 def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:

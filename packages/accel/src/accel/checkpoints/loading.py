@@ -164,7 +164,7 @@ def load_checkpoint(
         CheckpointError: On every rank, if any rank failed.
         ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
     """
-    folder, topology = input_dir.resolve(), saver.topology
+    folder, topology = input_dir, saver.topology
     saver.log_failure()
     has_nodes = topology.num_nodes > 1
     if topology.world_size > 1:
