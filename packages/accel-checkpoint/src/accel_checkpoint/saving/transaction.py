@@ -169,7 +169,7 @@ class Stage:
     def _complete_in_background(self, files: list[PendingFile], buffers: HostBuffers) -> None:
         def finish() -> Path:
             try:
-                self._attempt(buffers.wait)
+                buffers.wait()
                 self._complete(files)
             except BaseException as error:
                 self._abort(error)
@@ -229,22 +229,20 @@ class Stage:
         """Write the files, force them to disk, and return the entries of those that this rank writes."""
         self._check_all_collected()
         folder, written = self.path, list[FileEntry]()
-        self._attempt(os.utime, folder)  # so that other machines see that it is in use
+        with suppress(OSError):
+            os.utime(folder)  # so that other machines see that it is in use
         is_shown = self._topology.rank == 0 and self._buffers is None
         with progress_bar(f"Saving {self.target.name}", is_shown=is_shown) as advance:
             for file in files:
                 if file.deferred:
                     entry = self._attempt(write_file, file, folder, advance=advance)
                     written += [] if entry is None else [entry]
-            if self._failure is None:
-                own = [file for file in files if file.is_writer and not file.deferred]
-                written += (
-                    self._attempt(write_files, own, folder, num_threads=num_threads, advance=advance) or ()
-                )
-        if self._failure is None:
-            self._attempt(self._force_folders_to_disk, [entry.name for entry in written])
-        if self._failure is None and self._foreign:
-            written += self._attempt(self._foreign_entries, self._foreign) or ()
+            if self._failure is not None:
+                return []
+            own = [file for file in files if file.is_writer and not file.deferred]
+            written += write_files(own, folder, num_threads=num_threads, advance=advance)
+        self._force_folders_to_disk([entry.name for entry in written])
+        written += self._foreign_entries(self._foreign)
         return [replace(entry, rank=self._topology.rank, place=self.place) for entry in written]
 
     def _check_all_collected(self) -> None:
@@ -265,17 +263,17 @@ class Stage:
         is_main = self._topology.rank == 0
         # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
         if parts is not None:
-            others = None
-            if self.is_owner and not is_main:
-                others = self._attempt(self._commit_part, [one for one in parts if one.place == self.place])
-            entries += self._agree("parts", others or ())[0]
+            others = list[FileEntry]()
+            if self.is_owner and not is_main and self._failure is None:
+                others = self._commit_part([one for one in parts if one.place == self.place])
+            entries += self._agree("parts", others)[0]
         if is_main and self._failure is None:
-            self._attempt(self._commit_main, files, entries)
+            self._commit_main(files, entries)
         if parts is not None:
             # Keep the parts that were replaced until rank 0 has committed.
             self._agree("published")
         if self.is_owner and self._failure is None:
-            self._attempt(self._clean_up, first_nonfinite(entries or parts or ()))
+            self._clean_up(first_nonfinite(entries or parts or ()))
         self._staging.release()
         self._agree("committed")
 
@@ -344,7 +342,7 @@ class Stage:
             )
 
     def _attempt(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | None:
-        """Return the result of ``work``; record its error for the next round of reports instead of raising it."""
+        """Return the result of ``work``; record its error for the next round, as long as others may wait in between."""
         try:
             return work(*args, **options)
         except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
@@ -376,14 +374,18 @@ class Stage:
         """Report an error to the other ranks unless they know, and remove the staging folder.
 
         It stays if other ranks may already count the checkpoint as saved.
+
+        Raises:
+            CheckpointError: As on all ranks, if they did not know.
         """
-        if not self._is_decided:
-            self._fail(error)
-            with suppress(BaseException):  # another interruption ends the wait
+        try:
+            if not self._is_decided:
+                self._fail(error)
                 self._complete(())
-        if self.is_owner:
-            self._staging.discard()
-        self._staging.release()
+        finally:
+            if self.is_owner:
+                self._staging.discard()
+            self._staging.release()
 
     def _agree(
         self, stage: str, files: Sequence[FileEntry] = ()
@@ -412,14 +414,8 @@ class Stage:
             is_split = any(report.place != 0 for report in reports)
             return json.dumps([error_in(reports), reports[0].is_saved, files if is_split else None])
 
-        report = Report(
-            str(self.target),
-            self.place,
-            self._topology.node_rank,
-            list(files),
-            self._reason(),
-            self._staging.is_saved,
-        )
+        target, node = str(self.target), self._topology.node_rank
+        report = Report(target, self.place, node, list(files), self._reason(), self._staging.is_saved)
         self._is_decided = self._topology.rank == 0  # whose agreement reports any error
         try:
             verdict = self._agreement.agree(
