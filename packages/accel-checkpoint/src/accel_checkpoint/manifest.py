@@ -190,11 +190,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_whole(folder: Path) -> None:
-    """Compare the sizes of all files with the manifest.
-
-    Raises:
-        CheckpointError: If the manifest or a file that it lists is missing, or has another size.
-    """
+    """Raise a `CheckpointError` if the manifest or a file that it lists is missing, or has another size."""
     problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=False)
     if problems:
         raise CheckpointError(

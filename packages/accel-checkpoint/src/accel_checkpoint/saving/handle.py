@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 logger = logging.getLogger(__name__)
 _unreported: list[SaveHandle] = []
@@ -31,9 +32,10 @@ class SaveHandle:
             target=self._run, args=(finish,), name=f"save-{target.name}", daemon=False
         )
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """Start the thread. After an interrupt in here, only `abandon` shows whether it runs."""
         self._thread.start()
+        return self
 
     def abandon(self) -> bool:
         """Prevent the save unless its thread has begun; return whether it is prevented."""

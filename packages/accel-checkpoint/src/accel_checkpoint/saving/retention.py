@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +85,9 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
     moved aside counts under its original name. ``newest``, which has just been saved, is never removed.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
+
+    Raises:
+        CheckpointError: If ``newest`` is not whole. Then nothing is removed.
     """
     from accel_checkpoint.listing import checkpoints_in, inspect
     from accel_checkpoint.saving.staging import name_of_displaced
@@ -111,22 +113,13 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
             main_process_only=False,
         )
     first = (everything[-limit].number or 0) if len(everything) >= limit else 0
-    removed = []
+    check_whole(newest)
     for found in [*numbered, *(one for one in others if (one.number or 0) < first and _is_broken(one))]:
         if found.path not in kept and _has_checkpoint_inside(found.path):
-            warn_user(
-                f"`{found.path}` is kept beyond the limit of {limit}: another checkpoint is inside. Save that "
-                "in another folder.",
-                main_process_only=False,
-            )
+            problem = "is kept beyond the limit: another checkpoint is inside. Save that in another folder"
+            warn_user(f"`{found.path}` {problem}.", main_process_only=False)
         elif found.path not in kept:
-            removed.append(found.path)
-            if found.problem:
-                warn_user(
-                    f"`{found.path}` is older than the {limit} to keep and {found.state.value}, and is removed.",
-                    main_process_only=False,
-                )
-    remove_checkpoints(removed, newest=newest)
+            remove_checkpoint(found.path, problem=found.state.value if found.problem else "")
 
 
 def _is_broken(found: Found) -> bool:
@@ -141,37 +134,17 @@ def _has_checkpoint_inside(folder: Path) -> bool:
     return any(MANIFEST_NAME in names for path, _, names in os.walk(folder) if path != str(folder))
 
 
-def remove_checkpoints(folders: Sequence[Path], *, newest: Path) -> None:
-    """Remove checkpoints; renames first hide them, so that no reader finds one half removed.
+def remove_checkpoint(folder: Path, *, problem: str = "") -> None:
+    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed.
 
-    Raises:
-        CheckpointError: If the newest checkpoint is not whole. Then nothing is removed.
+    Warns if it had a problem, or cannot be removed.
     """
-    hidden: list[tuple[Path, Path]] = []
+    hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
+    text = f"The old checkpoint `{folder}`, which was {problem}, is removed." if problem else ""
     try:
-        for folder in folders:
-            hidden.append((folder, folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"))
-            with _warning_of(folder):
-                folder.rename(hidden[-1][1])
-        check_whole(newest)
-    except BaseException:
-        for folder, moved in hidden:
-            with _warning_of(folder):
-                moved.rename(folder)
-        raise
-    for folder, moved in hidden:
-        with _warning_of(folder):
-            remove_folder(moved)
-
-
-@contextmanager
-def _warning_of(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        pass  # another process has removed it
+        folder.rename(hidden)
+        remove_folder(hidden)
     except OSError as error:
-        warn_user(
-            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",
-            main_process_only=False,
-        )
+        text = f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand."
+    if text:
+        warn_user(text, main_process_only=False)

@@ -64,10 +64,8 @@ class Staging:
         """Rename the folder to its final name. The manifest must be in it, and everything on disk.
 
         An existing checkpoint of that name is replaced; other files in its folder are kept. The old checkpoint exists
-        until `finalize`, and `roll_back` restores it. If this raises, nothing has changed.
-
-        Raises:
-            CheckpointError: If a file that the manifest lists is missing, before or after the rename.
+        until `finalize`, and `roll_back` restores it. If this raises, nothing has changed. It does if a file that the
+        manifest lists is missing, before or after the rename.
         """
         check_whole(self.path)
         try:
@@ -157,13 +155,9 @@ class Staging:
         try:
             _rename(self.target, old)
         except OSError as error:
-            reasons = {
-                errno.EXDEV: "it is part of a container's image",
-                errno.ENAMETOOLONG: "its name is too long for this file system",
-            }
-            if error.errno not in reasons:
+            if error.errno != errno.EXDEV:
                 raise
-            reason = f"`{self.target}` cannot be replaced: {reasons[error.errno]}."
+            reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
             raise CheckpointError(f"{reason} Save to another folder.") from error
         self._undo = lambda: _rename(old, self.target)
         _rename(self.path, self.target)
@@ -197,10 +191,7 @@ class Staging:
 
 
 def _rename(one: Path, other: Path, *, by: Callable[[Path, Path], object] = Path.rename) -> bool:
-    """Rename a folder; return whether ``by`` supports it.
-
-    A server that has repeated the request may report an error although it is done.
-    """
+    """Rename a folder; return whether ``by`` can. A server may report an error for a request that it has repeated."""
     before = one.lstat()
     try:
         return by(one, other) is not False

@@ -19,6 +19,7 @@ from accel.configuration import ProjectConfiguration, RunConfiguration
 from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.files import resolved
 from accel_checkpoint.ranks.agreement import first
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
@@ -120,7 +121,6 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
-        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
@@ -150,9 +150,8 @@ class Checkpointer:
                 main_process_only=False,
             )
         if is_late:
-            handle = _handle_of_main_process(target, blocking=blocking)
             self._count(number)
-            return str(target) if handle is None else handle
+            return _handle_of_main_process(target, blocking=blocking) or str(target)
         manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
         if is_numbered:
             manifest = replace(manifest, iteration=number)
@@ -208,7 +207,6 @@ class Checkpointer:
         """
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
         from accel.checkpoints.numbered import newest_checkpoint
-        from accel_checkpoint.files import resolved
         from accel_checkpoint.ranks.agreement import ReplacedError
 
         if restore_loaders is None:
@@ -292,7 +290,6 @@ class Checkpointer:
     ) -> None:
         """Write the weights of `model`; see `Accelerator.save_model`."""
         from accel_backends.sharding.full_state import deferred_state
-        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.model_weights import save_weights
 
         is_sharded, name = self._strategy.capabilities.shards_parameters, resolved(folder).name
@@ -418,7 +415,6 @@ class Checkpointer:
         self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
     ) -> tuple[Path, Retention | None]:
         """Return where to save, and which numbered checkpoints to keep there."""
-        from accel_checkpoint.files import resolved
         from accel_checkpoint.saving.retention import Retention
 
         project = self.project
@@ -460,8 +456,4 @@ def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | Non
     """Return the handle of a save in the background that the main process does alone."""
     from accel_checkpoint.saving.handle import SaveHandle
 
-    if blocking:
-        return None
-    handle = SaveHandle(lambda: target, target=target)
-    handle.start()
-    return handle
+    return None if blocking else SaveHandle(lambda: target, target=target).start()

@@ -180,7 +180,7 @@ def load_checkpoint(
     with _not_loaded(saver, "checked", folder) as deferred:
         found = check_loadable(folder)
         token, next_number = found.token, found.next_number() if topology.local_rank == 0 else ""
-    report = json.dumps([str(folder), token, topology.node_rank])
+    report = json.dumps([topology.node_rank, str(folder), token])
     of_rank_0 = deferred.agree(report, _token_of_rank_0, is_replaced=is_replaced())
     assert found is not None
     contents, is_open = list[Content](), True
@@ -309,20 +309,16 @@ def _is_replaced(folder: Path, version: tuple[int, ...] | None, *, may_vanish: b
 
 
 def _token_of_rank_0(reports: Sequence[str]) -> str:
-    """Return the token of the save that rank 0 loads.
-
-    Raises:
-        CheckpointError: If a rank of one node was given another folder, with a checkpoint of another save.
-    """
-    folders: dict[int, tuple[int, str, str]] = {}
-    for rank, (folder, token, node) in enumerate(map(json.loads, reports)):
-        other_rank, other, other_token = folders.setdefault(node, (rank, folder, token))
+    """Return the token of rank 0; raise a `CheckpointError` if ranks of a node were given different checkpoints."""
+    given: dict[int, tuple[int, str, str]] = {}
+    for rank, (node, folder, token) in enumerate(map(json.loads, reports)):
+        other_rank, other, other_token = given.setdefault(node, (rank, folder, token))
         if folder != other and (token != other_token or not token):
             raise CheckpointError(
                 f"The ranks were asked to load different checkpoints: rank {other_rank} `{other}`, rank {rank} "
                 f"`{folder}`. Pass the same folder on every rank."
             )
-    return folders[min(folders)][2]
+    return str(json.loads(reports[0])[2])
 
 
 def _highest(numbers: Sequence[str]) -> str:
