@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -25,7 +26,7 @@ class SaveHandle:
     def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
         self.target = target
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self._has_ended = False
         self._claim: dict[str, str] = {}
         # Not a daemon: the interpreter waits for it at exit.
         self._thread = threading.Thread(
@@ -47,7 +48,7 @@ class SaveHandle:
 
     def done(self) -> bool:
         """Whether the save has ended, successfully or not; never blocks."""
-        return self._ended.is_set()
+        return self._has_ended
 
     def wait(self, timeout_s: float | None = None) -> Path:
         """Wait until the checkpoint is committed, and return its folder.
@@ -70,7 +71,8 @@ class SaveHandle:
         Raises:
             TimeoutError: If the save is still running after ``timeout_s``.
         """
-        if not self._ended.wait(timeout_s):
+        self._join(timeout_s)
+        if not self._has_ended:
             raise TimeoutError(
                 f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
             )
@@ -80,7 +82,7 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait for the save to end, and raise its error unless a caller has already received it."""
-        self._ended.wait()
+        self._join()
         if self in _unreported:
             self.wait()
 
@@ -92,7 +94,13 @@ class SaveHandle:
             self._error = error
             _unreported.append(self)
         finally:
-            self._ended.set()
+            self._has_ended = True
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        # Not an `Event`, which an interrupt in its `wait` can leave locked.
+        while not self._has_ended and not self._thread.is_alive():
+            time.sleep(0.001)  # an interrupt in `start` has come before the thread counts as started
+        self._thread.join(timeout_s)
 
 
 @atexit.register
