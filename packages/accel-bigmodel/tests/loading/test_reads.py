@@ -95,10 +95,8 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(reads, "copy_stream", lambda device: made.late)
     monkeypatch.setattr(reads, "_is_in_place", lambda tensor, stored: False)
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: made)
-    staged = reads._Staged.__init__
-    monkeypatch.setattr(
-        reads._Staged, "__init__", lambda self, n, is_pinned: staged(self, n, is_pinned=False)
-    )
+    staged = reads.Staged.__init__
+    monkeypatch.setattr(reads.Staged, "__init__", lambda self, n, is_pinned: staged(self, n, is_pinned=False))
     return made
 
 
