@@ -129,7 +129,15 @@ def test_a_write_to_an_aligned_weight_is_kept_and_seen_nowhere_else(tmp_path, wa
 
 
 @pytest.mark.parametrize(
-    "use", [*WRITES.values(), torch.sum, lambda p: p + 1, lambda p: p.to("cuda"), lambda p: p.T]
+    "use",
+    [
+        *WRITES.values(),
+        torch.sum,
+        lambda p: p + 1,
+        lambda p: p.to("cuda"),
+        lambda p: X @ p.T,
+        lambda p: p.T.tolist(),
+    ],
 )
 def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
     model, users = given_by_user(tmp_path), {name: value.clone() for name, value in USERS.items()}
@@ -138,6 +146,36 @@ def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
         use(model[0].weight)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in users.items())
     assert all(torch.equal(USERS[name], value) for name, value in users.items())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda p: p.T, lambda p: p.detach(), lambda p: p.view(-1), lambda p: p.detach().T[1:, 2].reshape(-1, 1),
+        lambda p: p.unsqueeze(0).transpose(1, 2), torch.t, lambda p: torch.reshape(p, (-1, 2)),
+    ],
+)  # fmt: skip
+def test_a_view_of_a_weight_has_a_shape_and_values_within_a_forward_only(tmp_path, view):
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(SIZE, SIZE)
+
+        def forward(self, x):
+            return x * self.taken[0]
+
+    torch.manual_seed(0)
+    model = Viewing()
+    wanted = view(model.inner.weight.detach().clone())
+    taken = view(cpu_offload(model, "cpu").inner.weight)
+    assert (taken.shape, taken.dtype, taken.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+    assert "inner.weight" in repr(taken)
+    for use in (torch.sum, lambda t: t + 1, lambda t: t.tolist(), copy.deepcopy):
+        with pytest.raises(StateError, match=r"`inner\.weight` is offloaded"), torch.no_grad():
+            use(taken)
+    with torch.no_grad():
+        model.taken = [taken]
+        assert torch.equal(model(torch.ones(1)), wanted)
 
 
 def test_metadata_of_a_weight_is_there_without_its_values(tmp_path):
