@@ -94,7 +94,9 @@ def align_module_device(
     before = [(parameter, parameter.device) for parameter in module.parameters(recurse=False)]
     try:
         for parameter, _ in before:
-            parameter.data = parameter.data.to(execution_device)  # it stays the same object, for ties and optimizers
+            parameter.data = parameter.data.to(
+                execution_device
+            )  # it stays the same object, for ties and optimizers
         yield
     finally:
         for parameter, device in before:

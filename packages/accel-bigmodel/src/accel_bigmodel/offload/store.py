@@ -342,7 +342,11 @@ def offload_weight(
     _check_values(weight_name, weight)
     dense = weight.detach().cpu().contiguous()
     path = _weight_file(Path(offload_folder), weight_name)
-    raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
+    raw = (
+        dense.reshape(-1).view(torch.uint8)
+        if dense.numel()
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     _write(path, raw.numpy().data)
     if index is not None:
         index[weight_name] = _dtype_and_shape(dense)
