@@ -239,6 +239,26 @@ def test_what_is_written_while_a_module_is_aligned_is_kept(tmp_path, way):
     assert (model.state_dict()["0.bias"] == 1).all()
 
 
+def stored_by_hook(model):
+    return model[0]._hf_hook.weights_map["weight"]
+
+
+@pytest.mark.parametrize("way", [in_memory, given_by_user])
+def test_a_stored_weight_that_is_changed_in_place_is_seen_by_the_next_forward(tmp_path, way):
+    model, wanted, before = way(tmp_path), resident(), USERS["0.weight"].clone()
+    try:
+        with torch.no_grad():
+            for change in (lambda t: t.mul_(2), lambda t: t[0].fill_(3), lambda t: t.add_(1)):
+                for _ in range(3):
+                    assert torch.equal(model(X), wanted(X))
+                change(stored_by_hook(model))
+                change(wanted[0].weight)
+            assert torch.equal(model(X), wanted(X))
+        assert torch.equal(model.state_dict()["0.weight"], wanted[0].weight)
+    finally:
+        USERS["0.weight"].copy_(before)
+
+
 def merge_as_peft_does(module, delta):
     """Change a weight while the hook has loaded it, in a way that leaves no trace, and store it through the hook."""
     hook = module._hf_hook
