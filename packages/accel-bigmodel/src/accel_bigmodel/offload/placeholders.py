@@ -11,7 +11,7 @@ import copy
 import functools
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -84,7 +84,8 @@ class OffloadedBuffer(_Placeholder):
 class OffloadedView(torch.Tensor):
     """A view of an offloaded weight that was taken outside of a forward pass, and has values within one only."""
 
-    _base: torch.Tensor
+    _weight: OffloadedWeight
+    _take: Callable[[], torch.Tensor]
 
     @classmethod
     def __torch_function__(
@@ -96,34 +97,14 @@ class OffloadedView(torch.Tensor):
         if not forwards.depth:
             return _metadata_of_values(func, args, kwargs or {})
         args, kwargs = recursively_apply(
-            OffloadedView._values, (args, dict(kwargs or {})), test_type=_is_view
+            lambda view: view._take(),
+            (args, dict(kwargs or {})),
+            test_type=lambda item: isinstance(item, OffloadedView),
         )
         return func(*args, **kwargs)
 
-    def _values(self) -> torch.Tensor:
-        func, args, kwargs = vars(self)["_call"]
-        values: torch.Tensor = func(vars(self)["_base"], *args, **kwargs)
-        return values
-
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}) of {vars(self)['_base']!r}"
-
-
-def _is_view(item: object) -> bool:
-    return isinstance(item, OffloadedView)
-
-
-def _view(base: torch.Tensor, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        made = func(base, *args, **kwargs).as_subclass(OffloadedView)
-    made.__dict__.update(_base=base, _call=(func, args, kwargs))
-    return made
-
-
-def _weight_behind(tensor: torch.Tensor) -> OffloadedWeight:
-    while isinstance(tensor, OffloadedView):
-        tensor = vars(tensor)["_base"]
-    return cast(_Placeholder, tensor)._weight
+        return f"{type(self).__name__}(of `{self._weight.name}`, {tuple(self.shape)}, {self.dtype})"
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
@@ -218,7 +199,10 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     """
     placeholder = args[0] if args else None
     if isinstance(placeholder, (_Placeholder, OffloadedView)) and _name_of(func) in _VIEWS:
-        return _view(placeholder, func, args[1:], kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            view: torch.Tensor = func(*args, **kwargs).as_subclass(OffloadedView)
+        view.__dict__.update(_weight=placeholder._weight, _take=functools.partial(func, *args, **kwargs))
+        return view
     if isinstance(placeholder, _Placeholder):
         if func == _DATA.__get__:
             return placeholder
@@ -233,7 +217,7 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         if stays and func in (torch.Tensor.to, torch.Tensor.cpu, *_CONVERSIONS):
             return placeholder
     tensors = iterate_tensors((args, dict(kwargs)))
-    weights = [_weight_behind(t) for t in tensors if isinstance(t, (_Placeholder, OffloadedView))]
+    weights = [t._weight for t in tensors if isinstance(t, (_Placeholder, OffloadedView))]
     raise StateError(
         f"`{weights[0].name}` is offloaded, so that it has values in a forward pass only. "
         "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
