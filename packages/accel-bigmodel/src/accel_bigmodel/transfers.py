@@ -7,6 +7,7 @@ import mmap
 import queue
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +112,7 @@ class Streams:
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the bytes of a tensor without gaps, in the order of its memory."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).split(_STAGED_BYTES) if flat.numel() else ()
+    return torch.split(flat.view(torch.uint8), _STAGED_BYTES) if flat.numel() else ()
 
 
 @functools.cache
@@ -179,18 +180,18 @@ def _page_ranges(storages: Iterable[torch.UntypedStorage]) -> list[tuple[int, in
 
 
 def _lock(address: int, num_bytes: int) -> bool:
-    if int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 1)) == 0:  # 1: for all devices
+    runtime: Any = torch.cuda
+    if int(runtime.cudart().cudaHostRegister(address, num_bytes, 1)) == 0:  # 1: for all devices
         return True
-    try:
+    with suppress(RuntimeError):
         torch.ones(1, device="cuda")  # the next kernel reports the error of the call above
-    except RuntimeError:
-        pass
     return False
 
 
 def _unlock(addresses: list[int], storages: list[torch.UntypedStorage]) -> None:
+    runtime: Any = torch.cuda
     if addresses:
-        torch.cuda.synchronize()  # the host waits: copies may read from the memory
+        runtime.synchronize()  # the host waits: copies may read from the memory
     for address in addresses:
-        torch.cuda.cudart().cudaHostUnregister(address)
+        runtime.cudart().cudaHostUnregister(address)
     storages.clear()
