@@ -29,7 +29,7 @@ def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
     assert world is not None
     store = PrefixStore("accel_hosts", world.get_group_store())
     ranks = [str(rank) for rank in range(topology.world_size)]
-    store.set(ranks[topology.rank], host or _this_host())
+    store.set(ranks[topology.rank], host or this_host())
     store.wait(ranks)
     return on_hosts(topology, store.multi_get(ranks))
 
@@ -49,7 +49,7 @@ def on_hosts(topology: Topology, hosts: Sequence[Hashable]) -> Topology:
     )
 
 
-def _this_host() -> str:
+def this_host() -> str:
     """Return the machine's name and boot id, since containers may share a name."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

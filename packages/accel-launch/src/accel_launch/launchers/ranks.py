@@ -156,10 +156,12 @@ def check_accelerators(request: LaunchRequest) -> None:
     """
     gpus = request.machine.gpus
     _warn_of_missing_gpus(request)
-    if gpus and not request.value("use_cpu") and request.num_local_processes > len(gpus):
+    is_shared = request.value("use_cpu") or request.value("share_gpus")
+    if gpus and not is_shared and request.num_local_processes > len(gpus):
         raise ConfigError(
             f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
-            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer, or add `--cpu`."
+            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer (`--num_processes {len(gpus)}`), add "
+            "`--cpu`, or, for tests, let several processes share a GPU (`--share_gpus`)."
         )
 
 
