@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 
 if TYPE_CHECKING:  # takes 25 ms to import
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
 T = TypeVar("T")
 
@@ -119,6 +119,26 @@ def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
 
 @lru_cache(maxsize=4)
 def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
+    from importlib.metadata import EntryPoints, distributions
     from importlib.metadata import entry_points as installed
 
-    return cast("EntryPoints", installed())
+    try:
+        return cast("EntryPoints", installed())
+    except (TypeError, ValueError):  # a package whose file is malformed, or no UTF-8
+        points: dict[str, EntryPoints] = {}
+        for distribution in distributions():
+            try:
+                points.setdefault(distribution.name, distribution.entry_points)
+            except (TypeError, ValueError) as error:
+                _warn_of_entry_points(distribution, error)
+        return EntryPoints(point for each in points.values() for point in each)
+
+
+def _warn_of_entry_points(distribution: Distribution, error: Exception) -> None:
+    from accel_state.user_warnings import warn_user
+
+    warn_user(
+        f"The `entry_points.txt` of the package `{distribution.name}` in `{distribution.locate_file('')}` is ignored, "
+        f"since it cannot be read: {error}. Install the package again, or uninstall it.",
+        main_process_only="torch" in sys.modules,  # the launcher has none
+    )
