@@ -176,5 +176,7 @@ def test_a_driver_that_does_not_answer_is_named_with_what_to_do(nvml, monkeypatc
         raise nvml.NVMLError("NVML Shared Library Not Found")
 
     monkeypatch.setattr(nvml, function, fail)
-    with pytest.raises(NotAvailableError, match=r"where GPU 0 is: NVML Shared .*`enable_cpu_affinity` to false"):
+    with pytest.raises(
+        NotAvailableError, match=r"where GPU 0 is: NVML Shared .*`enable_cpu_affinity` to false"
+    ):
         override_numa_affinity(0)

@@ -41,7 +41,13 @@ def test_machines_started_with_different_numbers_of_processes_all_end_and_name_t
 
 def test_machines_started_with_different_numbers_of_machines_all_end_and_name_the_flag():
     one = {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"}
-    other = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "3"}
+    other = {
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "3",
+    }
     for errors in errors_of_ranks(one, {**other, "GROUP_RANK": "1"}):
         assert "`--num_machines` (`GROUP_WORLD_SIZE`) is 2 for rank 0 and 3 for rank 2" in errors
 

@@ -81,8 +81,8 @@ def _bus_id(local_process_index: int) -> str:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise NotAvailableError(
-            f"The NVIDIA driver does not report where GPU {local_process_index} is: {error}. Check it with `nvidia-smi`, "
-            "or set `enable_cpu_affinity` to false."
+            f"The NVIDIA driver does not report where GPU {local_process_index} is: {error}. Check it with "
+            "`nvidia-smi`, or set `enable_cpu_affinity` to false."
         ) from error
     # NVML writes the domain with eight digits, older releases of its package as bytes.
     domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower().partition(":")

@@ -60,9 +60,7 @@ def is_group_up() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def set_up_group(
-    topology: Topology, *, backend: str, options: Mapping[str, Any], claim: str = ""
-) -> None:
+def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any], claim: str = "") -> None:
     """Create the default process group; every rank must call this, and blocks until all have.
 
     Args:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from accel_state.errors import StateError
-from accel_trackers.general_tracker import GeneralTracker
+from accel_state.errors import ConfigError, StateError
+from accel_state.user_warnings import warn_user
+from accel_trackers.general_tracker import GeneralTracker, run_folder
 from accel_trackers.main_process import on_main_process, runs_here
 from accel_trackers.values import as_plain_data
 
@@ -31,7 +32,7 @@ class JsonlTracker(GeneralTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         super().__init__()
         self.run_name = run_name
-        self.logging_dir = Path(logging_dir) / run_name
+        self.logging_dir = run_folder(logging_dir, run_name)
         self._file: IO[bytes] | None = None
 
     @property
@@ -47,10 +48,21 @@ class JsonlTracker(GeneralTracker):
                 "The tracker `jsonl` has a file on the main process only. "
                 "Ask for it under `if PartialState().is_main_process`."
             )
-        if self._file is None or self._file.closed:
-            self.logging_dir.mkdir(parents=True, exist_ok=True)
-            self._end_torn_line()
-            self._file = self.path.open("ab", buffering=0)
+        if self._file is not None and not self._file.closed:
+            if os.fstat(self._file.fileno()).st_nlink:
+                return self._file
+            self._file.close()
+            warn_user(
+                f"`{self.path}` was deleted, with all that was logged so far. The run goes on in a new file."
+            )
+        self.logging_dir.mkdir(parents=True, exist_ok=True)
+        for path in (self.path, self.logging_dir / "config.json"):
+            if path.exists() and not path.is_file():
+                raise ConfigError(
+                    f"`{path}` is not a regular file. Move it, or choose another name of the run."
+                )
+        self._end_torn_line()
+        self._file = self.path.open("ab", buffering=0)
         return self._file
 
     @on_main_process
@@ -62,8 +74,7 @@ class JsonlTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write ``values`` to ``config.json``."""
         self.start()
-        text = json.dumps(as_plain_data(values), indent=2, ensure_ascii=False)
-        (self.logging_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+        (self.logging_dir / "config.json").write_bytes(_json(as_plain_data(values), indent=2) + b"\n")
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -74,8 +85,8 @@ class JsonlTracker(GeneralTracker):
             step: Any number that orders the lines, or nothing.
             kwargs: Further members of the line, beside ``time``, ``step`` and ``values``.
         """
-        line = {**as_plain_data(kwargs), "time": time.time(), "step": step, "values": as_plain_data(values)}
-        self.tracker.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        line = as_plain_data({**kwargs, "time": time.time(), "step": step, "values": values})
+        self.tracker.write(_json(line) + b"\n")
 
     @on_main_process
     def finish(self) -> None:
@@ -91,3 +102,10 @@ class JsonlTracker(GeneralTracker):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
+
+
+def _json(data: Any, *, indent: int | None = None) -> bytes:
+    # What UTF-8 cannot hold, half of a surrogate pair, becomes the escape of JSON.
+    return json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False).encode(
+        errors="backslashreplace"
+    )

@@ -37,7 +37,7 @@ class CudaBackend(DeviceBackend):
         return super().place(topology)
 
     def claim(self, device: torch.device, topology: Topology) -> str:
-        """Return what NCCL compares, its name of the host and the GPU; ranks that share GPUs name hosts of their own."""
+        """Return what NCCL compares: host and GPU. Ranks that share GPUs name different hosts."""
         if read("share_gpus") and variable("NCCL_HOSTID") is None:
             export({"NCCL_HOSTID": f"rank{topology.rank}"})
         uuid = getattr(self.module.get_device_properties(device), "uuid", None)

@@ -56,7 +56,9 @@ class MPIEnvironment:
                 f"`{names.world_size}` (`{world_size}`)."
             )
         num_nodes = -(-world_size // local_world_size)
-        is_consecutive = local_rank == rank % local_world_size  # else as by `--map-by node`, as far as one rank can see
+        is_consecutive = (
+            local_rank == rank % local_world_size
+        )  # else as by `--map-by node`, as far as one rank can see
         node_rank = rank // local_world_size if is_consecutive else rank % num_nodes
         return Topology(
             rank,
