@@ -89,7 +89,10 @@ class LaunchRequest:
             return self.command
         drop_in = ("-m", *_drop_in()) if self.value("drop_in") else ()
         module = ("-m",) if self.kind == "module" else ()
-        return (*self.interpreter, "-u", *drop_in, *module, *self.command)
+        script, *arguments = self.command
+        if self.kind == "script" and script.startswith("-"):
+            script = f"./{script}"  # else it would be an option of Python
+        return (*self.interpreter, "-u", *drop_in, *module, script, *arguments)
 
     def environ(self) -> dict[str, str]:
         """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_launch.messages import warn
+from accel_launch.text_files import read_text_file
 from accel_state.environment import read
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
@@ -138,7 +139,7 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text_file(path)
     except FileNotFoundError:
         raise MissingFileError(
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "

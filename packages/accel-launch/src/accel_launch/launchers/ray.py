@@ -22,6 +22,7 @@ from accel_launch.processes.supervision import run_processes
 from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.request import LaunchRequest
+from accel_launch.text_files import read_text_file
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
@@ -134,7 +135,7 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load((request.cwd / asked).read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text_file(request.cwd / asked))
     except OSError as error:
         raise ConfigError(
             f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}. Check its path."
