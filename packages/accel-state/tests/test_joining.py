@@ -34,9 +34,9 @@ def errors_of_ranks(*variables, timeout_s=60):
 def test_machines_started_with_different_numbers_of_processes_all_end_and_name_the_flag():
     two = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     for errors in errors_of_ranks(two, two, {"RANK": "3", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "6"}):
-        assert "ConfigError: The machines were started with different numbers: `--num_processes`" in errors
-        assert "is 4 for rank 0 and 6 for rank 3" in errors
-        assert socket.gethostname() in errors
+        assert f"ConfigError: Rank 0 on `{socket.gethostname()}` (process " in errors
+        assert "was started with `--num_processes 4` (`WORLD_SIZE`), but rank 3 on" in errors
+        assert "with `--num_processes 6` (`WORLD_SIZE`). Give all machines the same" in errors
 
 
 def test_machines_started_with_different_numbers_of_machines_all_end_and_name_the_flag():
@@ -49,7 +49,8 @@ def test_machines_started_with_different_numbers_of_machines_all_end_and_name_th
         "GROUP_WORLD_SIZE": "3",
     }
     for errors in errors_of_ranks(one, {**other, "GROUP_RANK": "1"}):
-        assert "`--num_machines` (`GROUP_WORLD_SIZE`) is 2 for rank 0 and 3 for rank 2" in errors
+        assert "`--num_machines 2` (`GROUP_WORLD_SIZE`), but rank 2 on" in errors
+        assert "`--num_machines 3` (`GROUP_WORLD_SIZE`). Give all machines the same" in errors
 
 
 def test_two_machines_of_one_machine_rank_all_end_and_name_the_flag():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 
 if TYPE_CHECKING:  # takes 25 ms to import
-    from importlib.metadata import Distribution, EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoint, EntryPoints
 
 T = TypeVar("T")
 
@@ -124,21 +124,16 @@ def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
 
     try:
         return cast("EntryPoints", installed())
-    except (TypeError, ValueError):  # a package whose file is malformed, or no UTF-8
-        points: dict[str, EntryPoints] = {}
-        for distribution in distributions():
-            try:
-                points.setdefault(distribution.name, distribution.entry_points)
-            except (TypeError, ValueError) as error:
-                _warn_of_entry_points(distribution, error)
-        return EntryPoints(point for each in points.values() for point in each)
-
-
-def _warn_of_entry_points(distribution: Distribution, error: Exception) -> None:
-    from accel_state.user_warnings import warn_user
-
-    warn_user(
-        f"The `entry_points.txt` of the package `{distribution.name}` in `{distribution.locate_file('')}` is ignored, "
-        f"since it cannot be read: {error}. Install the package again, or uninstall it.",
-        main_process_only="torch" in sys.modules,  # the launcher has none
-    )
+    except (TypeError, ValueError):  # a package whose file is malformed, or not UTF-8
+        from accel_state.user_warnings import warn_user
+    points: dict[str, EntryPoints] = {}
+    for package in distributions():
+        try:
+            points.setdefault(package.name, package.entry_points)
+        except (TypeError, ValueError) as error:
+            warn_user(
+                f"The `entry_points.txt` of the package `{package.name}` in `{package.locate_file('')}` is ignored, "
+                f"since it cannot be read: {error}. Install the package again, or uninstall it.",
+                main_process_only="torch" in sys.modules,  # the launcher has none
+            )
+    return EntryPoints(point for each in points.values() for point in each)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel_state.errors import ConfigError
 from accel_trackers.errors import IncompleteTrackerError
 
 _REQUIRED = {
@@ -75,17 +72,3 @@ def check_complete(
         raise IncompleteTrackerError(
             f"The tracker class `{cls.__name__}` lacks {needed}. Add what is missing."
         )
-
-
-def run_folder(logging_dir: str | os.PathLike[str], run_name: str) -> Path:
-    """Return the folder of a run.
-
-    Raises:
-        ConfigError: If the name leads out of ``logging_dir``.
-    """
-    if Path(run_name).is_absolute() or ".." in Path(run_name).parts:
-        raise ConfigError(
-            f"`{run_name}` is not the name of a run: it leads out of the folder `{logging_dir}`. Choose a name without "
-            "`..`, and set the folder with `logging_dir` (`project_dir` of an `Accelerator`)."
-        )
-    return Path(logging_dir) / run_name

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user
-from accel_trackers.general_tracker import GeneralTracker, run_folder
+from accel_trackers.general_tracker import GeneralTracker
 from accel_trackers.main_process import on_main_process, runs_here
 from accel_trackers.values import as_plain_data
 
@@ -32,7 +32,7 @@ class JsonlTracker(GeneralTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         super().__init__()
         self.run_name = run_name
-        self.logging_dir = run_folder(logging_dir, run_name)
+        self.logging_dir = Path(logging_dir) / run_name
         self._file: IO[bytes] | None = None
 
     @property

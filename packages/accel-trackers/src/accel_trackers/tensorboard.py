@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from accel_trackers.figures import as_picture
-from accel_trackers.general_tracker import run_folder
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
 from accel_trackers.values import as_array, as_number, as_plain_data, flat
@@ -29,7 +29,7 @@ class TensorBoardTracker(ServiceTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()
         self.run_name = run_name
-        self.logging_dir = run_folder(logging_dir, run_name)
+        self.logging_dir = Path(logging_dir) / run_name
         self._kwargs = kwargs
 
     @on_main_process

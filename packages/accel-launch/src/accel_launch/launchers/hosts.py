@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from accel_launch.config.file import read_text_file
 from accel_launch.request import LaunchRequest, chooses_gpus
-from accel_launch.text_files import read_text_file
 from accel_state.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")

@@ -22,8 +22,6 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 from accel_state.open_files import raise_open_file_limit
 
-# What Linux allows a process, by default (`fs.nr_open`).
-_MOST_OPEN_FILES = 2**20
 # Variables of torchrun's that keep what a person has set.
 _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 
@@ -176,7 +174,7 @@ def _check_open_files(num_here: int) -> None:
         ConfigError: If the hard limit is too low.
     """
     num_files = 4 * num_here + 16
-    limit = min(raise_open_file_limit(min(num_files, _MOST_OPEN_FILES)), _MOST_OPEN_FILES)
+    limit = raise_open_file_limit(num_files)
     if limit < num_files:
         raise ConfigError(
             f"`--num_processes` asks for {num_here} on this machine, for which the launcher needs about {num_files} "

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from accel_launch.config.file import read_text_file
 from accel_launch.installation import interpreter_command
 from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import asked_port, report_file
@@ -22,7 +23,6 @@ from accel_launch.processes.supervision import run_processes
 from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.request import LaunchRequest
-from accel_launch.text_files import read_text_file
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from accel_launch.text_files import read_text_file
+from accel_launch.config.file import read_text_file
 from accel_state.errors import ConfigError
 
 Hyperparameter = str | int | float | bool
