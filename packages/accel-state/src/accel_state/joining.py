@@ -41,7 +41,9 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
                 f"{_flags(here)}. Give all machines the same; `--num_processes` counts the processes of all machines."
             )
         elif first != process:
-            problem = f"Rank {rank} was started twice, on {first} and on {process}. Check each `--machine_rank`."
+            problem = (
+                f"Rank {rank} was started twice, on {first} and on {process}. Check each `--machine_rank`."
+            )
         elif store.add("arrived", 1) >= world_size:
             store.set("outcome", _conflict([_entry(store, other)[3] for other in range(world_size)]))
         if problem:
