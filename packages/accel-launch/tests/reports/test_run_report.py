@@ -148,9 +148,3 @@ def test_moments_of_failures_are_told_by_the_clock_on_the_wall():
 def test_a_rank_that_finished_before_another_failed_is_marked(lines, ended_at, had_ended):
     made = report(failed(1, lines=lines), ChildEnding(0, ended_at=ended_at))
     assert [rank.had_ended for rank in made.ranks] == [False, had_ended]
-
-
-def test_of_a_message_of_megabytes_a_report_has_the_beginning():
-    told = report(failed(1, lines=(*OWN[:2], f"ValueError: {'x' * 3_000_000}")))
-    assert told.first.exception.type == "ValueError"
-    assert len(json.dumps(told.to_dict())) < 20_000

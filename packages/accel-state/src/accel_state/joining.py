@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -30,22 +31,26 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
     store = PrefixStore(f"accel_join/{_num_meetings}", store)
     rank, world_size = topology.rank, topology.world_size
     process = f"`{socket.gethostname()}` (process {os.getpid()})"
+    # Other launchers than accel's set the variables of these flags, those of MPI and SLURM not the second.
+    num_machines = variable("GROUP_WORLD_SIZE")
+    flags = f"`--num_processes {world_size}` (`WORLD_SIZE`)"
+    flags += f", `--num_machines {num_machines}` (`GROUP_WORLD_SIZE`)" if num_machines else ""
     problem = ""
     try:
         first = store.compare_set(f"process/{rank}", "", process).decode()
-        store.set(f"rank/{rank}", f"{world_size}\n{variable('GROUP_WORLD_SIZE') or ''}\n{process}\n{claim}")
-        here, there = _entry(store, rank), _entry(store, 0)
-        if any(ours != theirs and ours and theirs for ours, theirs in zip(here[:2], there[:2], strict=True)):
+        store.set(f"rank/{rank}", f"{flags}\n{process}\n{claim}")
+        flags_of_0, process_of_0, _ = _entry(store, 0)
+        if not flags.startswith(flags_of_0) and not flags_of_0.startswith(flags):
             problem = (
-                f"Rank 0 on {there[2]} was started with {_flags(there)}, but rank {rank} on {here[2]} with "
-                f"{_flags(here)}. Give all machines the same; `--num_processes` counts the processes of all machines."
+                f"Rank 0 on {process_of_0} was started with {flags_of_0}, but rank {rank} on {process} with {flags}. "
+                "Give all machines the same; `--num_processes` counts the processes of all machines."
             )
         elif first != process:
             problem = (
                 f"Rank {rank} was started twice, on {first} and on {process}. Check each `--machine_rank`."
             )
         elif store.add("arrived", 1) >= world_size:
-            store.set("outcome", _conflict([_entry(store, other)[3] for other in range(world_size)]))
+            store.set("outcome", _conflict([_entry(store, other)[2] for other in range(world_size)]))
         if problem:
             store.set("outcome", problem)
         store.wait(["outcome"], timeout)
@@ -57,18 +62,14 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
         ) from error
     problem = store.get("outcome").decode()
     if problem:
+        if rank == 0:
+            time.sleep(1)  # it has the store, from which the others read the problem
         raise ConfigError(problem)
     _num_meetings += 1
 
 
 def _entry(store: Store, rank: int) -> list[str]:
     return store.get(f"rank/{rank}").decode().split("\n")
-
-
-def _flags(entry: list[str]) -> str:
-    """Return what a rank was started with; other launchers than accel's set the variables of these flags."""
-    machines = f" and `--num_machines {entry[1]}` (`GROUP_WORLD_SIZE`)" if entry[1] else ""
-    return f"`--num_processes {entry[0]}` (`WORLD_SIZE`){machines}"
 
 
 def _conflict(claims: list[str]) -> str:

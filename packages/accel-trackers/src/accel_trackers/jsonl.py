@@ -74,7 +74,10 @@ class JsonlTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write ``values`` to ``config.json``."""
         self.start()
-        (self.logging_dir / "config.json").write_bytes(_json(as_plain_data(values), indent=2) + b"\n")
+        text = json.dumps(as_plain_data(values), indent=2, ensure_ascii=False)
+        (self.logging_dir / "config.json").write_text(
+            text + "\n", encoding="utf-8", errors="backslashreplace"
+        )
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -86,7 +89,10 @@ class JsonlTracker(GeneralTracker):
             kwargs: Further members of the line, beside ``time``, ``step`` and ``values``.
         """
         line = as_plain_data({**kwargs, "time": time.time(), "step": step, "values": values})
-        self.tracker.write(_json(line) + b"\n")
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        self.tracker.write(
+            text.encode(errors="backslashreplace") + b"\n"
+        )  # an escape of JSON for half a surrogate
 
     @on_main_process
     def finish(self) -> None:
@@ -102,10 +108,3 @@ class JsonlTracker(GeneralTracker):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
-
-
-def _json(data: Any, *, indent: int | None = None) -> bytes:
-    # What UTF-8 cannot hold, half of a surrogate pair, becomes the escape of JSON.
-    return json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False).encode(
-        errors="backslashreplace"
-    )

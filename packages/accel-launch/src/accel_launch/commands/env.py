@@ -125,12 +125,7 @@ def _nvidia() -> Mapping[str, Any] | str | None:
         return str(error) if "nvidia" in present_accelerators() else None
     # In a process of its own, since importing torch takes seconds, and it may be what is broken.
     python = subprocess.run([sys.executable, "-c", _VERSIONS], capture_output=True, text=True, check=False)
-    if python.returncode:
-        return {
-            **told,
-            "torch": (python.stderr.strip().splitlines() or [f"exit code {python.returncode}"])[-1],
-        }
-    return {**told, **json.loads(python.stdout)}
+    return {**told, **({"torch": python.stderr[-200:]} if python.returncode else json.loads(python.stdout))}
 
 
 def _memory_gib() -> float:

@@ -25,6 +25,7 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
+_NUM_CHARACTERS = 2000  # of a line in reports
 _LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
 # A worker of a loader that crashes writes a NUL before the traceback (torch 2.13).
@@ -69,7 +70,8 @@ class Tail:
         """Return the lines, oldest first, as text; of a line that was written over, what stood there last."""
         whole = [*self._lines, self._partial] if self._partial else self._lines
         texts = (line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip() for line in whole)
-        return tuple(text for text in texts if text)
+        mark = MESSAGE_MARK.decode()
+        return tuple(text if text.startswith(mark) else text[:_NUM_CHARACTERS] for text in texts if text)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -20,8 +20,6 @@ Outcome = Literal["succeeded", "failed", "interrupted"]
 RankOutcome = Literal["finished", "failed first", "failed too", "died of it"]
 
 _NUM_LAST_LINES = 10
-_NUM_CHARACTERS = 2000
-"""The characters of a line that a report shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,6 @@ def make_report(
         interrupted_by: The signal that ended the run, if one did.
         num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
     """
-    ranks = [replace(rank, ending=_shortened(rank.ending)) for rank in ranks]
     found = {rank.rank: find_exception(rank.ending.last_lines) for rank in ranks}
     named = {match[1] for each in found.values() if each and (match := _NAMED_RANK.search(each.message))}
     weights = {rank.rank: _weight(rank, found[rank.rank], named) for rank in ranks}
@@ -144,13 +141,6 @@ def make_report(
         tuple(reports),
         len(ranks) if num_ranks is None else num_ranks,
     )
-
-
-def _shortened(ending: ChildEnding) -> ChildEnding:
-    lines = (
-        line if len(line) <= _NUM_CHARACTERS else f"{line[:_NUM_CHARACTERS]}…" for line in ending.last_lines
-    )
-    return replace(ending, last_lines=tuple(lines))
 
 
 def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_by: int | None) -> int:

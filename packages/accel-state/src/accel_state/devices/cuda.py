@@ -41,7 +41,7 @@ class CudaBackend(DeviceBackend):
         if read("share_gpus") and variable("NCCL_HOSTID") is None:
             export({"NCCL_HOSTID": f"rank{topology.rank}"})
         uuid = getattr(self.module.get_device_properties(device), "uuid", None)
-        return f"{variable('NCCL_HOSTID') or this_host()} {uuid}" if uuid else ""
+        return f"{variable('NCCL_HOSTID') or this_host()} GPU-{uuid}" if uuid else ""
 
     def process_group_options(self) -> dict[str, Any]:
         """Return no options; disable peer-to-peer access in NCCL where these GPUs would hang in it."""
