@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -122,18 +124,16 @@ def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
     from importlib.metadata import EntryPoints, distributions
     from importlib.metadata import entry_points as installed
 
-    try:
+    with suppress(TypeError, ValueError):  # a package whose file is malformed, or not UTF-8
         return cast("EntryPoints", installed())
-    except (TypeError, ValueError):  # a package whose file is malformed, or not UTF-8
-        from accel_state.user_warnings import warn_user
     points: dict[str, EntryPoints] = {}
     for package in distributions():
         try:
             points.setdefault(package.name, package.entry_points)
         except (TypeError, ValueError) as error:
-            warn_user(
+            warnings.warn(
                 f"The `entry_points.txt` of the package `{package.name}` in `{package.locate_file('')}` is ignored, "
                 f"since it cannot be read: {error}. Install the package again, or uninstall it.",
-                main_process_only="torch" in sys.modules,  # the launcher has none
+                stacklevel=2,
             )
     return EntryPoints(point for each in points.values() for point in each)

@@ -171,7 +171,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 
-        set_numa_affinity(topology.local_rank if device.index is None else device.index)
+        set_numa_affinity(device.index if ":" in str(device) else topology.local_rank)
     return Runtime(
         topology=topology,
         device=device,

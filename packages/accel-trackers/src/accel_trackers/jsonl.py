@@ -90,9 +90,8 @@ class JsonlTracker(GeneralTracker):
         """
         line = as_plain_data({**kwargs, "time": time.time(), "step": step, "values": values})
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        self.tracker.write(
-            text.encode(errors="backslashreplace") + b"\n"
-        )  # an escape of JSON for half a surrogate
+        # Half of a surrogate pair, which UTF-8 cannot hold, becomes the escape of JSON.
+        self.tracker.write(text.encode(errors="backslashreplace") + b"\n")
 
     @on_main_process
     def finish(self) -> None:

@@ -133,7 +133,7 @@ class Channel:
         lines = complete_lines(self.pending, chunk)
         return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         while view:
             try:

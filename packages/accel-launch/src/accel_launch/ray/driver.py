@@ -268,7 +268,7 @@ class _Run:
         Path(self._order["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write(descriptor: int, data: bytes | bytearray) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
