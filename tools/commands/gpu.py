@@ -34,7 +34,8 @@ def gpu(arguments: argparse.Namespace) -> int:
         found = shutil.which(arguments.python)
         if found is None:
             raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
-        python, environ = found, environ_of(found)
+        python = str(Path(found).absolute())
+        environ = environ_of(python)
     driver = Driver(
         python, environ, arguments.out.resolve(), arguments.device, arguments.small,
         arguments.commit or commit_of_checkout(), arguments.limit_s, arguments.only,
@@ -48,16 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "only", nargs="*", metavar="NAME", help="speed cases or paths of tests; all of the part if left out"
     )
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be given several times (default: all)")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="may be given several times (default: all)"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/gpu/rows.jsonl"), metavar="FILE",
                         help="where rows go; what it has of the same day and commit is not run again")  # fmt: skip
     parser.add_argument("--python", metavar="PROGRAM", help="a Python that has torch, instead of .venv's")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models: whether it runs, not how fast")
     parser.add_argument("--commit", help="what is measured, if git does not know")
-    parser.add_argument("--limit_s", type=float, default=290, help="begin nothing after this time (default: 290)")
+    parser.add_argument(
+        "--limit_s", type=float, default=290, help="begin nothing after this time (default: 290)"
+    )
     parser.add_argument("--write", action="store_true",
                         help="run nothing: write the pages of docs/reference from the rows of --out")  # fmt: skip
 
 
-command = Command(help="test and measure on a GPU, and write the table of it", run=gpu, add_arguments=add_arguments)
+command = Command(
+    help="test and measure on a GPU, and write the table of it", run=gpu, add_arguments=add_arguments
+)

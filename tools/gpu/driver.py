@@ -61,7 +61,11 @@ class Driver:
 
     def __post_init__(self) -> None:
         done = subprocess.run(
-            [self.python, "-c", _FACTS, self.device], env=self.environ, capture_output=True, text=True, check=True
+            [self.python, "-c", _FACTS, self.device],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         self.run = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {self.commit}"
         self._rows = [row for row in results.read(self.out) if row["run"] == self.run]
@@ -88,7 +92,14 @@ class Driver:
             if self._left_s() < case_s / 2:
                 say(f"not reached: {name}. The same command goes on with it.")
                 continue
-            words = ["-m", "tools.gpu.case", name, "--device", self.device, *(["--small"] if self.is_small else [])]
+            words = [
+                "-m",
+                "tools.gpu.case",
+                name,
+                "--device",
+                self.device,
+                *(["--small"] if self.is_small else []),
+            ]
             code, text = self._ended([self.python, *words], min(limit_s, max(self._left_s(), case_s / 2)))
             rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
             if code != 0:
@@ -98,9 +109,20 @@ class Driver:
 
     def _right(self) -> Iterator[list[Row]]:
         done = [row["row"] for row in self._rows if row.get("part") == "right"]
-        environ = {"ACCEL_TEST_DEVICE": self.device, "ACCEL_GPU_ROWS": str(self.out.resolve()), "ACCEL_GPU_RUN": self.run}
+        environ = {
+            "ACCEL_TEST_DEVICE": self.device,
+            "ACCEL_GPU_ROWS": str(self.out.resolve()),
+            "ACCEL_GPU_RUN": self.run,
+        }
         environ["ACCEL_GPU_DONE"] = json.dumps(done)
-        words = ["-m", "gpu", "-p", "tools.gpu.pytest_rows", "-q", *_in_parallel(4 if self.device == "cuda" else 2)]
+        words = [
+            "-m",
+            "gpu",
+            "-p",
+            "tools.gpu.pytest_rows",
+            "-q",
+            *_in_parallel(4 if self.device == "cuda" else 2),
+        ]
         paths = self.only or ["packages", "integration-tests"]
         code, text = self._ended(
             [self.python, "-m", "pytest", *words, *paths], self._left_s(), {**self.environ, **environ}
@@ -108,12 +130,18 @@ class Driver:
         print("\n".join(text.splitlines()[-60:]), flush=True)
         if code not in (0, 1, 5):
             last = " | ".join(text.strip().splitlines()[-3:])[-600:]
-            yield self._put("right", "pytest", [{"row": "the tests as a whole", "ok": False, "why": f"{code}: {last}"}])
+            yield self._put(
+                "right", "pytest", [{"row": "the tests as a whole", "ok": False, "why": f"{code}: {last}"}]
+            )
         new = {row["row"] for row in self._rows}
         yield [row for row in results.read(self.out) if row.get("part") == "right" and row["row"] not in new]
 
     def _suite(self) -> Iterator[list[Row]]:
-        paths = [f"packages/{name}/tests" for name in read_packages()] + ["tools/tests", "integration-tests", "docs"]
+        paths = [f"packages/{name}/tests" for name in read_packages()] + [
+            "tools/tests",
+            "integration-tests",
+            "docs",
+        ]
         for path in self.only or paths[-4:-3] if self.is_small else self.only or paths:
             if self._has("suite", path):
                 continue
@@ -123,9 +151,16 @@ class Driver:
             environ = {**self.environ, "ACCEL_TEST_DEVICE": ""}
             words = [self.python, "-m", "pytest", path, "-q", *_in_parallel(min(12, os.cpu_count() or 1))]
             code, text = self._ended(words, self._left_s(), environ)
-            failed = [line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            failed = [
+                line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))
+            ]
             last = text.strip().splitlines()[-1] if text.strip() else ""
-            row: Row = {"row": path, "ok": code in (0, 5), "why": "; ".join(failed)[:2000], "note": last.strip("= ")}
+            row: Row = {
+                "row": path,
+                "ok": code in (0, 5),
+                "why": "; ".join(failed)[:2000],
+                "note": last.strip("= "),
+            }
             if code not in (0, 1, 5):
                 row["why"] = f"ended with {code}. {row['why']}"
             yield self._put("suite", path, [row])
@@ -172,7 +207,9 @@ def commit_of_checkout() -> str:
         name = subprocess.run(
             [*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        changed = subprocess.run(
+            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         print("The commit is unknown: name it with `--commit`.", file=sys.stderr)
         return "unknown"

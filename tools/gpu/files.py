@@ -63,9 +63,7 @@ def skeleton(library: str, config: Any) -> Any:
 def pinned_read(bench: Bench, files: list[Path], *, num_threads: int = 8) -> float:
     """Return the seconds that threads need to read files into pinned memory and copy it to the device."""
     chunk = 64 << 20 if bench.is_cuda else 1 << 16
-    buffers = [
-        torch.empty(chunk, dtype=torch.uint8, pin_memory=bench.is_cuda) for _ in range(num_threads)
-    ]
+    buffers = [torch.empty(chunk, dtype=torch.uint8, pin_memory=bench.is_cuda) for _ in range(num_threads)]
     targets = [torch.empty(chunk, dtype=torch.uint8, device=bench.device) for _ in range(num_threads)]
     pieces = [(file, offset) for file in files for offset in range(0, file.stat().st_size, chunk)]
     opened = {file: os.open(file, os.O_RDONLY) for file in files}

@@ -34,8 +34,13 @@ def environ_of(python: str) -> dict[str, str]:
         folder = SITE / f"{package.import_name}-{package.version}.dist-info"
         folder.mkdir(parents=True, exist_ok=True)
         head = f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {package.version}\n"
-        (folder / "METADATA").write_text(head + "".join(f"Requires-Dist: {one}\n" for one in package.dependencies))
-        points = {"console_scripts": package.project.get("scripts", {}), **package.project.get("entry-points", {})}
+        (folder / "METADATA").write_text(
+            head + "".join(f"Requires-Dist: {one}\n" for one in package.dependencies)
+        )
+        points = {
+            "console_scripts": package.project.get("scripts", {}),
+            **package.project.get("entry-points", {}),
+        }
         lines = [f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in names.items())
                  for group, names in points.items()]  # fmt: skip
         (folder / "entry_points.txt").write_text("\n".join(lines))
@@ -48,7 +53,9 @@ def environ_of(python: str) -> dict[str, str]:
     environ = environment_with({"PYTHONPATH": os.pathsep.join(paths)})
     environ["PATH"] = os.pathsep.join([str(program.parent), environ["PATH"]])
     wanted = {requirement_name(each): each for package in packages for each in package.dependencies}
-    wanted |= {requirement_name(each): each for group in ("test", "components") for each in dependency_group(group)}
+    wanted |= {
+        requirement_name(each): each for group in ("test", "components") for each in dependency_group(group)
+    }
     missing = _missing(python, [name for name in wanted if name not in read_packages()], environ)
     if missing:
         say(f"installing {', '.join(missing)} into {SITE.relative_to(ROOT)}")
@@ -63,7 +70,9 @@ def _installed() -> list[Path]:
 
 
 def _missing(python: str, names: Sequence[str], environ: dict[str, str]) -> list[str]:
-    done = subprocess.run([python, "-c", _MISSING, *names], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-c", _MISSING, *names], env=environ, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SetupError(f"`{python}` does not run: {done.stderr.strip()}")
     missing: list[str] = json.loads(done.stdout)
@@ -75,7 +84,16 @@ def _missing(python: str, names: Sequence[str], environ: dict[str, str]) -> list
 def _install(python: str, requirements: Sequence[str], environ: dict[str, str]) -> None:
     """Install each requirement that pip finds; tests that need another one are skipped."""
     # With `--prefix`, and not `--target`, pip counts what is installed already: torch is not installed again.
-    pip = [python, "-m", "pip", "install", "--quiet", "--prefix", str(SITE / "pip"), "--disable-pip-version-check"]
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--prefix",
+        str(SITE / "pip"),
+        "--disable-pip-version-check",
+    ]
     done = subprocess.run([*pip, *requirements], env=environ, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return

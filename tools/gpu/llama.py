@@ -88,9 +88,7 @@ def fused_adamw(model: torch.nn.Module, bench: Bench, rate: float = 1e-4) -> tor
     return torch.optim.AdamW(model.parameters(), lr=rate, fused=bench.is_cuda)
 
 
-def make_step(
-    forward: Step, backward: Callable[[torch.Tensor], object], optimizers: list[Any]
-) -> Step:
+def make_step(forward: Step, backward: Callable[[torch.Tensor], object], optimizers: list[Any]) -> Step:
     """Return a training step of a forward that gives a loss."""
 
     def step() -> torch.Tensor:

@@ -138,9 +138,7 @@ class Bench:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=self.is_cuda)
         here = torch.empty(size, dtype=torch.uint8, device=self.device)
         source, target = (host, here) if to_device else (here, host)
-        return max(
-            size / self.clocked(lambda: target.copy_(source, non_blocking=True))[1] for _ in range(4)
-        )
+        return max(size / self.clocked(lambda: target.copy_(source, non_blocking=True))[1] for _ in range(4))
 
 
 def ratio(one: float, other: float) -> float:

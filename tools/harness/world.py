@@ -67,7 +67,17 @@ class _Rank:
             "LOCAL_WORLD_SIZE": world_size,
         }
         environ = {**snapshot(), **{key: str(value) for key, value in place.items()}, "OMP_NUM_THREADS": "1"}
-        argv = ("-c", _MAIN, "--device", device_type, "--rank", str(number), "--world-size", str(world_size), "--line")
+        argv = (
+            "-c",
+            _MAIN,
+            "--device",
+            device_type,
+            "--rank",
+            str(number),
+            "--world-size",
+            str(world_size),
+            "--line",
+        )
         theirs, ours = os.pipe()
         lifeline = os.fdopen(ours, "wb", buffering=0)
         process: ForkedProcess | subprocess.Popen[bytes]

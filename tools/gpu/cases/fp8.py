@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from tools.gpu.llama import EIGHT_B, Size, compile_plugin, fused_adamw, make_llama, make_step, measure_training
+from tools.gpu.llama import (
+    EIGHT_B,
+    Size,
+    compile_plugin,
+    fused_adamw,
+    make_llama,
+    make_step,
+    measure_training,
+)
 from tools.gpu.measuring import Bench, NotHereError, Row, Step, near, ratio
 
 
@@ -25,7 +33,10 @@ def prepared_step(bench: Bench, size: Size, library: str, precision: str, handle
     """Return a step through a library in a precision."""
     model = make_llama(bench, size.config(), torch.float32)
     accelerator = bench.accelerator(
-        library, mixed_precision=precision, kwargs_handlers=handlers, dynamo_plugin=compile_plugin(library, bench)
+        library,
+        mixed_precision=precision,
+        kwargs_handlers=handlers,
+        dynamo_plugin=compile_plugin(library, bench),
     )
     model, optimizer = accelerator.prepare(model, fused_adamw(model, bench))
     tokens = size.tokens(bench)

@@ -65,7 +65,9 @@ def run(bench: Bench) -> None:
             trained[library] = measure_training(bench, lambda: plain_step(bench, size, tokens), size)
         else:
             trained[library] = measure_training(
-                bench, lambda library=library: prepared_step(bench, size, tokens, library), size  # type: ignore[misc]
+                bench,
+                lambda library=library: prepared_step(bench, size, tokens, library),
+                size,  # type: ignore[misc]
             )
         row.figures[library] = round(trained[library].tokens_per_s)
         graphs.figures[library] = trained[library].breaks
