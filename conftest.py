@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 
-from tools.harness.device import hide_accelerators, is_device_pass, device_type
+from tools.harness.device import device_type, hide_accelerators, is_device_pass
 
 hide_accelerators()
 pytest_plugins = ("tools.harness.plugin",)
@@ -141,7 +141,7 @@ def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def mark_tests_of_the_device(items: list[pytest.Item]) -> None:
-    """Mark tests with the fixture ``device`` as ``gpu`` in the second pass; on the CPU, skip those marked ``gpu`` only."""
+    """Mark tests with the fixture ``device`` as ``gpu`` in the second pass; on the CPU, skip others with that mark."""
     for item in items:
         has_device = "device" in getattr(item, "fixturenames", ())
         if has_device and is_device_pass():

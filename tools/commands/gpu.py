@@ -21,12 +21,9 @@ CHECKS = ("gpu_table", "engine_table")
 def gpu(arguments: argparse.Namespace) -> int:
     if arguments.write:
         results.write(arguments.out)
-        environment = development().ensure()
-        codes = [
-            run([environment.python, "-m", f"tools.checks.{name}", "--update"], cwd=ROOT, environ=environment.child_environ())
-            for name in CHECKS
-        ]  # fmt: skip
-        return max(codes)
+        python, environ = development().ensure().python, development().child_environ()
+        updates = [[python, "-m", f"tools.checks.{name}", "--update"] for name in CHECKS]
+        return max(run(command, cwd=ROOT, environ=environ) for command in updates)
     if arguments.python is None:
         environment = development().ensure()
         python, environ = str(environment.python), environment.child_environ()

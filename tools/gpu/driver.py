@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.gpu import results
-from tools.gpu.cases import CASES
+from tools.gpu.case import CASES
 from tools.gpu.results import Row
 from tools.setup.running import say
 from tools.workspace import ROOT, read_packages
@@ -85,7 +85,7 @@ class Driver:
         return num_wrong
 
     def _fast(self) -> Iterator[list[Row]]:
-        for name, case_s in CASES.items():
+        for name, (_, case_s) in CASES.items():
             if (self.only and name not in self.only) or self._has("fast", name):
                 continue
             limit_s = case_s if self.device == "cuda" else 4 * case_s

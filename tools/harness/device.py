@@ -27,7 +27,7 @@ def on_cpu() -> bool:
 
 
 def hide_accelerators() -> None:
-    """Let this process and its children see no accelerator, or one if tests run on it; called before torch is imported."""
+    """Let this process and its children see no accelerator, or one if tests run on it; before torch is imported."""
     if on_cpu():
         os.environ.update(dict.fromkeys(_HIDING, ""))
     else:

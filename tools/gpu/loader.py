@@ -81,7 +81,7 @@ class Reader:
         return count
 
 
-def run(bench: Bench) -> None:
+def loader(bench: Bench) -> None:
     """Put one row; plain copies one batch ahead from pinned memory, by hand."""
     data = Images(49_152 if bench.is_cuda and not bench.is_small else 128)
     readers = {library: Reader(bench, data, library) for library in LIBRARIES}

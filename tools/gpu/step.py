@@ -95,7 +95,7 @@ def prepared_step(
     return accumulated if accumulate > 1 else micro_batch
 
 
-def run(bench: Bench) -> None:
+def step(bench: Bench) -> None:
     """Put a row for each kind of loop."""
     for kind, settings in KINDS.items():
         options = dict(settings)
