@@ -43,10 +43,10 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     yield "\n## Speed\n\n"
     yield "| | unit | plain torch | bound | accel | Accelerate 1.15.0 | goal | reached | run |\n|-|-|-|-|-|-|-|-|-|\n"
     for row in parts["fast"]:
-        figures = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
+        numbers = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
         said = "; ".join(filter(None, [row.get("note"), row["why"]]))
         state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
-        cells = [row["row"], row.get("unit", ""), *figures, row.get("goal", ""), state, row["run"]]
+        cells = [row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"]]
         yield f"| {' | '.join(cells)} |\n"
     for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
         if parts[part]:

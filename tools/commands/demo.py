@@ -32,7 +32,7 @@ def launch_options(kind: str, count: int) -> tuple[list[str], str]:
 def demo(arguments: argparse.Namespace) -> int:
     environment = demonstration().ensure()
     environ = environment.child_environ()
-    asked = [environment.python, "-c", DEVICES]
+    asked: list[str | Path] = [environment.python, "-c", DEVICES]
     kind, count = subprocess.run(
         asked, env=environ, capture_output=True, text=True, check=True
     ).stdout.split()

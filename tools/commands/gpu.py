@@ -21,22 +21,26 @@ CHECKS = ("gpu_table", "engine_table")
 def gpu(arguments: argparse.Namespace) -> int:
     if arguments.write:
         results.write(arguments.out)
-        python, environ = development().ensure().python, development().child_environ()
-        updates = [[python, "-m", f"tools.checks.{name}", "--update"] for name in CHECKS]
-        return max(run(command, cwd=ROOT, environ=environ) for command in updates)
-    if arguments.python is None:
         environment = development().ensure()
-        python, environ = str(environment.python), environment.child_environ()
-    else:
-        found = shutil.which(arguments.python)
-        if found is None:
-            raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
-        python = str(Path(found).absolute())
-        environ = environ_of(python)
+        environ, updates = environment.child_environ(), []
+        for name in CHECKS:
+            command: list[str | Path] = [environment.python, "-m", f"tools.checks.{name}", "--update"]
+            updates.append(run(command, cwd=ROOT, environ=environ))
+        return max(updates)
+    found = arguments.python and shutil.which(arguments.python)
+    if arguments.python and not found:
+        raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
+    python = Path(found).absolute() if found else development().ensure().python
     driver = Driver(
-        python, environ, arguments.out.resolve(), arguments.device, arguments.small,
-        arguments.commit or commit_of_checkout(), arguments.limit_s, arguments.only,
-    )  # fmt: skip
+        python=str(python),
+        environ=environ_of(str(python)) if found else development().child_environ(),
+        out=arguments.out.resolve(),
+        device=arguments.device,
+        is_small=arguments.small,
+        commit=arguments.commit or commit_of_checkout(),
+        limit_s=arguments.limit_s,
+        only=arguments.only,
+    )
     num_wrong = sum([driver.run_part(part) for part in arguments.part or PARTS])
     print(f"{num_wrong} rows are wrong. Rows: {arguments.out}")
     return int(num_wrong > 0)

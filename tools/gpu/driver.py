@@ -16,7 +16,7 @@ from pathlib import Path
 from tools.gpu import results
 from tools.gpu.case import CASES
 from tools.gpu.results import Row
-from tools.setup.running import say
+from tools.setup.running import TIMED_OUT, say
 from tools.workspace import ROOT, read_packages
 
 PARTS = ("right", "fast", "suite")
@@ -60,16 +60,11 @@ class Driver:
     _begun: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        done = subprocess.run(
-            [self.python, "-c", _FACTS, self.device],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         self.run = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {self.commit}"
         self._rows = [row for row in results.read(self.out) if row["run"] == self.run]
         if not any("device" in row for row in self._rows):
+            asked = [self.python, "-c", _FACTS, self.device]
+            done = subprocess.run(asked, env=self.environ, capture_output=True, text=True, check=True)
             results.append(self.out, [{"run": self.run, **json.loads(done.stdout)}])
 
     def run_part(self, part: str) -> int:
@@ -85,88 +80,61 @@ class Driver:
         return num_wrong
 
     def _fast(self) -> Iterator[list[Row]]:
+        flags = ["--device", self.device, *(["--small"] if self.is_small else [])]
         for name, (_, case_s) in CASES.items():
-            if (self.only and name not in self.only) or self._has("fast", name):
+            if (self.only and name not in self.only) or not self._is_next("fast", name, needed_s=case_s / 2):
                 continue
             limit_s = case_s if self.device == "cuda" else 4 * case_s
-            if self._left_s() < case_s / 2:
-                say(f"not reached: {name}. The same command goes on with it.")
-                continue
-            words = [
-                "-m",
-                "tools.gpu.case",
-                name,
-                "--device",
-                self.device,
-                *(["--small"] if self.is_small else []),
-            ]
-            code, text = self._ended([self.python, *words], min(limit_s, max(self._left_s(), case_s / 2)))
+            code, text = self._ended(["-m", "tools.gpu.case", name, *flags], limit_s)
             rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
             if code != 0:
-                last = " | ".join(text.strip().splitlines()[-3:])[-600:]
-                rows.append({"row": name, "ok": False, "why": f"ended with {code}: {last}"})
+                rows.append({"row": name, "ok": False, "why": f"ended with {code}: {_end_of(text)}"})
             yield self._put("fast", name, rows)
 
     def _right(self) -> Iterator[list[Row]]:
         done = [row["row"] for row in self._rows if row.get("part") == "right"]
-        environ = {
-            "ACCEL_TEST_DEVICE": self.device,
-            "ACCEL_GPU_ROWS": str(self.out.resolve()),
-            "ACCEL_GPU_RUN": self.run,
-        }
-        environ["ACCEL_GPU_DONE"] = json.dumps(done)
-        words = [
-            "-m",
-            "gpu",
-            "-p",
-            "tools.gpu.pytest_rows",
-            "-q",
-            *_in_parallel(4 if self.device == "cuda" else 2),
-        ]
-        paths = self.only or ["packages", "integration-tests"]
+        options = ["-n", "4" if self.device == "cuda" else "2", "-m", "gpu", "-p", "tools.gpu.pytest_rows"]
         code, text = self._ended(
-            [self.python, "-m", "pytest", *words, *paths], self._left_s(), {**self.environ, **environ}
+            ["-m", "pytest", "-q", *options, *(self.only or ["packages", "integration-tests"])],
+            self._left_s(),
+            ACCEL_TEST_DEVICE=self.device,
+            ACCEL_GPU_ROWS=str(self.out),
+            ACCEL_GPU_RUN=self.run,
+            ACCEL_GPU_DONE=json.dumps(done),
         )
-        print("\n".join(text.splitlines()[-60:]), flush=True)
-        if code not in (0, 1, 5):
-            last = " | ".join(text.strip().splitlines()[-3:])[-600:]
+        rows = [
+            row for row in results.read(self.out) if row.get("part") == "right" and row["run"] == self.run
+        ]
+        yield [row for row in rows if row["row"] not in done]
+        if code == TIMED_OUT:
+            say("not all tests were reached. The same command goes on with them.")
+        elif code not in (0, 1, 5):
             yield self._put(
-                "right", "pytest", [{"row": "the tests as a whole", "ok": False, "why": f"{code}: {last}"}]
+                "right", "", [{"row": "the tests", "ok": False, "why": f"{code}: {_end_of(text)}"}]
             )
-        new = {row["row"] for row in self._rows}
-        yield [row for row in results.read(self.out) if row.get("part") == "right" and row["row"] not in new]
 
     def _suite(self) -> Iterator[list[Row]]:
-        paths = [f"packages/{name}/tests" for name in read_packages()] + [
-            "tools/tests",
-            "integration-tests",
-            "docs",
-        ]
-        for path in self.only or paths[-4:-3] if self.is_small else self.only or paths:
-            if self._has("suite", path):
+        paths = [f"packages/{name}/tests" for name in read_packages()]
+        paths = paths[-1:] if self.is_small else [*paths, "tools/tests", "integration-tests", "docs"]
+        parallel = ["-n", str(min(12, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
+        for path in self.only or paths:
+            if not self._is_next("suite", path, needed_s=20):
                 continue
-            if self._left_s() < 20:
-                say(f"not reached: {path}. The same command goes on with it.")
-                continue
-            environ = {**self.environ, "ACCEL_TEST_DEVICE": ""}
-            words = [self.python, "-m", "pytest", path, "-q", *_in_parallel(min(12, os.cpu_count() or 1))]
-            code, text = self._ended(words, self._left_s(), environ)
-            failed = [
-                line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))
-            ]
-            last = text.strip().splitlines()[-1] if text.strip() else ""
-            row: Row = {
-                "row": path,
-                "ok": code in (0, 5),
-                "why": "; ".join(failed)[:2000],
-                "note": last.strip("= "),
-            }
-            if code not in (0, 1, 5):
-                row["why"] = f"ended with {code}. {row['why']}"
-            yield self._put("suite", path, [row])
+            command = ["-m", "pytest", "-q", *parallel, path]
+            code, text = self._ended(command, self._left_s(), ACCEL_TEST_DEVICE="")
+            failed = [line[:200] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            why = "" if code in (0, 5) else "; ".join([*failed[:20], f"{code}: {_end_of(text)}"])
+            yield self._put(
+                "suite", path, [{"row": path, "ok": code in (0, 5), "why": why, "note": _end_of(text)}]
+            )
 
-    def _has(self, part: str, case: str) -> bool:
-        return any(row.get("part") == part and row.get("case") == case for row in self._rows)
+    def _is_next(self, part: str, case: str, *, needed_s: float) -> bool:
+        """Whether a case has no rows yet and there is time for it."""
+        if any(row.get("part") == part and row.get("case") == case for row in self._rows):
+            return False
+        if self._left_s() < needed_s:
+            say(f"not reached: {case}. The same command goes on with it.")
+        return self._left_s() >= needed_s
 
     def _put(self, part: str, case: str, rows: list[Row]) -> list[Row]:
         small = {"is_small": True} if self.is_small else {}
@@ -177,27 +145,28 @@ class Driver:
     def _left_s(self) -> float:
         return self.limit_s - (time.monotonic() - self._begun)
 
-    def _ended(
-        self, command: list[str], limit_s: float, environ: dict[str, str] | None = None
-    ) -> tuple[int, str]:
-        """Run a program; return its exit code, 124 after the limit, and what it wrote, which is kept in a log."""
+    def _ended(self, arguments: list[str], limit_s: float, **variables: str) -> tuple[int, str]:
+        """Run Python; return its exit code, 124 after the limit, and what it wrote, which is kept in a log."""
         log = self.out.with_suffix(f".{len(list(self.out.parent.glob('*.txt')))}.txt")
-        with log.open("wb") as stream, subprocess.Popen(
-            command, cwd=ROOT, env=environ or self.environ, stdout=stream, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        ) as process:  # fmt: skip
+        with (
+            log.open("wb") as stream,
+            subprocess.Popen(
+                [self.python, *arguments], cwd=ROOT, env={**self.environ, **variables}, stdout=stream,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            ) as process,
+        ):  # fmt: skip
             try:
-                code = process.wait(limit_s)
+                code = process.wait(max(1.0, limit_s))
             except BaseException as error:
                 os.killpg(process.pid, signal.SIGKILL)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                code = 124
+                code = TIMED_OUT
         return code, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _in_parallel(num: int) -> list[str]:
-    return ["-n", str(num), "--dist", "loadfile", "--no-loadscope-reorder"]
+def _end_of(text: str) -> str:
+    return " | ".join(text.strip().splitlines()[-3:])[-600:].strip("= ")
 
 
 def commit_of_checkout() -> str:

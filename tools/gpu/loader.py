@@ -57,7 +57,7 @@ class Reader:
             pin_memory=bench.is_cuda, persistent_workers=True, drop_last=True,
         )  # fmt: skip
         self.bench = bench
-        self.backward: Callable[[torch.Tensor], object] = lambda loss: loss.backward()
+        self.backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
         self.batches: Callable[[], Iterator[Batch]] = lambda: one_ahead(loader, bench.device)
         if library != "plain":
             settings = importlib.import_module(f"{library}.utils").DataLoaderConfiguration(non_blocking=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def saves(bench: Bench) -> None:
     model = make_llama(bench, size.config())
     (optimizer,) = adamw(model, bench)
     num_bytes = 12 * sum(parameter.numel() for parameter in model.parameters())
-    step_of(bench, size, model, lambda loss: loss.backward(), [optimizer])()
+    step_of(bench, size, model, torch.Tensor.backward, [optimizer])()
     copied_s = num_bytes / bench.bytes_per_s(to_device=False)
     text = f"{num_bytes / 1e9:.1f} GB"
     whole = {
@@ -54,9 +55,8 @@ def saves(bench: Bench) -> None:
         alone = [bench.clocked(step)[1] for _ in range(20 if bench.is_cuda else 3)]
         for name in ("first", "second"):
             row = Row(f"the {name} background save of {text}: blocks", "s", "≤ 2 pinned copies")
-            handle, blocked_s = bench.clocked(
-                lambda name=name: ours.save_state(folder / name, blocking=False)
-            )  # type: ignore[misc]
+            save = partial(ours.save_state, folder / name, blocking=False)
+            handle, blocked_s = bench.clocked(save)
             expected = {key: value.clone() for key, value in tensors().items()}
             beside = [bench.clocked(step)[1]]
             while not handle.done():

@@ -50,7 +50,7 @@ def plain_step(
             outputs = parts.model(parts.inputs)
         loss = cross_entropy(outputs.float(), parts.labels)
         loss = loss * parts.items / total if items else loss / accumulate if accumulate > 1 else loss
-        scaler.scale(loss).backward()
+        torch.autograd.backward(scaler.scale(loss))
         calls += 1
         if calls % accumulate == 0:
             if clips:

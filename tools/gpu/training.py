@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ class Size:
         """Return the configuration of the model."""
         from transformers import LlamaConfig
 
-        sizes = dict(zip(WIDE, self.shape, strict=True))
+        sizes: dict[str, Any] = dict(zip(WIDE, self.shape, strict=True))
         options = {
             "use_cache": False,
             "attn_implementation": "sdpa",
@@ -118,9 +118,7 @@ def plain(
         layers = model.model.layers
         for place, layer in enumerate(layers):
             layers[place] = torch.compile(layer, backend=bench.compiler, dynamic=False)
-    return step_of(
-        bench, size, model, lambda loss: loss.backward(), optimizers(model, bench), autocast=autocast
-    )
+    return step_of(bench, size, model, torch.Tensor.backward, optimizers(model, bench), autocast=autocast)
 
 
 def through(
@@ -166,7 +164,7 @@ def trained(bench: Bench, size: Size, make: Callable[[], Step]) -> Trained:
 
 
 def compared(
-    bench: Bench, size: Size, name: str, ways: dict[str, Callable[[], Step]], *, goal: float = 0.99,
+    bench: Bench, size: Size, name: str, ways: Mapping[str, Callable[[], Step]], *, goal: float = 0.99,
     tolerance: float = 0.02,
 ) -> tuple[Row, dict[str, Trained]]:  # fmt: skip
     """Return a row, not put yet, of training in several ways, and what each came to; ``goal`` is relative to plain."""

@@ -27,7 +27,8 @@ def write_checkpoint(bench: Bench, model: torch.nn.Module, folder: Path) -> list
     from safetensors.torch import save_file
 
     tensors = list(model.state_dict().items())
-    shards = [dict(tensors[place::4]) for place in range(4)]
+    count = -(-len(tensors) // 4)
+    shards = [dict(tensors[place * count : (place + 1) * count]) for place in range(4)]
     files = [folder / f"model-{place}-of-4.safetensors" for place in range(1, 5)]
 
     def write(file: Path, shard: dict[str, torch.Tensor]) -> None:
@@ -49,7 +50,8 @@ def skeleton(library: str, config: Any) -> Any:
     torch.set_default_dtype(torch.bfloat16)
     try:
         with importlib.import_module(library).init_empty_weights(include_buffers=False):
-            return LlamaForCausalLM(config).eval()
+            model: Any = LlamaForCausalLM(config)
+            return model.eval()
     finally:
         torch.set_default_dtype(before)
 
@@ -64,8 +66,9 @@ def pinned_read(bench: Bench, files: list[Path], *, num_threads: int = 8) -> flo
     lock = threading.Lock()
 
     def work(place: int) -> None:
-        view = memoryview(buffers[place].numpy())
-        stream = torch.cuda.Stream() if bench.is_cuda else None
+        values: Any = buffers[place].numpy()
+        view, cuda = memoryview(values), torch.get_device_module(bench.device)
+        stream = cuda.Stream() if bench.is_cuda else None
         while True:
             with lock:
                 if not pieces:
