@@ -143,7 +143,8 @@ def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
 def mark_tests_of_the_device(items: list[pytest.Item]) -> None:
     """Mark tests with the fixture ``device`` as ``gpu`` in the second pass; on the CPU, skip others with that mark."""
     for item in items:
-        has_device = "device" in getattr(item, "fixturenames", ())
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        has_device = "device" in getattr(item, "fixturenames", ()) and "device" not in params
         if has_device and is_device_pass():
             item.add_marker("gpu")
         if device_type() == "cpu" and not has_device and item.get_closest_marker("gpu"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tools.gpu import results
 from tools.gpu.case import CASES
-from tools.gpu.results import Row
+from tools.gpu.results import TRIAL, Row
 from tools.setup.running import TIMED_OUT, say
 from tools.workspace import ROOT, read_packages
 
@@ -61,6 +61,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.run = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {self.commit}"
+        if self.device == "cpu" or self.is_small:
+            self.run += TRIAL
         self._rows = [row for row in results.read(self.out) if row["run"] == self.run]
         if not any("device" in row for row in self._rows):
             asked = [self.python, "-c", _FACTS, self.device]
@@ -137,8 +139,7 @@ class Driver:
         return self._left_s() >= needed_s
 
     def _put(self, part: str, case: str, rows: list[Row]) -> list[Row]:
-        small = {"is_small": True} if self.is_small else {}
-        complete = [{"part": part, "case": case, "run": self.run, **small, **row} for row in rows]
+        complete = [{"part": part, "case": case, "run": self.run, **row} for row in rows]
         results.append(self.out, complete)
         return complete
 

@@ -10,6 +10,8 @@ from typing import Any
 from tools.workspace import ROOT
 
 Row = dict[str, Any]
+TRIAL = " (trial)"
+"""Ends the name of a run on a CPU or with tiny models, whose rows are not stored."""
 STORED = Path("docs") / "reference" / "gpu.jsonl"
 
 
@@ -29,7 +31,7 @@ def append(file: Path, rows: Iterable[Row]) -> None:
 
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
     """Return the new rows, and those old ones that no new one replaces, with the runs that are still named."""
-    new = [row for row in new if "row" not in row or (row["ok"] is not None and not row.get("is_small"))]
+    new = [row for row in new if row.get("ok", True) is not None and not row["run"].endswith(TRIAL)]
     replaced = {(row["part"], row["row"]) for row in new if "row" in row}
     groups = {(row["part"], row["case"]) for row in new if "case" in row}
     rows = [

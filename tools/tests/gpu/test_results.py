@@ -1,6 +1,6 @@
 import pytest
 
-from tools.gpu.results import STORED, append, merged, read
+from tools.gpu.results import STORED, TRIAL, append, merged, read
 from tools.workspace import ROOT
 
 OLD = [
@@ -16,12 +16,15 @@ OLD = [
         ([{"part": "fast", "case": "load", "row": "load 9 GB", "ok": True}], ["test_a", "load 9 GB"]),
         ([{"part": "right", "row": "test_a", "ok": False}], ["load 8 GB", "test_a"]),
         ([{"part": "fast", "case": "load", "row": "load", "ok": None}], ["load 8 GB", "test_a"]),
-        ([{"part": "right", "row": "test_a", "ok": False, "is_small": True}], ["load 8 GB", "test_a"]),
     ],
 )
 def test_a_new_row_replaces_the_old_of_its_name_or_case_if_it_was_measured(new, rows):
     found = merged(OLD, [{"run": "2", "device": "B"}, *({**row, "run": "2"} for row in new)])
     assert [row["row"] for row in found if "row" in row] == rows
+
+
+def test_rows_of_a_trial_on_a_cpu_are_not_stored():
+    assert merged(OLD, [{**row, "run": f"2{TRIAL}"} for row in OLD]) == OLD
 
 
 def test_runs_stay_as_long_as_a_row_names_them():
