@@ -34,7 +34,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     runs = [row for row in rows if "device" in row]
     yield "## Runs\n\n| run (day, commit) | device | driver | torch | Python |\n|-|-|-|-|-|\n"
     for run in runs:
-        cells = (run.get(name) or "–" for name in ("run", "device", "driver", "torch", "python"))
+        cells = [run.get(name) or "–" for name in ("run", "device", "driver", "torch", "python")]
         yield f"| {' | '.join(cells)} |\n"
     parts: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

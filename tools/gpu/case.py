@@ -16,8 +16,8 @@ CASES = {
     "fsdp2": ("training", 90),
     "saves": ("saves", 110),
     "loader": ("loader", 60),
-    "fp8": ("training", 110),
-    "llama_8b": ("training", 110),
+    "fp8": ("training", 130),
+    "llama_8b": ("training", 150),
     "muon": ("training", 60),
     "transformer_engine": ("training", 60),
 }

@@ -29,10 +29,11 @@ class Size:
     shape: tuple[int, int, int, int, int]
     batch: int = 4
     length: int = 4096
+    num_timed: int = 8
 
     @classmethod
     def of(cls, bench: Bench, *shape: int, **more: int) -> Size:
-        return cls((64, 128, 4, 4, 256), 2, 32) if bench.is_small else cls(shape, **more)  # type: ignore[arg-type]
+        return cls((64, 128, 4, 4, 256), 2, 32, 2) if bench.is_small else cls(shape, **more)  # type: ignore[arg-type]
 
     def config(self, **more: Any) -> Any:
         """Return the configuration of the model."""
@@ -153,13 +154,12 @@ def trained(bench: Bench, size: Size, make: Callable[[], Step]) -> Trained:
     bench.clear()
     before = graph_counts()
     step = make()
-    num_timed = 8 if bench.is_cuda else 2
     losses = [step() for _ in range(3)]
-    more, seconds = bench.clocked(lambda: [step() for _ in range(num_timed)])
+    more, seconds = bench.clocked(lambda: [step() for _ in range(size.num_timed)])
     counts, peak = graph_counts() - before, bench.peak_gb()
     values = [loss.item() for loss in (*losses, *more)]
     return Trained(
-        num_timed * size.batch * size.length / seconds, values, counts["graphs"], counts["breaks"], peak
+        size.num_timed * size.batch * size.length / seconds, values, counts["graphs"], counts["breaks"], peak
     )
 
 
@@ -227,7 +227,7 @@ def llama_8b(bench: Bench) -> None:
     num_bytes = torch.cuda.mem_get_info()[0] if bench.has_goals else 141e9
     if num_bytes < 90e9:
         raise NotHereError("needs 90 GB of free GPU memory")
-    size = Size.of(bench, 4096, 14336, 32, 32, 128256)
+    size = Size.of(bench, 4096, 14336, 32, 32, 128256, num_timed=4)
     make = partial(make_llama, dtype=torch.bfloat16)
     for num_layers in (32, 12) if num_bytes > 130e9 else (32,):
         change = partial(checkpointed, num_layers=num_layers)
