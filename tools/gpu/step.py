@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,105 +23,98 @@ KINDS: dict[str, dict[str, Any]] = {
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Parts:
-    """Model, optimizer, scheduler and one batch."""
+class Loop:
+    """Model, optimizer, scheduler and one batch, and the body of a loop over it."""
 
-    def __init__(self, bench: Bench, *, fused: bool = False) -> None:
+    def __init__(
+        self, bench: Bench, library: str, *, accumulate: int = 1, clips: bool = False, precision: str = "no",
+        items: bool = False, fused: bool = False,
+    ) -> None:  # fmt: skip
         torch.manual_seed(0)
         self.model: Any = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(bench.device)
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=fused)
-        self.scheduler: Any = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
+        self.scheduler: Any = (
+            torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0) if clips else None
+        )
         self.inputs = torch.randn(32, 64, device=bench.device)
         self.labels = torch.randint(10, (32,), device=bench.device)
-        self.items = torch.tensor(32.0, device=bench.device)
+        self.items = torch.tensor(32.0, device=bench.device) if items else None
+        self.device_type, self.accumulate, self.precision = bench.device.type, accumulate, precision
+        self.weights = list(self.model.parameters())
+        self.step: Step = self._plain_step() if library == "plain" else self._step_through(bench, library)
+        for _ in range(20):
+            self.step()
 
+    def _plain_step(self) -> Step:
+        dtype, calls = DTYPES.get(self.precision), 0
+        scaler = torch.amp.GradScaler(self.device_type) if self.precision == "fp16" else None
+        total: Any = None if self.items is None else self.items * self.accumulate
 
-def plain_step(
-    bench: Bench, parts: Parts, *, accumulate: int = 1, clips: bool = False, precision: str = "no",
-    items: bool = False,
-) -> Step:  # fmt: skip
-    """Return the loop body as plain PyTorch has it."""
-    scaler = torch.amp.GradScaler(bench.device.type, enabled=precision == "fp16")
-    dtype = DTYPES.get(precision)
-    total, calls = parts.items * accumulate, 0
+        def step() -> torch.Tensor:
+            nonlocal calls
+            with nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype):
+                outputs = self.model(self.inputs)
+            loss = cross_entropy(outputs if dtype is None else outputs.float(), self.labels)
+            if self.items is not None:
+                loss = loss * self.items / total
+            elif self.accumulate > 1:
+                loss = loss / self.accumulate
+            torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+            calls += 1
+            if calls % self.accumulate:
+                return loss
+            if self.scheduler is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+                scaler.update()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            self.optimizer.zero_grad()
+            return loss
 
-    def step() -> torch.Tensor:
-        nonlocal calls
-        with torch.autocast(bench.device.type, dtype=dtype, enabled=dtype is not None):
-            outputs = parts.model(parts.inputs)
-        loss = cross_entropy(outputs.float(), parts.labels)
-        loss = loss * parts.items / total if items else loss / accumulate if accumulate > 1 else loss
-        torch.autograd.backward(scaler.scale(loss))
-        calls += 1
-        if calls % accumulate == 0:
-            if clips:
-                torch.nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
-            scaler.step(parts.optimizer)
-            scaler.update()
-            if clips:
-                parts.scheduler.step()
-            parts.optimizer.zero_grad()
-        return loss
+        return step
 
-    return step
+    def _step_through(self, bench: Bench, library: str) -> Step:
+        accelerator = bench.accelerator(
+            library, mixed_precision=self.precision, gradient_accumulation_steps=self.accumulate
+        )
+        model, optimizer = accelerator.prepare(self.model, self.optimizer)
+        scheduler = None if self.scheduler is None else accelerator.prepare(self.scheduler)
+        more = {} if self.items is None else {"num_items": self.items}
 
+        def micro_batch() -> torch.Tensor:
+            loss = cross_entropy(model(self.inputs), self.labels)
+            accelerator.backward(loss, **more)
+            if scheduler is not None:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            return loss
 
-def prepared_step(
-    bench: Bench, parts: Parts, library: str, *, accumulate: int = 1, clips: bool = False, precision: str = "no",
-    items: bool = False,
-) -> Step:  # fmt: skip
-    """Return the loop body as a user of a library writes it."""
-    accelerator = bench.accelerator(
-        library, mixed_precision=precision, gradient_accumulation_steps=accumulate
-    )
-    model, optimizer = accelerator.prepare(parts.model, parts.optimizer)
-    scheduler = accelerator.prepare(parts.scheduler) if clips else None
-    more = {"num_items": parts.items} if items else {}
+        def accumulated() -> torch.Tensor:
+            with accelerator.accumulate(model):
+                return micro_batch()
 
-    def micro_batch() -> torch.Tensor:
-        loss = cross_entropy(model(parts.inputs), parts.labels)
-        accelerator.backward(loss, **more)
-        if clips:
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        optimizer.zero_grad()
-        return loss
-
-    def accumulated() -> torch.Tensor:
-        with accelerator.accumulate(model):
-            return micro_batch()
-
-    return accumulated if accumulate > 1 else micro_batch
+        return accumulated if self.accumulate > 1 else micro_batch
 
 
 def step(bench: Bench) -> None:
-    """Put a row for each kind of loop."""
-    for kind, settings in KINDS.items():
-        options = dict(settings)
-        fused = options.pop("fused", False)
-        parts, steps = {}, {}
-        for library in LIBRARIES:
-            if library == "accelerate" and "items" in options:
-                continue  # it has no such argument
-            parts[library] = Parts(bench, fused=fused)
-            if library == "plain":
-                steps[library] = plain_step(bench, parts[library], **options)
-            else:
-                steps[library] = prepared_step(bench, parts[library], library, **options)
-            for _ in range(20):
-                steps[library]()
+    """Put a row for each kind of loop; Accelerate has no `num_items`."""
+    for kind, options in KINDS.items():
+        libraries = LIBRARIES[: 2 if "items" in options else 3]
+        loops = {library: Loop(bench, library, **options) for library in libraries}
+        steps = {library: loop.step for library, loop in loops.items()}
         num_steps, num_rounds = (100, 7) if bench.is_cuda else (5, 3)
         seconds = bench.turns(steps, num_steps=num_steps, num_rounds=num_rounds)
         row = Row(f"a step of a tiny model: {kind}", "µs", "≤ 1.15 of plain, no further host wait")
         row.figures = {name: round(1e6 * each, 1) for name, each in seconds.items()}
-        apart = max(
-            (one - other).abs().max().item()
-            for one, other in zip(
-                parts["accel"].model.parameters(), parts["plain"].model.parameters(), strict=True
-            )
-        )
+        pairs = zip(loops["accel"].weights, loops["plain"].weights, strict=True)
+        apart = max((one - other).abs().max().item() for one, other in pairs)
         if apart > 2e-2:
             row.wrong.append(f"weights differ by {apart:.3g}")
         if bench.is_cuda:
