@@ -174,15 +174,16 @@ def test_no_more_of_a_gpu_is_used_than_the_map_was_given(tmp_path):
     save_model(wide(num_layers), tmp_path)
     with init_empty_weights():
         model = wide(num_layers)
+    wide(1).cuda()(torch.ones(2, 1024, device="cuda"))  # cuBLAS takes its workspace
     before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
     model = load_checkpoint_and_dispatch(
         model, tmp_path, device_map="auto", max_memory={0: limit, "cpu": "1GB"}
     )
     assert "cpu" in model.hf_device_map.values()
+    torch.cuda.reset_peak_memory_stats()
     with torch.no_grad():
         for _ in range(5):  # the host runs ahead of the device
             model(torch.ones(2, 1024, device="cuda"))
     torch.cuda.synchronize()
-    workspace = 40 << 20  # of cuBLAS, and of activations
-    assert torch.cuda.max_memory_allocated() - before <= limit + workspace
+    activations = 1 << 20
+    assert torch.cuda.max_memory_allocated() - before <= limit + activations
