@@ -128,7 +128,8 @@ class Stepper:
         """Count a micro-batch of ``models``; return an ExitStack that re-enables sync, or None if it syncs."""
         self._block_models = models
         gradient = self._gradient
-        if gradient.sync_with_dataloader and self._ends_window_early():
+        loader = gradient._begin_micro_batch()
+        if loader is not None and gradient.sync_with_dataloader and self._ends_window_early(loader):
             self._step = 0
             gradient.sync_gradients = True
         else:
@@ -154,16 +155,16 @@ class Stepper:
         finally:
             self._gradient.joins_uneven_inputs = before
 
-    def _ends_window_early(self) -> bool:
+    def _ends_window_early(self, loader: Any) -> bool:
         """Whether the window ends with this micro-batch since it is the last of a rank, and all step together."""
-        ends = self._gradient.ends_some_rank
+        ends = getattr(loader, "ends_some_rank", False)
         if ends is None and self._gradient.joins_uneven_inputs and self.num_steps > 1:
             raise ConfigError(
                 "Gradients cannot be accumulated over a stream whose ranks may end at different batches: they would "
                 "not know when to step together. Let all ranks get as many with `even_batches=True` or "
                 "`dispatch_batches=True`, or set `gradient_accumulation_steps` to 1."
             )
-        return bool(ends) or self._gradient.end_of_dataloader
+        return bool(ends or loader.end_of_dataloader)
 
     def backward(self, loss: Tensor, num_items: float | Tensor | None, **kwargs: Any) -> None:
         """Compute the gradients of a mean loss, so that those of the window are of its mean.

@@ -92,7 +92,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         is_finalizing = sys.is_finalizing  # a pass that is open at exit may end when module globals are gone
-        self.begin()
+        reading, note_batch = self.begin(), self.gradient_state._note_batch
         current = None
         try:
             with fork_rng(enabled=self._is_resumed()):
@@ -103,6 +103,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 num_read += 1
                 current.step = step
                 self.enter(step)
+                note_batch(reading)
                 yield batch
             if num_missed():
                 warn_of_fewer_batches(self.data_ranks.rank, num_read, num_read + num_missed())
