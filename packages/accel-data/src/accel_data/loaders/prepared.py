@@ -353,7 +353,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @cached_property
     def _reader(self) -> Reader:
-        return Reader(self._source, num_ranks=self.data_ranks.num_ranks, reads_all=self._reads_for_all)
+        ranks = self.data_ranks
+        return Reader(self._source, num_ranks=ranks.num_ranks, rank=ranks.rank, reads_all=self._reads_for_all)
 
     @property
     def _is_shared(self) -> bool:
@@ -374,7 +375,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self._is_shared and not self._ends_alike:
             # If the loop was left early, ranks with fewer batches may be in the next epoch; the first has the most.
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
-        self._source.set_epoch(self._progress.epoch)
+        self._reader.set_epoch(self._progress.epoch)
         others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
         if others:
             synchronize_rng_states(others)
