@@ -2,7 +2,7 @@ import typing
 
 import pytest
 
-from accel import ProjectConfiguration, Retention
+from accel import Accelerator, ProjectConfiguration, Retention
 from accel_state.errors import ConfigError
 
 
@@ -33,3 +33,19 @@ def test_an_iteration_that_is_no_number_of_a_checkpoint_is_refused(iteration):
 
 def test_the_types_of_its_fields_can_be_resolved():
     assert typing.get_type_hints(ProjectConfiguration)["retention"] == Retention | None
+
+
+def test_a_relative_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = ProjectConfiguration(project_dir="run", automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.save_state()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    accelerator.save_state()
+    assert accelerator.load_state()
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").glob("checkpoint_*"))] == [
+        "checkpoint_0",
+        "checkpoint_1",
+    ]
+    assert accelerator.project_dir == "run"

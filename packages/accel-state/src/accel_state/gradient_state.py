@@ -47,19 +47,13 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One loader that is being read; times are those of the clock of its `GradientState`.
+    """A loader that is being read. Times are those of the clock of the `GradientState`."""
 
-    Args:
-        loader: Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
-        is_inner: Whether it was begun in the loop over another one.
-        began: When it was begun; if it is read again and again (cycled), for the first time.
-        latest: When its current batch was read.
-    """
-
+    # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
     loader: weakref.ref[Any]
-    is_inner: bool
-    began: int
-    latest: int
+    is_inner: bool  # begun in the loop over another one
+    began: int  # a loader that is cycled: for the first time
+    latest: int  # when its current batch was read
 
 
 class GradientState:
@@ -220,18 +214,18 @@ class GradientState:
         """End the reading of ``dataloader``; nothing happens if it is not being read."""
         for reading in [one for one in self._loaders if one.loader() is dataloader]:
             self._loaders.remove(reading)
-            if self._ended is not None and self._ended[1] == self._clock == reading.latest:
-                self._warn_of_open_window(dataloader)
+            is_left = self._ended is not None and self._ended[1] == self._clock == reading.latest
+            if (
+                is_left
+                and not (self.sync_gradients or dataloader.end_of_dataloader)
+                and self.sync_with_dataloader
+            ):
+                warn_user(
+                    "The loop over a loader ended within an accumulation window, because a loader that is read after "
+                    "it in each iteration ended. Windows end with the one that is read first, so this window "
+                    "continues in the next loop. In `zip`, put the shorter loader first."
+                )
             self._ended = reading, self._clock
-
-    def _warn_of_open_window(self, dataloader: Any) -> None:
-        """Warn where `zip` has left the loop over ``dataloader``, since the loader after it has ended."""
-        if not self.sync_gradients and self.sync_with_dataloader and not dataloader.end_of_dataloader:
-            warn_user(
-                "The loop over a loader ended within an accumulation window, because a loader that is read after it "
-                "in each iteration ended. Windows end with the one that is read first, so this one continues in the "
-                "next loop. In `zip`, put the shorter loader first."
-            )
 
     def __repr__(self) -> str:
         return (

@@ -288,8 +288,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         device = None if self.device is None else torch.device(self.device)
         # Without an accelerator, batches are on the CPU already.
         if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
-            # What was received is not in pinned memory.
-            is_pinned = source.loader.pin_memory and not self._reads_for_all
+            # What was received is not in pinned memory. Without workers, a batch that is read ahead would draw random
+            # numbers before the state of the generators is saved with the position of the one before.
+            loader = source.loader
+            is_pinned = loader.pin_memory and loader.num_workers > 0 and not self._reads_for_all
             steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
         return current, steps, num_missed
 
