@@ -2,7 +2,7 @@ import typing
 
 import pytest
 
-from accel import ProjectConfiguration, Retention
+from accel import Accelerator, ProjectConfiguration, Retention
 from accel_state.errors import ConfigError
 
 
@@ -43,3 +43,19 @@ def test_a_number_that_cannot_be_is_refused_where_it_is_assigned_too(name, value
     with pytest.raises(ConfigError, match=f"`{name}` must be a whole number"):
         setattr(project, name, value)
     assert (project.iteration, project.total_limit) == (3, 2)
+
+
+def test_a_relative_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = ProjectConfiguration(project_dir="run", automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.save_state()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    accelerator.save_state()
+    assert accelerator.load_state()
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").glob("checkpoint_*"))] == [
+        "checkpoint_0",
+        "checkpoint_1",
+    ]
+    assert accelerator.project_dir == "run"

@@ -605,7 +605,8 @@ class Accelerator(ProcessView):
                     optimizer.step()  # does nothing until the accumulation is complete
                     optimizer.zero_grad()
 
-        The last batch of a loader completes an accumulation, unless the plugin's `sync_with_dataloader` is False.
+        The last batch of the loader that the loop goes over completes an accumulation, unless the plugin's
+        `sync_with_dataloader` is False. Loaders that are read beside it do not.
 
         Args:
             *models: The prepared models that are trained in the block.

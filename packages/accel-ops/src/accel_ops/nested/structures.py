@@ -37,10 +37,10 @@ def is_dataclass_instance(data: object) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Return the values of ``generator`` in a sequence of the type of ``obj``.
 
-    A named tuple takes its fields one by one, every other list or tuple takes them as one sequence.
+    The constructor of a named tuple, which may be the user's, is not called; that of another takes one sequence.
     """
     if is_namedtuple(obj):
-        return type(obj)(*generator)
+        return tuple.__new__(type(obj), generator)
     # torch's structured results (`torch.return_types.max`) accept a sequence, not a generator.
     return type(obj)(tuple(generator))
 
