@@ -40,16 +40,23 @@ class AutocastForward(WrappedForward):
         self.keeps_beside_loss = keeps_beside_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._forget_casts()
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
         with torch.autocast(
             self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled
         ):
             outputs = self.original(*args, **kwargs)
+        self._forget_casts()
         if type(outputs) is torch.Tensor:
             return outputs.float() if outputs.dtype in _HALF else outputs
         if self.keeps_beside_loss and isinstance(outputs, Mapping) and _is_scalar(outputs.get("loss")):
             return recursively_apply(torch.Tensor.float, outputs, test_type=_is_scalar)
         return convert_to_fp32(outputs)
+
+    def _forget_casts(self) -> None:
+        """Clear the casts that an autocast around this one caches: of weights since changed, or without gradients."""
+        if torch.is_autocast_enabled(self.device_type) and not torch.compiler.is_compiling():
+            torch.clear_autocast_cache()
 
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
         """Return one around ``rebind(original)``, for a shallow copy of the model."""
