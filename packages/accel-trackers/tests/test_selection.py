@@ -82,7 +82,7 @@ def test_all_is_what_is_available_beside_instances(tmp_path, registered):
 
 
 def test_all_without_a_folder_names_what_it_leaves_out(registered):
-    with pytest.warns(UserWarning, match="leaves out .*jsonl.*: (it|each) writes into a folder"):
+    with pytest.warns(UserWarning, match="leaves out .*jsonl.*: (it|each) requires a `logging_dir`"):
         chosen = filter_trackers(LoggerType.ALL)
     known = get_available_trackers()
     assert chosen == [name for name in known if not TRACKERS.get(name).requires_logging_directory]
@@ -91,7 +91,8 @@ def test_all_without_a_folder_names_what_it_leaves_out(registered):
 
 def test_a_tracker_that_needs_a_folder_is_refused_without_one():
     with pytest.raises(
-        ConfigError, match="`jsonl` writes into a folder, but none was given. Pass `logging_dir="
+        ConfigError,
+        match="Logging with `jsonl` requires a `logging_dir`: it writes into a folder. Pass `logging_dir=",
     ):
         filter_trackers("jsonl")
 

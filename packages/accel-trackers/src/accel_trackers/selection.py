@@ -14,7 +14,7 @@ from accel_trackers.general_tracker import GeneralTracker, check_complete
 
 TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
 _NO_FOLDER = (
-    "writes into a folder, but none was given. "
+    "requires a `logging_dir`: it writes into a folder. "
     "Pass `logging_dir=...`, or `project_dir=...` to an `Accelerator`."
 )
 
@@ -115,7 +115,7 @@ def _checked(name: str, logging_dir: str | os.PathLike[str] | None) -> str:
     if reason is not None:
         raise NotAvailableError(reason)
     if cls.requires_logging_directory and logging_dir is None:
-        raise ConfigError(f"The tracker `{name}` {_NO_FOLDER}")
+        raise ConfigError(f"Logging with `{name}` {_NO_FOLDER}")
     return name
 
 

@@ -27,6 +27,7 @@ from accel.checkpoints.items import (
 from accel.checkpoints.runs import RunObjects, SavedRun, saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
+from accel_checkpoint.functions import check_map_location
 from accel_checkpoint.listing import (
     Found,
     check_loadable,
@@ -109,6 +110,8 @@ class LoadOptions:
                 f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
                 f"missing_ok, only, skip, key_map, trusted, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
             )
+        for location in (given.get("map_location"), others.get("map_location")):
+            check_map_location(None if location == "on_device" else location)  # Accelerate's other value
         wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip or ())
         if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
             wanted.discard("optimizers")
