@@ -25,7 +25,6 @@ from accel_backends import (
 )
 from accel_backends.strategies.ddp import DDPStrategy, ddp_of
 from accel_state import PartialState
-from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime
 from tools.harness.device import on_cpu
 
@@ -357,11 +356,24 @@ def test_wrapped_models_compute_in_bf16_and_return_fp32(world):
         assert (inner, outer, copied) == (torch.bfloat16, torch.float32, torch.float32)
 
 
-def test_ddp_without_a_process_group_is_refused(alone):
+class PatientStrategy(DDPStrategy):
+    """A user's own, which a plugin names for any number of processes."""
+
+    name = "patient"
+
+
+def test_ddp_in_one_process_trains_the_model_as_it_is(alone):
     runtime = current_runtime()
     precision = select_precision("no", device_backend=runtime.device_backend)
-    with pytest.raises(ConfigError, match="`ddp` needs a process group"):
-        DDPStrategy().setup(StrategyContext(runtime, precision))
+    strategy = PatientStrategy()
+    strategy.setup(StrategyContext(runtime, precision))
+    model = seeded()
+    assert strategy.prepare_model(model) is model
+    optimizer = strategy.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    before = weights_of(model)
+    strategy.backward(model(batches()[0]).sum())
+    optimizer.step()
+    assert not torch.equal(before[0], weights_of(model)[0])
 
 
 def body_compiled():
