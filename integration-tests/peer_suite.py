@@ -94,6 +94,7 @@ class Suite:
             *(sys.executable, "-m", "pytest", *wanted, f"--junitxml={report}", "-o", "junit_family=xunit1"),
             *("-p", "no:randomly", "-p", "no:cacheprovider", "-o", "addopts=", "-c", os.devnull, "-q"),
             *(f"--rootdir={self.folder / 'tests'}", f"--timeout={TEST_TIMEOUT_S}"),
+            f"--confcutdir={self.folder / 'tests'}",  # in a folder of the checkout, its own conftest would apply
         ]
         with (self.folder / f"{side}-{Path(file).stem}.log").open("w") as log:
             try:

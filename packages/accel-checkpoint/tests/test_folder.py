@@ -3,6 +3,7 @@ import os
 import random
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -368,3 +369,50 @@ def test_a_failure_that_one_rank_has_not_raised_keeps_no_rank_from_the_newest(wo
     (told, step), (_, other) = world(2).run(newest_after_a_failure_that_rank_0_was_told_of, str(tmp_path))
     assert "rank 1: FileExistsError" in told
     assert step == other == 1
+
+
+class Late(torch.Tensor):
+    """A value on a device that a stream has still to compute; whoever reads it waits for its own stream only."""
+
+    @staticmethod
+    def __new__(cls, value):
+        return torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=value.dtype, device="cuda:0")
+
+    def __init__(self, value):
+        self.value = value
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        torch.cuda.current_stream(args[0].device).synchronize()
+        return args[0].value.clone()
+
+
+def test_a_save_from_a_side_stream_waits_for_what_the_stream_computes(tmp_path, monkeypatch):
+    value, of_thread = torch.zeros(2), threading.local()
+    of_thread.stream = SimpleNamespace(synchronize=lambda: value.fill_(7))
+    default = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(of_thread, "stream", default))
+    with torch.serialization.safe_globals([Late]), CheckpointFolder(tmp_path).save(1) as stage:
+        stage.write("a.bin", {"w": Late(value)})
+        stage.write("b.bin", {"w": Late(value)})
+    for name in ("a.bin", "b.bin"):
+        saved = torch.load(stage.target / name, weights_only=True)
+        assert saved["w"].tolist() == [7, 7]
+
+
+def test_a_checkpoint_is_saved_and_read_whatever_the_default_device_is(tmp_path):
+    folder, weight = CheckpointFolder(tmp_path), torch.arange(6.0).view(2, 3)
+    with torch.device("meta"):
+        with folder.save(1, blocking=False) as stage:
+            stage.write(
+                "model.safetensors", {"w": weight, "odd": weight[0, :1].half(), "last": weight.byte()}
+            )
+            stage.write("optimizer.bin", {"m": weight})
+            stage.write_random_states()
+        folder.wait()
+        saved = folder.newest()
+        saved.restore_random_states()
+        assert torch.equal(saved.read("model.safetensors")["w"], weight)
+        assert torch.equal(saved.read("optimizer.bin")["m"], weight)

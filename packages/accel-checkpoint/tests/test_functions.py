@@ -123,3 +123,18 @@ def test_custom_objects_have_their_files(tmp_path):
     load_custom_state(other, tmp_path, index=2)
     assert other.total == 3
     assert os.listdir(tmp_path) == ["custom_checkpoint_2.pkl"]
+
+
+@pytest.mark.parametrize("location", ["banana", 7, ""])
+def test_a_map_location_that_is_no_device_is_an_error(tmp_path, location):
+    torch.save({"a": torch.ones(1)}, tmp_path / "file")
+    with pytest.raises(ConfigError, match=f"`map_location` must name a device such as .*, got `{location}`"):
+        load(tmp_path / "file", location)
+
+
+@pytest.mark.parametrize(
+    "location", [None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda one, _: one]
+)
+def test_what_torch_takes_as_a_map_location_is_taken(tmp_path, location):
+    torch.save({"a": torch.ones(1)}, tmp_path / "file")
+    assert load(tmp_path / "file", location)["a"].device.type == "cpu"

@@ -56,6 +56,9 @@ def test_clearing_collects_knots_only_when_asked():
         RuntimeError("XPU out of memory. Tried to allocate 1 GiB"),
         RuntimeError("Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
         RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: "

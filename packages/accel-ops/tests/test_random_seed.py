@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -51,7 +54,8 @@ def test_the_layout_is_that_of_the_environment_before_the_state_is_built(monkeyp
     assert torch.initial_seed() == 4
 
 
-def test_deterministic_algorithms_are_switched_on_only_when_asked():
+def test_deterministic_algorithms_are_switched_on_only_when_asked(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert not torch.are_deterministic_algorithms_enabled()
     set_seed(1)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -75,3 +79,28 @@ def test_a_seed_that_is_no_int_is_refused_before_anything_is_seeded(seed):
     with pytest.raises(ConfigError, match="`seed` must be an int"):
         set_seed(seed)
     assert random.random() == wanted
+
+
+@pytest.mark.parametrize("given", [None, ":16:8"])
+def test_cuda_is_deterministic_too_unless_the_user_has_chosen_how(monkeypatch, given):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given or "")
+    if given is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        set_seed(1, deterministic=True)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (given or ":4096:8")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+def test_a_model_trains_deterministically_on_a_gpu():
+    program = """
+from accel_ops import set_seed
+import torch
+set_seed(0, deterministic=True)
+layer = torch.nn.Linear(32, 4, device="cuda")
+layer(torch.ones(4, 32, device="cuda")).sum().backward()
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import random
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 from accel_ops import capture_rng_states, restore_rng_states, set_seed
+from accel_state import PartialState
 from accel_state.errors import CheckpointError, StateError
+from tools.harness.vendor_modules import vendor_module
 
 
 def draw() -> list[float]:
@@ -46,13 +50,33 @@ def test_a_missing_state_is_an_error_and_changes_nothing(name):
     restore_rng_states(states, strict=False)
 
 
-def test_a_state_of_a_device_that_is_not_used_is_an_error():
+def test_states_of_another_kind_of_device_are_restored_but_for_those_of_the_device():
     states = {**capture_rng_states(), "cuda": {"state": torch.zeros(16, dtype=torch.uint8)}}
-    with pytest.raises(
-        CheckpointError, match="There is a random state of `cuda`, which this process does not use"
-    ):
+    wanted = draw()
+    with pytest.warns(UserWarning, match="captured on `cuda` and are restored on `cpu`"):
         restore_rng_states(states)
-    restore_rng_states(states, strict=False)
+    assert draw() == wanted
+
+
+def test_a_device_without_a_state_is_seeded_from_the_state_of_the_cpu(fresh_state):
+    states = capture_rng_states()
+    wanted = draw()
+    digest = hashlib.sha256(states["torch"]["state"].numpy().tobytes()).digest()
+    with vendor_module("xpu") as module:
+        PartialState()
+        with pytest.warns(UserWarning, match="captured on `cpu` and are restored on `xpu`"):
+            restore_rng_states(states)
+        assert draw() == wanted
+        assert module.initial_seed() == int.from_bytes(digest[:4], "little")
+        with warnings.catch_warnings(action="error"):
+            restore_rng_states(capture_rng_states())
+
+
+def test_states_are_captured_and_restored_whatever_the_default_device_is():
+    with torch.device("meta"):
+        states = capture_rng_states()
+        restore_rng_states(states)
+    assert states["python"]["state"].device.type == "cpu"
 
 
 def test_a_foreign_numpy_generator_is_refused():

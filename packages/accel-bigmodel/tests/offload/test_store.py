@@ -249,19 +249,20 @@ def test_damage_is_told(tmp_path):
         offload_weight(torch.ones(1), "../w", tmp_path)
 
 
-def test_a_state_dict_is_one_safetensors_file_whatever_it_held_before(tmp_path):
+def test_a_state_dict_is_a_raw_file_per_tensor_whatever_the_folder_held_before(tmp_path):
     state = {
-        "../w": torch.ones(2),
+        "a.w": torch.ones(2),
         "v": torch.zeros(0, 3, dtype=torch.int8),
         "t": torch.arange(6.0).reshape(2, 3).T,
     }
     offload_state_dict(tmp_path, {"v": torch.ones(1)})
     offload_state_dict(tmp_path, state)
-    weights = OffloadedWeightsLoader(save_folder=tmp_path)
-    assert all(torch.equal(weights[name], value) for name, value in state.items())
-    assert len(list(tmp_path.iterdir())) == 2  # the first file has no entry any more
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.w.dat", "index.json", "t.dat", "v.dat"]
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    assert torch.equal(OffloadedWeightsLoader(save_folder=moved)["../w"], torch.ones(2))
+    weights = OffloadedWeightsLoader(save_folder=moved)
+    assert all(torch.equal(weights[name], value) for name, value in state.items())
+    with pytest.raises(CheckpointError, match="cannot be the name of a file inside"):
+        offload_state_dict(tmp_path, {"../w": torch.ones(2)})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
@@ -284,3 +285,11 @@ def test_folders_of_raw_files_serve_a_model(tmp_path):
     x = torch.ones(1, 3)
     with torch.no_grad():
         assert torch.equal(disk_offload(skeleton, tmp_path, "cpu")(x), model(x))
+
+
+def test_a_raw_file_is_read_into_memory_whatever_the_default_device_is(tmp_path):
+    index = offload_weight(torch.arange(3.0), "w", tmp_path, {})
+    with torch.device("meta"):
+        offload_weight(torch.empty(0, device="cpu"), "empty", tmp_path, {})
+        found = load_offloaded_weight(tmp_path / "w.dat", index["w"])
+    assert torch.equal(found, torch.arange(3.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +72,31 @@ def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: A
         **kwargs: As for `torch.load`, except that `weights_only` is always true.
 
     Raises:
-        ConfigError: If ``weights_only=False`` is passed.
+        ConfigError: If ``weights_only=False`` is passed, or ``map_location`` is no device.
         CheckpointError: If the file is damaged or holds anything else; it is a `pickle.UnpicklingError`, too.
     """
     if kwargs.pop("weights_only", True) is not True:
         raise ConfigError(
             "`load` never unpickles freely: `weights_only` must be True. For files that you trust, call `torch.load`."
         )
+    check_map_location(map_location)
     source = f if hasattr(f, "read") else Path(f)
     try:
         with trusted_files(trusted):
             return read_torch_file(source, archives_only=False, map_location=map_location, **kwargs)
     except CheckpointError as error:
         raise _UnreadableFile(str(error)) from error
+
+
+def check_map_location(location: Any) -> None:
+    """Raise ConfigError unless ``location`` is a device, or another value that `torch.load` takes."""
+    try:
+        if location is not None and not isinstance(location, Mapping) and not callable(location):
+            torch.device(str(location))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`map_location` must name a device such as `cpu` or `cuda:0`, got `{location}`."
+        ) from error
 
 
 class _UnreadableFile(CheckpointError, pickle.UnpicklingError):

@@ -82,11 +82,11 @@ def from_file(
         states: dict[str, dict[str, Any]] = {
             "python": {
                 "version": int(version),
-                "state": torch.tensor(words, dtype=torch.int64),
+                "state": torch.tensor(words, dtype=torch.int64, device="cpu"),
                 "gauss_next": gauss_next,
             },
             "numpy": {
-                "key": torch.tensor([int(word) for word in key], dtype=torch.int64),
+                "key": torch.tensor([int(word) for word in key], dtype=torch.int64, device="cpu"),
                 "pos": int(pos),
                 "has_gauss": int(has_gauss),
                 "gauss": float(gauss),

@@ -268,17 +268,17 @@ def nonfinite_in(content: Any) -> str:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in new memory. For a wrapper subclass, such as a quantized tensor, copy the inner tensors."""
-    return _with_inner(tensor, torch.clone)
+    return with_inner(tensor, torch.clone)
 
 
-def _with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Return ``copy(tensor)``; for a wrapper subclass, rebuild it around the results for its inner tensors."""
     wrapper: Any = tensor
     if not is_traceable_wrapper_subclass(wrapper):
         return copy(tensor)
     # Not every wrapper supports `clone` (torchao 0.18: the states of its 8-bit optimizers).
     names, context = wrapper.__tensor_flatten__()
-    parts = {name: _with_inner(getattr(wrapper, name), copy) for name in names}
+    parts = {name: with_inner(getattr(wrapper, name), copy) for name in names}
     rebuilt: torch.Tensor = type(wrapper).__tensor_unflatten__(
         parts, context, wrapper.size(), wrapper.stride()
     )
@@ -289,7 +289,7 @@ def compact_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor with a storage of its own size, since `torch.save` writes whole storages."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
-        return _with_inner(tensor, torch.Tensor.cpu)
+        return with_inner(tensor, torch.Tensor.cpu)
     if not is_plain(tensor):
         return tensor
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -40,6 +40,12 @@ def test_any_part_is_read_from_the_parts_that_overlap_it(tmp_path, rows, columns
     assert torch.equal(part, WHOLE[slice(*rows), slice(*columns)])
 
 
+def test_values_are_read_to_the_host_whatever_the_default_device_is(tmp_path):
+    saved = save_parts(tmp_path)
+    with torch.device("meta"):
+        assert torch.equal(saved.value(saved.entries["model.w"]), WHOLE)
+
+
 def test_torch_reads_the_folder(tmp_path):
     save_parts(tmp_path)
     state = {"model": {"w": torch.zeros(7, 5), "tied": torch.zeros(7, 5), "n": None}}

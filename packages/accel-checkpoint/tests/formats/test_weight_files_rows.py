@@ -33,6 +33,13 @@ def test_conversion_goes_through_a_small_buffer(path, monkeypatch):
     assert torch.equal(part, FLOATS["half"][1:].float())
 
 
+def test_rows_are_converted_in_host_memory_whatever_the_default_device_is(path):
+    part = torch.empty(7, 3, dtype=torch.float64)
+    with torch.device("meta"):
+        WeightRows(path).read_into(part, "matrix")
+    assert torch.equal(part, FLOATS["matrix"].double())
+
+
 def test_scalars_and_further_names_are_read(path):
     rows = WeightRows(path.parent)
     scalar, tied = torch.empty((), dtype=torch.float64), torch.empty(7, 3)

@@ -22,7 +22,7 @@ from accel_state.runtime import current_runtime, has_runtime
 _OUT_OF_MEMORY = re.compile(
     r"out of memory"  # CUDA, ROCm, XPU, MPS, NPU, MLU, MUSA
     r"|can't allocate memory|not enough memory"  # the CPU allocator
-    r"|CUDNN_STATUS_NOT_SUPPORTED|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|CUDNN_STATUS_NOT_SUPPORTED|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
     r"|UR_RESULT_ERROR_OUT_OF_|RESOURCE_EXHAUSTED",  # XPU's runtime, XLA
     re.IGNORECASE,
 )

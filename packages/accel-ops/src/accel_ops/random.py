@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from accel_ops.collectives import broadcast
 from accel_ops.transport import current_rank, current_transport
 from accel_state.devices import device_backend_of, require_device_backend
 from accel_state.enums import RNGType
-from accel_state.environment import read
+from accel_state.environment import export, read, variable
 from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.runtime import current_runtime, has_runtime
+from accel_state.user_warnings import warn_user
 
 #: What generators and the functions above them raise when they are given something that is no state of theirs.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -32,7 +34,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
             the state is built, the rank is that of the process group or, without one, of the environment, and
             the sizes of the mesh are those of the environment.
         deterministic: Also let torch use deterministic algorithms only; an operation that has none then
-            raises.
+            raises. Sets `CUBLAS_WORKSPACE_CONFIG` unless it is set, which CUDA reads at its first product of matrices.
 
     Raises:
         ConfigError: If the seed is no such number. No generator has been seeded then.
@@ -51,6 +53,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         # Devices that torch does not know of itself, such as XLA's.
         current_runtime().device_backend.seed_all(seed)
     if deterministic:
+        if variable("CUBLAS_WORKSPACE_CONFIG") is None:
+            export({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
         torch.use_deterministic_algorithms(True)
 
 
@@ -86,29 +90,24 @@ def capture_rng_states() -> dict[str, dict[str, Any]]:
 def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool = True) -> None:
     """Set every generator to its captured state; nothing is changed if an error is raised.
 
+    A device of another kind than the one they were captured on is seeded with the first four bytes (little-endian) of
+    the SHA-256 of the state of torch's CPU generator, and a warning names both.
+
     Args:
         states: Captured states.
-        strict: Every generator of this process must have a state, and every state a generator. Otherwise
-            those that fit are restored.
+        strict: The generators of Python, NumPy and torch's CPU must have a state. Otherwise those that have one are
+            restored.
 
     Raises:
-        CheckpointError: If one is missing or left over, or is none of such a generator.
+        CheckpointError: If one is missing, or is none of such a generator.
     """
     device = _device()
     present = ["python", "numpy", "torch", *([device.type] if device is not None else [])]
-    missing = [name for name in present if name not in states]
-    left_over = [name for name in states if name not in present]
+    missing = [name for name in present[:3] if name not in states]
     if strict and missing:
         raise CheckpointError(
             f"The random state of `{', '.join(missing)}` is missing, so the numbers drawn from here on would "
-            f"differ. There is: {', '.join(states)}. Restore it on the kind of device it was captured on, "
-            "or pass `strict=False`."
-        )
-    if strict and left_over:
-        raise CheckpointError(
-            f"There is a random state of `{', '.join(left_over)}`, which this process does not use. It uses: "
-            f"{', '.join(present)}. Restore it on the kind of device it was captured on, "
-            "or pass `strict=False`."
+            f"differ. There is: {', '.join(states)}. Capture all of them, or pass `strict=False`."
         )
     before = capture_rng_states()
     for name in present:
@@ -123,6 +122,16 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
                 f"The random state of `{name}` cannot be restored: {error}. It is damaged, or was captured with "
                 "another release of what draws the numbers. Leave it out and pass `strict=False` to go on without."
             ) from error
+    before_on = next((name for name in states if name not in present[:3]), "cpu")
+    here = "cpu" if device is None else device.type
+    if device is not None and here not in states and "torch" in states:
+        digest = hashlib.sha256(states["torch"]["state"].numpy().tobytes()).digest()
+        device_backend_of(device).seed_all(int.from_bytes(digest[:4], "little"))
+    if here not in (*states, before_on):
+        warn_user(
+            f"The random states were captured on `{before_on}` and are restored on `{here}`, where other numbers are "
+            "drawn from now on. The generators of Python, NumPy and torch on the CPU continue exactly."
+        )
 
 
 def _restore_one(name: str, state: Mapping[str, Any], device: torch.device | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from accel_state.enums import LoggerType
@@ -14,7 +15,7 @@ from accel_trackers.general_tracker import GeneralTracker, check_complete
 
 TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
 _NO_FOLDER = (
-    "writes into a folder, but none was given. "
+    "requires a `logging_dir`: it writes into a folder. "
     "Pass `logging_dir=...`, or `project_dir=...` to an `Accelerator`."
 )
 
@@ -115,7 +116,7 @@ def _checked(name: str, logging_dir: str | os.PathLike[str] | None) -> str:
     if reason is not None:
         raise NotAvailableError(reason)
     if cls.requires_logging_directory and logging_dir is None:
-        raise ConfigError(f"The tracker `{name}` {_NO_FOLDER}")
+        raise ConfigError(f"Logging with `{name}` {_NO_FOLDER}")
     return name
 
 
@@ -123,6 +124,12 @@ def _make(
     name: str, run_name: str, logging_dir: str | os.PathLike[str] | None, kwargs: Mapping[str, Any]
 ) -> GeneralTracker:
     cls: Any = TRACKERS.get(_checked(name, logging_dir))
+    path = Path(run_name)
+    if cls.requires_logging_directory and (path.is_absolute() or ".." in path.parts):
+        raise ConfigError(
+            f"The name of the run, `{run_name}`, leads out of the folder `{logging_dir}`. Choose one without `..`, and "
+            "set the folder with `logging_dir` (`project_dir` of an `Accelerator`)."
+        )
     arguments = (run_name, logging_dir) if cls.requires_logging_directory else (run_name,)
     tracker: GeneralTracker = cls(*arguments, **kwargs)
     return tracker

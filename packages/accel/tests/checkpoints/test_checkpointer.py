@@ -726,3 +726,13 @@ def test_the_copy_of_a_save_in_the_background_is_given_back(tmp_path, end):
     getattr(accelerator, end)()
     assert used - psutil.Process().memory_info().rss > 100 * 2**20
     assert model.weight.numel() == 2 * 4096**2
+
+
+def test_a_map_location_that_is_no_device_is_an_error_before_anything_is_loaded(tmp_path):
+    run = Run()
+    run.accelerator.save_state(tmp_path / "a")
+    for options in ({"load_kwargs": {"map_location": "gpu0"}}, {"map_location": "gpu0"}):
+        with pytest.raises(ConfigError, match="`map_location` must name a device such as .*, got `gpu0`"):
+            run.accelerator.load_state(tmp_path / "a", **options)
+    for location in ("on_device", "cpu", run.accelerator.device):
+        run.accelerator.load_state(tmp_path / "a", load_kwargs={"map_location": location})

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from accel import Accelerator
 from accel_checkpoint.file_names import MANIFEST_NAME, OWN_MARK
 from accel_checkpoint.random_states import from_file
 from accel_state.errors import CheckpointError
+from tools.harness.vendor_modules import vendor_module
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -154,3 +156,29 @@ def test_each_rank_knows_by_itself_whether_its_window_was_open(tmp_path):
     manifest.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="accumulated_gradients_0.safetensors"):
         first.accelerator.load_state(tmp_path)
+
+
+@pytest.mark.parametrize(("before", "after"), [("cpu", "xpu"), ("xpu", "cpu"), ("xpu", "cuda")])
+def test_a_checkpoint_resumes_on_another_kind_of_device(tmp_path, before, after):
+    def run_on(device, use):
+        with vendor_module(device) if device != "cpu" else nullcontext():
+            accelerator = Accelerator(cpu=device == "cpu", device_placement=False)
+            model = nn.Linear(2, 1)
+            prepared = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+            result = use(accelerator, *prepared)
+            accelerator.end_training()
+        type(accelerator.state)._reset_state(reset_partial_state=True)
+        return result
+
+    def save(accelerator, model, optimizer):
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        accelerator.save_state(tmp_path)
+        return [*model.parameters(), optimizer.state_dict()["state"][0]["exp_avg"], torch.rand(3)]
+
+    def load(accelerator, model, optimizer):
+        with pytest.warns(UserWarning, match=f"captured on `{before}` and are restored on `{after}`"):
+            accelerator.load_state(tmp_path)
+        return [*model.parameters(), optimizer.state_dict()["state"][0]["exp_avg"], torch.rand(3)]
+
+    assert all(map(torch.equal, run_on(before, save), run_on(after, load)))

@@ -263,7 +263,7 @@ def offloaded_weights(
     entries = [name for name, device in device_map.items() if str(device) == "disk"]
     if entries and index is None:
         if folder is not None:
-            offload_state_dict(folder, for_disk)
+            save_offload_index(write_weights(for_disk, folder) if for_disk else {}, folder)
             index = read_offload_index(folder) if Path(folder, INDEX_NAME).is_file() else None
         elif for_disk and state_dict is None:
             raise ConfigError(
@@ -291,9 +291,16 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Write the tensors of a state dict to a safetensors file in a folder, and add them to the folder's index."""
-    if state_dict:
-        save_offload_index(write_weights(state_dict, save_dir), save_dir)
+    """Write each tensor of a state dict to a raw file ``NAME.dat`` in a folder, and add it to the folder's index.
+
+    Raises:
+        CheckpointError: If a tensor is on the meta device, or its name cannot be a file name.
+    """
+    Path(save_dir).mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    for name, tensor in state_dict.items():
+        offload_weight(tensor, name, save_dir, index)
+    save_offload_index(index, save_dir)
 
 
 def write_weights(
@@ -342,7 +349,11 @@ def offload_weight(
     _check_values(weight_name, weight)
     dense = weight.detach().cpu().contiguous()
     path = _weight_file(Path(offload_folder), weight_name)
-    raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    raw = (
+        dense.reshape(-1).view(torch.uint8)
+        if dense.numel()
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     _write(path, raw.numpy().data)
     if index is not None:
         index[weight_name] = _dtype_and_shape(dense)
@@ -372,7 +383,7 @@ def load_offloaded_weight(
             f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
         )
     if num_bytes <= _LARGEST_READ:
-        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        raw = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         with path.open("rb") as file:
             file.readinto(raw.numpy().data)
         return raw.view(dtype).reshape(shape)

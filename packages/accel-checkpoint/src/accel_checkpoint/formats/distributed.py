@@ -239,7 +239,7 @@ class DistributedState:
         """Return a whole tensor, or another value."""
         if entry.dtype is None:
             return self._content(entry.chunks[0], entry)
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         self.read_into(tensor, entry, (0,) * len(entry.shape))
         return tensor
 

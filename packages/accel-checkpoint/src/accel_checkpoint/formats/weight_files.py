@@ -133,9 +133,10 @@ class MappedFile:
     def tensor(self, place: ByteRange) -> torch.Tensor:
         """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
         if place.start % place.dtype.itemsize:
-            raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
+            empty: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
+            raw: torch.Tensor = empty.set_(self._storage, place.start, (place.num_bytes,), (1,))
             return raw.clone().view(place.dtype).reshape(place.shape)
-        empty: Any = torch.empty(0, dtype=place.dtype)
+        empty = torch.empty(0, dtype=place.dtype, device="cpu")
         view: torch.Tensor = empty.set_(self._storage, place.start // place.dtype.itemsize, place.shape)
         return view
 
@@ -369,7 +370,8 @@ class WeightRows:
             _read_bytes(path, part, start)
             return
         values = part.view(-1)
-        buffer = torch.empty(min(len(values), _BUFFER_BYTES // place.dtype.itemsize), dtype=place.dtype)
+        size = min(len(values), _BUFFER_BYTES // place.dtype.itemsize)
+        buffer = torch.empty(size, dtype=place.dtype, device="cpu")
         for begin in range(0, len(values), max(1, len(buffer))):
             filled = buffer[: len(values) - begin]
             _read_bytes(path, filled, start + begin * place.dtype.itemsize)

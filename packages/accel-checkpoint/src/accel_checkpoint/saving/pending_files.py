@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.file_names import MANIFEST_NAME, TORCH_SUFFIXES, is_trained_file
 from accel_checkpoint.files import Digest, FileEntry, is_plain_name, shown
 from accel_checkpoint.formats.weight_files import DTYPES
-from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_checkpoint.saving.snapshot import CallersStreams, HostBuffers
 from accel_checkpoint.tensors import (
     DeferredTensor,
     check_plain,
@@ -204,6 +204,8 @@ def write_files(
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
+    for file in files:
+        file.snapshot(CallersStreams())
     # In a forked process torch replaces its pool of threads at the first use, which fails in two threads at once.
     torch.set_num_threads(torch.get_num_threads())
     with ThreadPoolExecutor(min(num_threads, MAX_WRITERS), thread_name_prefix="accel-checkpoint") as pool:

@@ -164,12 +164,11 @@ class Stage:
             if self._buffers is None:
                 self._complete(files, num_threads=os.cpu_count() or 1)
             else:
-                self._complete_in_background(self._snapshot(files, self._buffers), self._buffers)
+                self._complete_in_background(self._snapshot(files, self._buffers))
 
-    def _complete_in_background(self, files: list[PendingFile], buffers: HostBuffers) -> None:
+    def _complete_in_background(self, files: list[PendingFile]) -> None:
         def finish() -> Path:
             try:
-                buffers.wait()
                 self._complete(files)
             except BaseException as error:
                 self._abort(error)
@@ -222,7 +221,6 @@ class Stage:
         for file in files:
             if file.deferred or (file.is_writer and self._failure is None):
                 copies.append(self._attempt(snapshot_of, file, buffers))
-        self._attempt(buffers.join_streams)
         return [copy for copy in copies if copy is not None]
 
     def _write(self, files: Sequence[PendingFile], num_threads: int) -> list[FileEntry]:

@@ -66,6 +66,8 @@ class Checkpointer:
         self.custom_objects: list[Any] = []
         self.project: ProjectConfiguration = configuration.project
         """Folders of the project, and how its checkpoints are named and kept."""
+        # A script may change the working directory, and one that has vanished matters to relative paths alone.
+        self._start = Path() if Path(self.project.project_dir or "/").is_absolute() else Path.cwd()
         self._processes = processes
         self._strategy = strategy
         self._precision = precision
@@ -409,7 +411,7 @@ class Checkpointer:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
 
         folder = self.project.project_dir
-        return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
+        return None if folder is None else self._start / folder / FOLDER_OF_CHECKPOINTS
 
     def _target(
         self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool

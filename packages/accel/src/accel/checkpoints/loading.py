@@ -22,11 +22,13 @@ from accel.checkpoints.items import (
     ScalerItem,
     SchedulerItem,
     StateItem,
+    keep_rates_together,
     other_items,
 )
 from accel.checkpoints.runs import RunObjects, SavedRun, saved_formats
 from accel_checkpoint import trusted_files
 from accel_checkpoint.file_names import SAMPLER_NAME
+from accel_checkpoint.functions import check_map_location
 from accel_checkpoint.listing import (
     Found,
     check_loadable,
@@ -109,6 +111,8 @@ class LoadOptions:
                 f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
                 f"missing_ok, only, skip, key_map, trusted, load_kwargs, {', '.join(_DEEPSPEED_NAMES)}."
             )
+        for location in (given.get("map_location"), others.get("map_location")):
+            check_map_location(None if location == "on_device" else location)  # Accelerate's other value
         wanted = set(_ALL_KINDS if only is None else _kinds("only", only)) - _kinds("skip", skip or ())
         if others.get("load_module_only", False) or not others.get("load_optimizer_states", True):
             wanted.discard("optimizers")
@@ -196,7 +200,7 @@ def load_checkpoint(
         deferred.agree(is_replaced=token != of_rank_0 or is_replaced())
         with run.stepper.loading():
             with _not_loaded(saver, "loaded", folder) as deferred:
-                _load(contents, saved)
+                _load(run, contents, saved)
             next_number = deferred.agree(next_number, _highest, is_replaced=not is_open and is_replaced())
     return int(next_number) if next_number else None
 
@@ -263,8 +267,9 @@ def _read(
     return contents
 
 
-def _load(contents: list[Content], saved: SavedRun) -> None:
+def _load(run: RunObjects, contents: list[Content], saved: SavedRun) -> None:
     """Load the items that have been read."""
+    loaded = [item for item, _, _ in contents]
     while contents:
         item, name, content = contents.pop(0)
         try:
@@ -272,6 +277,7 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
         except LOADING_ERRORS as error:
             item.strictness(saved).report_error(error, file_name=name, into=item.label)
         del content  # closes the file that it is mapped from
+    keep_rates_together(run, loaded)
     if saved.restarted_loaders:
         logger.warning(
             "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "

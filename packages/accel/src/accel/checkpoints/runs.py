@@ -21,7 +21,6 @@ from accel_checkpoint.listing import Found
 from accel_checkpoint.random_states import States, from_file, reseed_for
 from accel_checkpoint.strictness import Strictness
 from accel_ops.random import restore_rng_states
-from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
@@ -273,7 +272,8 @@ class RankState:
         """Restore the random states; if the number of data-parallel ranks has changed, derive new ones from them."""
         changes = []
         if saved.has_same_ranks or (saved.has_same_seeds and saved.rank_source[1]):
-            self._restore_states(saved.strict)
+            if self.states is not None:
+                restore_rng_states(self.states)
         else:
             if self.states is not None:
                 seed_index, num_seeds = saved.layout.seed_index(saved.rank), saved.layout.num_seeds
@@ -292,17 +292,6 @@ class RankState:
                 _described(saved.layout),
                 " and ".join(changes),
             )
-
-    def _restore_states(self, strict: Strictness) -> None:
-        if self.states is None:
-            return
-        try:
-            restore_rng_states(self.states)
-        except CheckpointError as error:
-            if strict.is_strict:
-                raise
-            strict.report(str(error))
-            restore_rng_states(self.states, strict=False)
 
 
 def _described(layout: MeshLayout) -> str:

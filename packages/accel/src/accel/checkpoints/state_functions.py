@@ -16,6 +16,7 @@ from torch import nn
 from accel_checkpoint.file_names import OPTIMIZERS, RANDOM_STATES, SCALER_NAME, SCHEDULERS
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
+from accel_checkpoint.functions import check_map_location
 from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.random_states import from_file, to_file
 from accel_checkpoint.saving.model_weights import pending_weights
@@ -89,13 +90,15 @@ def load_accelerator_state(
         dataloaders: Ignored.
         process_index: This process.
         scaler: The gradient scaler.
-        map_location: Ignored: files are read to the CPU and copied to each object's device.
+        map_location: A device; ignored: files are read to the CPU and copied to each object's device.
         load_kwargs: Ignored.
         **load_model_func_kwargs: Passed to each model's `load_state_dict`.
 
     Raises:
         CheckpointError: If a file is missing, damaged, or holds more than plain data.
+        ConfigError: If ``map_location`` is no device.
     """
+    check_map_location(None if map_location == "on_device" else map_location)
     files, device_index = saved_files(Path(input_dir)), PartialState().device.index or 0
     for index, model in enumerate(models):
         model.load_state_dict(read_model(files, index), **load_model_func_kwargs)
