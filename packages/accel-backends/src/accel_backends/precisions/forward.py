@@ -72,7 +72,7 @@ def wrap_forward(model: nn.Module, **settings: Any) -> None:
     restore_forward(model)
     model.forward = AutocastForward(model.forward, **settings)
     # `torch.jit.script` calls this; it reads the source of functions alone.
-    model.__prepare_scriptable__ = partial(_without_wrapper, model)
+    model.__dict__["__prepare_scriptable__"] = partial(_without_wrapper, model)
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
