@@ -146,7 +146,8 @@ def _end_after_failure(failure: BaseException) -> None:
 def _end_if_failed(has_ended: threading.Event) -> None:
     """Wait for the end of the group, and destroy it unless that has been done."""
     has_ended.wait()
-    if is_group_owned() and has_ended is _Owned.has_ended:
+    group = _Owned.group
+    if group is not None and is_group_owned() and has_ended is _Owned.has_ended:
         if "nccl" in dist.get_backend_config():
-            dist.group.WORLD.abort()
+            group.abort()
         leave_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
@@ -20,31 +21,28 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class AutocastForward(WrappedForward):
-    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``."""
+    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``.
+
+    The other settings are those of `torch.autocast`.
+    """
 
     def __init__(
         self,
         original: Callable[..., Any],
         *,
         device_type: str,
-        dtype: torch.dtype,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
         keeps_beside_loss: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__(original)
         self.device_type = device_type
-        self.dtype = dtype
-        self.enabled = enabled
-        self.cache_enabled = cache_enabled
         self.keeps_beside_loss = keeps_beside_loss
+        self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._forget_casts()
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
-        with torch.autocast(
-            self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled
-        ):
+        with torch.autocast(self.device_type, **self.settings):
             outputs = self.original(*args, **kwargs)
         self._forget_casts()
         if type(outputs) is torch.Tensor:
@@ -60,14 +58,9 @@ class AutocastForward(WrappedForward):
 
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
         """Return one around ``rebind(original)``, for a shallow copy of the model."""
-        return AutocastForward(
-            rebind(self.original),
-            device_type=self.device_type,
-            dtype=self.dtype,
-            enabled=self.enabled,
-            cache_enabled=self.cache_enabled,
-            keeps_beside_loss=self.keeps_beside_loss,
-        )
+        other = copy.copy(self)
+        other.original = rebind(self.original)
+        return other
 
 
 def _is_scalar(value: object) -> bool:
@@ -79,7 +72,7 @@ def wrap_forward(model: nn.Module, **settings: Any) -> None:
     restore_forward(model)
     model.forward = AutocastForward(model.forward, **settings)
     # `torch.jit.script` calls this; it reads the source of functions alone.
-    model.__prepare_scriptable__ = partial(_without_wrapper, model)
+    model.__dict__["__prepare_scriptable__"] = partial(_without_wrapper, model)
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:

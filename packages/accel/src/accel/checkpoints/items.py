@@ -288,7 +288,8 @@ def keep_rates_together(run: RunObjects, loaded: Sequence[StateItem]) -> None:
     optimizers = {id(run.strategy.bare_optimizer(optimizer)): optimizer for optimizer in run.optimizers}
     for scheduler in run.schedulers:
         schedule = getattr(scheduler, "scheduler", scheduler)
-        optimizer = optimizers.get(id(inner_optimizer(getattr(schedule, "optimizer", None))))
+        its_own: Any = getattr(schedule, "optimizer", None)
+        optimizer = optimizers.get(id(inner_optimizer(its_own)))
         is_together = (id(scheduler) in values) == (id(optimizer) in values)
         if optimizer is None or is_together or not hasattr(schedule, "get_last_lr"):
             continue
