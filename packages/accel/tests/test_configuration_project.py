@@ -35,6 +35,16 @@ def test_the_types_of_its_fields_can_be_resolved():
     assert typing.get_type_hints(ProjectConfiguration)["retention"] == Retention | None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("iteration", 1.5), ("iteration", -1), ("iteration", True), ("total_limit", 0)]
+)
+def test_a_number_that_cannot_be_is_refused_where_it_is_assigned_too(name, value):
+    project = ProjectConfiguration(iteration=3, total_limit=2)
+    with pytest.raises(ConfigError, match=f"`{name}` must be a whole number"):
+        setattr(project, name, value)
+    assert (project.iteration, project.total_limit) == (3, 2)
+
+
 def test_a_relative_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     project = ProjectConfiguration(project_dir="run", automatic_checkpoint_naming=True)

@@ -80,7 +80,7 @@ def checked():
     """Check every second of some steps without a forward, and let the model go."""
     model = TrackedDDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    check = AveragingCheck([model])
+    check = AveragingCheck([model], update=list)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -95,7 +95,7 @@ def test_an_optimizer_is_warned_of_once(world):
 
 def let_go():
     model = TrackedDDP(nn.Linear(4, 1))
-    check = AveragingCheck(weakref.WeakSet([model]))
+    check = AveragingCheck(weakref.WeakSet([model]), update=list)
     model(torch.ones(2, 4)).mean().backward()
     check(torch.optim.SGD(model.parameters(), lr=0.1))
     gone = weakref.ref(model)

@@ -62,6 +62,16 @@ def register(
         ) from error
 
 
+def restart(state: object) -> None:
+    """Make the state of a hook forget what belongs to the buckets of a reducer that is no more."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+    if isinstance(state, PowerSGDState):
+        state.iter = 0
+        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            memory.clear()
+
+
 def _hook(hook: HookType) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

@@ -71,9 +71,19 @@ def scale_down(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: 
     """Scale gradients, whose norm is ``norm``, so that it is at most ``max_norm``; no communication."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if math.isfinite(max_norm):
-        for gradient in gradients:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(factor.to(local.device, local.dtype))
+        for (device, dtype), tensors in _by_device_and_dtype(gradients).items():
+            torch._foreach_mul_(tensors, factor.to(device, dtype))
+
+
+def _by_device_and_dtype(
+    gradients: Iterable[torch.Tensor],
+) -> dict[tuple[torch.device, torch.dtype], list[torch.Tensor]]:
+    """Return what this rank holds, in lists that `_foreach` functions take in one kernel."""
+    found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        found.setdefault((local.device, local.dtype), []).append(local)
+    return found
 
 
 def _sharded_axes(gradient: torch.Tensor) -> tuple[DeviceMesh | None, tuple[int, ...]]:
@@ -108,8 +118,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 @torch.no_grad()
 def clip_values(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
     """Clamp each gradient value to plus or minus ``clip_value``; no communication."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            gradient = parameter.grad
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.clamp_(-clip_value, clip_value)
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+    for tensors in _by_device_and_dtype(gradients).values():
+        torch._foreach_clamp_min_(tensors, -clip_value)
+        torch._foreach_clamp_max_(tensors, clip_value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
 from accel_backends.strategies.ddp_ending import release_at_exit
+from accel_backends.strategies.ddp_parameters import Reducers
 from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import layers
@@ -38,29 +39,31 @@ class DDPStrategy(Strategy):
         """Bind the strategy to the run.
 
         Raises:
-            ConfigError: If there is no process group to average gradients over.
+            ConfigError: If several processes have no process group to average gradients over.
         """
-        if not (dist.is_available() and dist.is_initialized()):
+        if context.topology.world_size > 1 and not dist.is_initialized():
             raise ConfigError(
-                "The strategy `ddp` needs a process group, and this process has none. "
-                "Start the script with `accel launch` or torchrun, or use the strategy `single`."
+                f"The strategy `{self.name}` needs a process group, and this process has none. "
+                "Start the script with `accel launch` or torchrun."
             )
         super().setup(context)
-        self._tracked: weakref.WeakSet[TrackedDDP] = weakref.WeakSet()
+        self._reducers = Reducers()
 
     def _wrapping(self) -> DistributedDataParallelKwargs:
         """Return the DDP settings at present; a script may replace them."""
         return self.context.handlers.of(DistributedDataParallelKwargs) or DistributedDataParallelKwargs()
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
-        """Wrap ``model`` unless it is wrapped already or nothing in it is trained. All ranks together."""
-        if ddp_of(model) is not None or not any(parameter.requires_grad for parameter in model.parameters()):
+        """Wrap ``model`` if others train it, too, unless it is wrapped or frozen. All ranks together."""
+        if not dist.is_initialized() or ddp_of(model) is not None:
+            return model
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         handler = self._wrapping()
         wrapped = TrackedDDP(model, device_ids=_device_ids(model), **handler.to_kwargs())
         handler.register_comm_hook(wrapped)
         release_at_exit(wrapped)
-        self._tracked.add(wrapped)
+        self._reducers.add(wrapped)
         return wrapped
 
     def prepare_optimizer(
@@ -68,8 +71,15 @@ class DDPStrategy(Strategy):
     ) -> AcceleratedOptimizer:
         """Wrap ``optimizer``; it warns if it steps gradients that were not averaged."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
-        prepared.check_before_step(AveragingCheck(self._tracked))
+        prepared.check_before_step(
+            AveragingCheck(self._reducers, update=partial(self._reducers.update, before_step=True))
+        )
         return prepared
+
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute and average gradients as the base class does; parameters may be other ones than before."""
+        super().backward(loss, num_steps=num_steps, **kwargs)
+        self._reducers.update()
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients of ``model`` are reduced, or accumulate locally."""

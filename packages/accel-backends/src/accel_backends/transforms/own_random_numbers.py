@@ -27,7 +27,7 @@ def own_random_numbers(number: int, device: torch.device) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), device="cpu")) + number
     backend = device_backend_of(device)
     state = backend.get_rng_state()
-    backend.seed_all(seed)
+    backend.set_rng_state(torch.Generator(device).manual_seed(seed).get_state())
     try:
         yield
     finally:

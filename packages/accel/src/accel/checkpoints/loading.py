@@ -21,6 +21,7 @@ from accel.checkpoints.items import (
     ScalerItem,
     SchedulerItem,
     StateItem,
+    keep_rates_together,
     other_items,
 )
 from accel.checkpoints.runs import RunObjects, SavedRun, saved_formats
@@ -194,7 +195,7 @@ def load_checkpoint(
             contents, is_open = _read(run, left, saved, skipped=options.skipped), saved.formats.are_open
         deferred.agree(is_replaced=token != of_rank_0 or _is_replaced(folder, version))
         with _not_loaded(saver, "loaded", folder) as deferred:
-            _load(contents, saved)
+            _load(run, contents, saved)
     next_number = deferred.agree(
         next_number, _highest, is_replaced=not is_open and _is_replaced(folder, version)
     )
@@ -263,8 +264,9 @@ def _read(
     return contents
 
 
-def _load(contents: list[Content], saved: SavedRun) -> None:
+def _load(run: RunObjects, contents: list[Content], saved: SavedRun) -> None:
     """Load the items that have been read."""
+    loaded = [item for item, _, _ in contents]
     while contents:
         item, name, content = contents.pop(0)
         try:
@@ -272,6 +274,7 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
         except LOADING_ERRORS as error:
             item.strictness(saved).report_error(error, file_name=name, into=item.label)
         del content  # closes the file that it is mapped from
+    keep_rates_together(run, loaded)
     if saved.restarted_loaders:
         logger.warning(
             "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
