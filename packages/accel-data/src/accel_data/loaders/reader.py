@@ -118,7 +118,8 @@ class Reader:
         self._source.set_epoch(epoch)
         dataset, is_new, self._epoch = self._source.dataset, epoch != self._epoch, epoch
         if is_new and hasattr(dataset, "set_epoch") and getattr(self.loader, "persistent_workers", False):
-            if not any(isinstance(one, torch.Tensor) and one.is_shared() for one in vars(dataset).values()):
+            tensors = [one for one in vars(dataset).values() if isinstance(one, torch.Tensor)]
+            if not any(one.is_shared() for one in tensors):  # type: ignore[no-untyped-call]
                 self.loader = None
 
     def read_indices(self, sampler_pass: SamplerPass, *, state: Any = None) -> Iterator[Any]:
@@ -241,7 +242,7 @@ class Reader:
         self._sampler, self._latest = None, Latest() if self._source.is_stream else None
         # Ranks that share a stream read all of it, and a stream may draw its order.
         rank = self._rank if self._source.stream_shard is None else 0
-        fields = {"_iterator": None, "_accel_latest": self._latest, "_accel_rank": rank}
+        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest, "_accel_rank": rank}
         for name in ("batch_sampler", "sampler"):
             shard = getattr(loader, name)
             if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
