@@ -85,7 +85,6 @@ class OffloadedWeight:
     _prefetched: Transfer | None = field(default=None, init=False, repr=False)
     _shared: weakref.ref[torch.Tensor] | None = field(default=None, init=False, repr=False)
     _resident: torch.Tensor | None = field(default=None, init=False, repr=False)
-    _copy_of_callers: tuple[int, torch.Tensor] | None = field(default=None, init=False, repr=False)
 
     @property
     def is_live(self) -> bool:
@@ -172,7 +171,7 @@ class OffloadedWeight:
 
     def _change(self, source: StoredWeight, dtype: torch.dtype) -> None:
         self.source, self.dtype, self.is_changed = source, dtype, True
-        self._prefetched = self._shared = self._copy_of_callers = None
+        self._prefetched = self._shared = None
 
     def in_dtype(self, dtype: torch.dtype) -> OffloadedWeight:
         """Return a weight with the same stored values and another dtype in the model."""
@@ -230,7 +229,9 @@ class OffloadedWeight:
             elif self.is_copied:
                 values = self._transfer().tensor
             else:
-                values = self._values_of_callers() if self.source.is_callers else self.stored()
+                values = self.stored()
+                if self.source.is_callers:
+                    values = values.clone()  # a forward pass may write to it
             if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
@@ -241,13 +242,6 @@ class OffloadedWeight:
                 if values.requires_grad:
                     values.register_hook(self._refuse_gradient)  # type: ignore[no-untyped-call]
         return _Live(values)
-
-    def _values_of_callers(self) -> torch.Tensor:
-        """Return a copy of values that belong to the caller, which may be written to; a new one if they changed."""
-        given = self.source.read()
-        if self._copy_of_callers is None or self._copy_of_callers[0] != given._version:
-            self._copy_of_callers = given._version, given.detach().to(self.dtype, copy=True)
-        return self._copy_of_callers[1]
 
     def _refuse_gradient(self, gradient: torch.Tensor) -> None:
         raise StateError(
