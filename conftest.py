@@ -3,6 +3,8 @@
 A test marked ``engine("slurm")`` needs an engine, a service or a network that an ordinary environment lacks. It runs
 only if that engine is asked for, with ``--engine slurm``. Then no other test runs, and none may be skipped.
 With ``--no-unexpected-skips``, as in CI, tests are skipped for the reasons in `EXPECTED_SKIPS` only.
+Accelerators are hidden before torch is imported, so that tests find the same CPUs everywhere. A test that is marked
+``gpu`` or takes the fixture ``device`` runs on a GPU in a second pass, with ``ACCEL_TEST_DEVICE=cuda`` and ``-m gpu``.
 Files with slow tests come first, so that in a run in several processes none is left with a long file at the end.
 """
 
@@ -13,12 +15,14 @@ from collections import Counter
 
 import pytest
 
+from tools.harness.device import device_type, hide_accelerators, is_device_pass
+
+hide_accelerators()
 pytest_plugins = ("tools.harness.plugin",)
 
 NEEDS_ACCELERATOR = "needs an accelerator (CUDA or ROCm)"
 EXPECTED_SKIPS = {
     "needs an accelerator": "CI has none",
-    "needs a machine without an accelerator": "runs in CI, and is skipped where there is one",
     "needs a TPU": "CI has none",
     "needs macOS": "CI runs Linux",
     "needs the right to mount": "containers may not have it; CI has",
@@ -59,6 +63,7 @@ class Selection:
         self._engines = set(engines)
         self._left_out: Counter[str] = Counter()
 
+    @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks that are added here
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         known = {name for item in items for name in engines_of(item)}
         if unknown := self._engines - known:
@@ -76,7 +81,7 @@ class Selection:
         if left_out:
             config.hook.pytest_deselected(items=left_out)
         items[:] = slow_files_first(chosen)
-        skip_what_needs_an_accelerator(items)
+        mark_tests_of_the_device(items)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._left_out:
@@ -135,13 +140,12 @@ def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: item.path not in slow)
 
 
-def skip_what_needs_an_accelerator(items: list[pytest.Item]) -> None:
-    """Mark the tests that are marked ``gpu`` as skipped, unless PyTorch sees a GPU."""
-    needing = [item for item in items if item.get_closest_marker("gpu")]
-    if not needing:
-        return
-    import torch  # takes a second, and most selections hold no such test
-
-    if not torch.cuda.is_available():  # True for ROCm, too
-        for item in needing:
+def mark_tests_of_the_device(items: list[pytest.Item]) -> None:
+    """Mark tests with the fixture ``device`` as ``gpu`` in the second pass; on the CPU, skip others with that mark."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        has_device = "device" in getattr(item, "fixturenames", ()) and "device" not in params
+        if has_device and is_device_pass():
+            item.add_marker("gpu")
+        if device_type() == "cpu" and not has_device and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NEEDS_ACCELERATOR))

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # for live processes
 from cuda_on_cpu import cpu_for_cuda  # noqa: E402
+from megatron_training import batches, gpt2, load_gpt2, train_megatron, train_plain  # noqa: E402
 
 from accel import Accelerator  # noqa: E402
 from accel.utils import MegatronLMDummyScheduler, MegatronLMPlugin  # noqa: E402
-from tools.gpu.megatron import batches, gpt2, load_gpt2, train_megatron, train_plain  # noqa: E402
 
 SHAPE = {"num_tokens": 16, "vocabulary": 64}
 MODEL = {"width": 32, "num_layers": 4, "num_heads": 4, **SHAPE}

@@ -11,9 +11,9 @@ from importlib import import_module
 from tools.commands.protocol import Command
 from tools.setup.failures import SetupError
 
-COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "clean")
+COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "gpu", "clean")
 EPILOG = """\
-Begin with `python tools/dev.py demo`: two processes train an image classifier. Then `… test`.
+Begin with `python tools/dev.py demo`: it trains an image classifier on the devices here. Then `… test`.
 The first command makes .venv and installs everything (one to three minutes); later ones start at once.
 Everything that is made lies in .venv, .venvs, build, dist, runs and site; `clean` removes it.
 """

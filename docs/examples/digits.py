@@ -128,6 +128,7 @@ def main() -> None:
     if accelerator.is_main_process:
         draw(history, args.output_dir / "curves.png")
         facts = {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+        facts["device"] = accelerator.device.type
         result = {"right": right, "seen": seen, **facts, **history}
         (args.output_dir / "result.json").write_text(json.dumps(result, indent=2))
     accelerator.print(f"{right} of {seen} held-out scans right: accuracy {right / seen:.4f}")

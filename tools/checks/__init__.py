@@ -15,6 +15,7 @@ CHECKS = (
     "settings_table",
     "tracker_table",
     "device_table",
+    "gpu_table",
     "engine_table",
     "client_table",
     "dependency_table",

@@ -134,7 +134,6 @@ EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "shards of the model (`dp_shard_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
             "shared layers (`tp_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
             "stages of layers (`pp_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
-            "bf16": "tools/gpu/megatron.py",
         },
         "xla": {
             "accumulation": f"{_XLA}::test_one_device_trains_as_plain_pytorch",
@@ -168,6 +167,7 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("pipeline", "clipping by value"): "as `fsdp2` does it, from which it is inherited",
         ("pipeline", "memory of the CPU"): "no run offloads stages",
         ("pipeline", "several models"): "no run has more than one",
+        ("megatron", "bf16"): "needs a GPU",
         ("xla", "`torch.compile`"): "XLA compiles everything",
         ("xla", "accumulation over several models"): "no run has more than one",
         ("xla", "several models"): "no run has more than one",
@@ -177,12 +177,20 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
 
 ON_DEVICES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "single": {"cpu": EVIDENCE["single"]["accumulation"], "cuda": "tools/gpu/fp8.py"},
-        "megatron": {"cuda": "tools/gpu/megatron.py"},
+        "single": {
+            "cpu": EVIDENCE["single"]["accumulation"],
+            "cuda": f"{_TRAINING}::test_one_process_trains_bit_for_bit_as_plain_torch",
+        },
         "xla": {"xla": f"{_XLA}::test_one_device_trains_as_plain_pytorch"},
         **{
-            strategy: {"cpu": EVIDENCE[strategy]["accumulation"]}
-            for strategy in ("ddp", "fsdp", "fsdp2", "pipeline", "deepspeed")
+            strategy: {"cpu": EVIDENCE[strategy]["accumulation"], **({"cuda": on_cuda} if on_cuda else {})}
+            for strategy, on_cuda in {
+                "ddp": f"{_DDP}::test_two_ranks_train_as_one_process_with_the_same_global_batch",
+                "fsdp": f"{_SHARDED}::test_four_ranks_in_any_layout_train_as_one_process",
+                "fsdp2": f"{_SHARDED}::test_four_ranks_in_any_layout_train_as_one_process",
+                "pipeline": f"{_PIPELINE}::test_stages_train_like_one_process",
+                "deepspeed": "packages/accel/tests/test_accelerator_engines.py::test_deepspeed_in_fp16_skips_a_step_that_overflows_and_trains_on",
+            }.items()
         },
     }
 )

@@ -13,6 +13,8 @@ from accel_backends.strategies.selection import STRATEGIES, why_not_on
 from accel_state.devices import known_vendors
 from tools.checks.engine_evidence import EVIDENCE, ON_DEVICES, UNTESTED
 from tools.checks.tables import if_old, run_check
+from tools.gpu.results import STORED, read
+from tools.workspace import ROOT
 
 PAGE = Path("docs") / "reference" / "engines.md"
 BEGIN = "<!-- the tables begin -->\n"
@@ -165,7 +167,9 @@ def _lines() -> Iterator[str]:
         cells = (
             "no"
             if why_not_on(vendor, capabilities) is not None
-            else _shown(ON_DEVICES[name][vendor.name])
+            else _on_gpu(name)
+            if vendor.name == "cuda"
+            else "yes"
             if vendor.name in ON_DEVICES.get(name, {})
             else "not run"
             for name, capabilities in strategies.items()
@@ -189,11 +193,19 @@ def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
     if not row.is_declared(capabilities):
         return "no"
     evidence = EVIDENCE.get(strategy, {}).get(row.feature)
-    return "untested" if evidence is None else _shown(evidence)
+    return "untested" if evidence is None else "yes"
 
 
-def _shown(evidence: str) -> str:
-    return "script" if evidence.startswith("tools/gpu/") else "yes"
+def _on_gpu(strategy: str) -> str:
+    """Return what the rows of the last runs on a GPU say of a strategy, those of its test before all others."""
+    test = ON_DEVICES.get(strategy, {}).get("cuda", "-")
+    rows = [row for row in read(ROOT / STORED) if "row" in row and row["ok"] is not None]
+    chosen = [row for row in rows if row["row"].partition("[")[0] == test] or [
+        row for row in rows if row.get("strategy") == strategy
+    ]
+    if not chosen:
+        return "not run"
+    return "yes" if all(row["ok"] for row in chosen) else "wrong"
 
 
 if __name__ == "__main__":

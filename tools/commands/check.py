@@ -22,6 +22,7 @@ REPAIRING = (
     "settings_table",
     "tracker_table",
     "device_table",
+    "gpu_table",
     "engine_table",
     "client_table",
     "dependency_table",

@@ -1,4 +1,4 @@
-"""Run the tests; the last line is pytest's own summary."""
+"""Run the tests, on a machine with a GPU those of devices a second time; the last line is pytest's own summary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from tools.engines import NAMES, load_engine
 from tools.engines.running import run_engines
 from tools.setup.failures import SetupError
 from tools.setup.presets import development
-from tools.setup.running import run
+from tools.setup.running import run, say
+from tools.setup.torch_build import has_gpu
 from tools.workspace import ROOT
 
 NUM_SLOWEST = 20
 LIMIT_S = 2700.0
 """The suite takes minutes; a process that hangs and holds the pipes of pytest-xdist would keep it for ever."""
+SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+NO_TESTS = 5
+"""pytest's exit code if nothing was chosen."""
 MOST_WORKERS = 4
 """Each has a gigabyte or two of libraries, ranks and scripts."""
 
@@ -41,7 +45,13 @@ def test(arguments: argparse.Namespace) -> int:
     command += arguments.handed_on
     with tempfile.TemporaryDirectory(prefix="accel-path-") as folder:
         environ = environ_of_suite(environment.child_environ(), Path(folder))
-        return run(command, cwd=ROOT, environ=environ, limit_s=LIMIT_S)
+        code = run(command, cwd=ROOT, environ=environ, limit_s=LIMIT_S)
+        if not has_gpu() or run([environment.python, "-c", SEES_A_GPU], cwd=ROOT, environ=environ):
+            return code
+        say("the second pass: tests of devices, on the GPU")
+        on_gpu = {**environ, "ACCEL_TEST_DEVICE": "cuda"}
+        second = run([*command, "-m", "gpu"], cwd=ROOT, environ=on_gpu, limit_s=LIMIT_S)
+        return code or (0 if second == NO_TESTS else second)
 
 
 def environ_of_suite(environ: dict[str, str], folder: Path) -> dict[str, str]:

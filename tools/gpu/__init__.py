@@ -1,1 +1,1 @@
-"""Checks that need a GPU, each a script to be run by hand where one is: `python -m tools.gpu.NAME`."""
+"""What ``python tools/dev.py gpu`` runs: device tests, and speed next to plain PyTorch and Accelerate."""

@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 
 from accel_state.environment import export
+from tools.harness.device import device_type
 from tools.harness.fork_server import fork_server_pids
 from tools.harness.imported_objects import ImportedObjects
 from tools.harness.leaks import ProcessSnapshot, has_process_group
 from tools.harness.parallel_jobs import ParallelJobs
 from tools.harness.world import World
 
+MOST_RANKS_OF_A_GPU = 4
+"""Each takes a gigabyte of its memory before it has a model."""
 _worlds: dict[int, World] = {}
 _imported = ImportedObjects()
 
@@ -68,12 +71,25 @@ def _live_worlds() -> Iterator[dict[int, World]]:
 
 @pytest.fixture
 def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
-    """Return a function that gives a world of that many live processes, shared by the whole test session."""
+    """Return a function that gives a world of that many live processes, shared by the whole test session.
+
+    They compute on `device_type`, on one GPU all together: a test that wants more than that has room for is skipped.
+    """
 
     def of_size(num: int) -> World:
-        return _live_worlds.setdefault(num, World(num))
+        if device_type() != "cpu" and num > MOST_RANKS_OF_A_GPU:
+            pytest.skip(f"needs {num} ranks, and one GPU has room for {MOST_RANKS_OF_A_GPU}")
+        return _live_worlds.setdefault(num, World(num, device_type()))
 
     return of_size
+
+
+@pytest.fixture
+def device() -> Any:
+    """The device that the test runs on: the CPU in the plain suite, the accelerator in the second pass."""
+    import torch
+
+    return torch.device(device_type(), *([] if device_type() == "cpu" else [0]))
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,8 @@ _OF_TORCH = _names(
 _CASTING = frozenset({"get_amp_supported_dtype", "is_bf16_supported"})
 _DOCUMENTED: dict[str, frozenset[str]] = {
     # https://docs.pytorch.org/docs/stable/cuda.html
-    "cuda": _OF_TORCH | {"get_device_capability", "is_bf16_supported", "mem_get_info"},
+    "cuda": _OF_TORCH
+    | {"get_device_capability", "get_device_properties", "is_bf16_supported", "mem_get_info"},
     # https://docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html; random numbers are in `torch.hpu.random`
     "hpu": _names(
         "current_device device_count get_device_name is_available mem_get_info memory_allocated random synchronize"
@@ -133,7 +134,8 @@ class _Functions:
         return self._module.capability
 
     def get_device_properties(self, device: torch.device | int | None = None) -> types.SimpleNamespace:
-        return types.SimpleNamespace(has_fp64=self._module.has_fp64)
+        number = self._current if device is None else device if isinstance(device, int) else device.index
+        return types.SimpleNamespace(has_fp64=self._module.has_fp64, uuid=number + 10)
 
     def synchronize(self, device: torch.device | int | None = None) -> None:
         """Nothing to wait for."""

@@ -12,11 +12,12 @@ import sys
 import threading
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from accel_ops import send_to_device
 from accel_state.environment import restore, snapshot
 from accel_state.errors import StateError
 from accel_state.group_exit import is_group_owned, leave_group
@@ -33,8 +34,13 @@ class Worker:
     """A rank and its connection to the test that drives it."""
 
     def __init__(
-        self, rank: int, world_size: int, line: Connection[Outcome, tuple[Call, str | None] | None]
+        self,
+        rank: int,
+        world_size: int,
+        line: Connection[Outcome, tuple[Call, str | None] | None],
+        device_type: str,
     ) -> None:
+        self.device_type = device_type
         self.rank = rank
         self.world_size = world_size
         self.line = line
@@ -59,6 +65,8 @@ class Worker:
         try:
             self.set_up(rendezvous)
             result = call()
+            if self.device_type != "cpu":
+                result = send_to_device(result, "cpu")
             self.check_clean(environ)
             return Outcome.of_result(result, has_intact_group=has_only_default_group() and is_group_owned())
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test shall see it
@@ -72,17 +80,12 @@ class Worker:
         self.imported.freeze()
         random.seed(0)
         torch.manual_seed(0)
-        if rendezvous is None:
-            PartialState(cpu=True)
-        else:
-            PartialState(
-                cpu=True,
-                backend="gloo",
-                init_method=f"file://{rendezvous}",
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=TIMEOUT,
-            )
+        where: dict[str, Any] = {"cpu": self.device_type == "cpu"}
+        if rendezvous is not None:
+            where |= {"backend": "gloo"} if where["cpu"] else {}
+            where |= {"init_method": f"file://{rendezvous}", "timeout": TIMEOUT}
+            where |= {"rank": self.rank, "world_size": self.world_size}
+        PartialState(**where)
 
     def leave_groups(self) -> None:
         """Leave all process groups, each of which has a thread that wakes up a hundred times a second."""
@@ -117,6 +120,7 @@ def die_with_parent() -> None:
 def main() -> NoReturn:
     """Serve one rank until the test session ends."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument(
@@ -127,7 +131,7 @@ def main() -> NoReturn:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     die_with_parent()
     torch.set_num_threads(1)
-    worker = Worker(arguments.rank, arguments.world_size, Connection(arguments.line))
+    worker = Worker(arguments.rank, arguments.world_size, Connection(arguments.line), arguments.device)
     worker.serve()
     worker.leave_groups()
     sys.stdout.flush()

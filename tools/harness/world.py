@@ -7,6 +7,7 @@ import pickle
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,12 @@ _STDERR_BYTES = 8000
 _WORDS_BYTES = 1000
 _SLEEPS = re.compile(r"Thread .*\n.*threading\.py.* in wait\n")
 """Matches the stack of a thread that waits for its next turn, but never that of the main thread, the current one."""
+_ROOT = Path(__file__).resolve().parents[2]
+_ON_ONE_GPU = {
+    "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "1", "NCCL_RAS_ENABLE": "0",
+}  # fmt: skip
+"""NCCL takes several ranks on one GPU if each claims to be on a host of its own; they talk over sockets then."""
 _MAIN = "from tools.harness.worker import main; main()"
 
 
@@ -43,14 +50,14 @@ class _Rank:
     """One worker process, the connection to it and the file with its output."""
 
     number: int
-    process: ForkedProcess
+    process: ForkedProcess | subprocess.Popen[bytes]
     line: Connection[Any, Any]
     output: IO[bytes]
     lifeline: IO[bytes]
     """The worker ends when this is closed, however this process ends."""
 
     @classmethod
-    def start(cls, number: int, world_size: int) -> _Rank:
+    def start(cls, number: int, world_size: int, device_type: str) -> _Rank:
         line, their_line = Pipe()
         output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
         place = {
@@ -60,11 +67,31 @@ class _Rank:
             "LOCAL_WORLD_SIZE": world_size,
         }
         environ = {**snapshot(), **{key: str(value) for key, value in place.items()}, "OMP_NUM_THREADS": "1"}
-        argv = ("-c", _MAIN, "--rank", str(number), "--world-size", str(world_size), "--line")
+        argv = (
+            "-c",
+            _MAIN,
+            "--device",
+            device_type,
+            "--rank",
+            str(number),
+            "--world-size",
+            str(world_size),
+            "--line",
+        )
         theirs, ours = os.pipe()
         lifeline = os.fdopen(ours, "wb", buffering=0)
+        process: ForkedProcess | subprocess.Popen[bytes]
         with their_line, os.fdopen(theirs, "rb") as stdin:
-            process = fork_server().start(argv, environ=environ, streams=(stdin, output, output, their_line))
+            if device_type == "cpu":
+                streams = (stdin, output, output, their_line)
+                process = fork_server().start(argv, environ=environ, streams=streams)
+            else:  # what was forked from a process that has touched CUDA cannot use it
+                environ |= {**_ON_ONE_GPU, "NCCL_HOSTID": f"rank{number}"}
+                words = [sys.executable, *argv, str(their_line.fileno())]
+                process = subprocess.Popen(
+                    words, env=environ, cwd=_ROOT, stdin=stdin, stdout=output, stderr=output,
+                    pass_fds=[their_line.fileno()], start_new_session=True,
+                )  # fmt: skip
         return cls(number, process, line, output, lifeline)
 
     def tail(self) -> str:
@@ -104,11 +131,13 @@ class _Rank:
 class World:
     """``size`` processes, started at the first `run` and again after a failure.
 
-    Each body finds a `PartialState` (CPU, gloo) and fixed seeds; nothing of an earlier body remains.
+    Each body finds a `PartialState` (CPU and gloo, or all on one GPU over NCCL) and fixed seeds; nothing of an earlier
+    body remains. Tensors in results are on the CPU.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.size = size
+        self.device_type = device_type
         self._ranks: list[_Rank] = []
         self._has_group = False
         self._num_runs = 0
@@ -153,7 +182,7 @@ class World:
             return
         self._end(timeout_s=0)
         self._meeting_place = tempfile.TemporaryDirectory(prefix="accel-world-")
-        self._ranks = [_Rank.start(number, self.size) for number in range(self.size)]
+        self._ranks = [_Rank.start(number, self.size, self.device_type) for number in range(self.size)]
         for rank in self._ranks:
             if not rank.line.poll(_START_S):
                 self._end(timeout_s=0)

@@ -39,7 +39,18 @@ def test_real_old_pythons_read_the_file():
 def test_help_names_every_command():
     done = run(sys.executable, DEV, "--help", cwd=os.sep)
     assert done.returncode == 0
-    for command in ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "clean"):
+    for command in (
+        "demo",
+        "test",
+        "check",
+        "docs",
+        "isolated",
+        "wheels",
+        "release",
+        "bench",
+        "gpu",
+        "clean",
+    ):
         assert f"    {command} " in done.stdout
 
 

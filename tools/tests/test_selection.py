@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch  # before any run in this process: each forgets the modules that it was the first to import
 
+from accel_state.environment import variable
+
 pytest_plugins = "pytester"
 CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
 TESTS = """
@@ -93,13 +95,34 @@ def test_expected_skips_and_expected_failures_pass(run):
     result.assert_outcomes(skipped=1, xfailed=1)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_needs_an_accelerator_is_skipped_where_there_is_none(run, monkeypatch, is_there):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
-    source = "import pytest\npytestmark = pytest.mark.gpu\ndef test_it(): pass"
-    result = run(source, "--no-unexpected-skips")
+DEVICE_TESTS = """
+import pytest
+@pytest.mark.gpu
+def test_of_a_gpu(): pass
+@pytest.fixture
+def device(): pass
+def test_of_any_device(device): pass
+def test_of_none(): pass
+"""
+
+
+@pytest.mark.leaks_environment("ACCEL_TEST_DEVICE")
+@pytest.mark.parametrize(
+    ("device", "options", "outcome"),
+    [("", [], {"passed": 2, "skipped": 1}), ("cuda", ["-m", "gpu"], {"passed": 2, "deselected": 1})],
+)
+def test_tests_of_a_device_run_on_the_cpu_and_in_a_second_pass_on_it(
+    run, monkeypatch, device, options, outcome
+):
+    monkeypatch.setenv("ACCEL_TEST_DEVICE", device)
+    result = run(DEVICE_TESTS, "--no-unexpected-skips", *options)
     assert result.ret == pytest.ExitCode.OK
-    result.assert_outcomes(**{"passed" if is_there else "skipped": 1})
+    result.assert_outcomes(**outcome)
+
+
+def test_no_test_sees_an_accelerator_of_the_machine():
+    assert variable("CUDA_VISIBLE_DEVICES") == ""
+    assert not torch.accelerator.is_available()
 
 
 def test_files_with_slow_tests_or_shared_jobs_come_first_and_stay_together(run, pytester):

@@ -26,7 +26,7 @@ def commands_of(workflow: str) -> list[list[str]]:
     """Return the words of everything that a workflow runs with our Python; what CI fills in is a package."""
     jobs = yaml.safe_load((WORKFLOWS / workflow).read_text())["jobs"].values()
     runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
-    texts = [re.sub(r"\$\{\{.*?\}\}", "accel-data", run).replace("packages/accel-data", "") for run in runs]
+    texts = [re.sub(r"\"\$(PACKAGE|PART|TORCH)\"", "accel-data", run) for run in runs]
     return [shlex.split(text.replace("$GITHUB_REF_NAME", "accel-data-v0.2.0")) for text in texts]
 
 
@@ -55,9 +55,15 @@ def test_every_package_is_in_every_matrix_of_packages():
         assert len(re.findall(rf"^ +- (?:packages/)?{name}$", CI, re.MULTILINE)) == 3, name
 
 
-def test_a_release_uses_actions_that_nobody_can_move():
-    uses = [step["uses"] for job in RELEASE.values() for step in job["steps"] if "uses" in step]
+@pytest.mark.parametrize("workflow", ["ci.yml", "release.yml"])
+def test_workflows_use_actions_that_nobody_can_move_and_keep_no_credentials(workflow):
+    jobs = yaml.safe_load((WORKFLOWS / workflow).read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    uses = [step["uses"] for step in steps if "uses" in step]
     assert [use for use in uses if re.fullmatch(r"[\w/.-]+@[0-9a-f]{40}", use) is None] == []
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert {step["with"]["persist-credentials"] for step in checkouts} == {False}
+    assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
 
 
 @pytest.mark.parametrize("workflow", ["ci.yml", "release.yml"])

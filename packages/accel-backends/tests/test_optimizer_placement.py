@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 
+import pytest
 import torch
 from torch import nn
 
@@ -34,6 +35,16 @@ def test_state_follows_its_parameter_and_keeps_its_type_and_step_counter():
     assert (state["exp_avg"].device.type, state["exp_avg"].dtype) == ("meta", torch.float32)
     assert state["buffers"][0].device.type == "meta"
     assert (state["step"].device.type, state["step"].item()) == ("cpu", 3.0)
+
+
+@pytest.mark.parametrize("option", ["fused", "capturable"])
+def test_an_optimizer_that_counts_on_the_device_gets_its_counter_there(option):
+    weight = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.param_groups[0][option] = True  # as on a device, which `meta` is none of for torch
+    optimizer.state[weight] = {"step": torch.tensor(3.0)}
+    place_optimizer_state(optimizer)
+    assert optimizer.state[weight]["step"].device.type == "meta"
 
 
 def test_the_wrapper_moves_state_only_if_it_is_to_place():

@@ -237,3 +237,12 @@ def test_the_encoder_of_an_encoder_decoder_has_a_hook(tmp_path, place):
         assert torch.equal(model(X), wanted(X))
     other = dispatch_model(Halves(is_encoder_decoder=False), {"": place}, offload_dir=tmp_path / "other")
     assert not hooks_of(other.encoder)
+
+
+def test_hooks_know_the_addresses_of_tied_weights_that_are_offloaded():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[1].weight
+    dispatch_model(model, {"0": "meta", "1": "cpu", "2": "cpu"})
+    for layer in (model[1], model[2]):
+        hook = layer._hf_hook
+        assert hook.tied_params_map[hook.weights_map["weight"].data_ptr()] == {}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -118,3 +120,70 @@ def test_files_that_others_wrote_give_the_same_results_wherever_their_tensors_be
     with torch.no_grad():
         for _ in range(3):
             assert torch.allclose(skeleton(x), model(x), rtol=1e-4, atol=1e-6)  # sums in another order
+
+
+def wide(num_layers=6) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(num_layers)])
+
+
+def in_memory_and_on_disk(folder, device, *, num_here, num_layers=6) -> nn.Module:
+    save_model(wide(num_layers), folder)
+    with init_empty_weights():
+        model = wide(num_layers)
+    here = "cpu" if device.type == "cpu" else device.index
+    places = {str(n): here if n < num_here else ("cpu", "disk")[n % 2] for n in range(num_layers)}
+    return load_checkpoint_and_dispatch(model, folder, device_map=places)
+
+
+@pytest.mark.parametrize("num_here", [1, 4])
+def test_a_model_in_three_places_computes_bit_for_bit_as_in_one(tmp_path, device, num_here):
+    model = in_memory_and_on_disk(tmp_path, device, num_here=num_here)
+    resident = wide().to(device)
+    with torch.no_grad():
+        for rows in torch.randn(4, 2, 1024, device=device):
+            assert torch.equal(model(rows), resident(rows))
+
+
+@pytest.mark.gpu
+def test_two_threads_on_streams_of_their_own_compute_as_one(tmp_path):
+    device = torch.device("cuda", 0)
+    model = in_memory_and_on_disk(tmp_path, device, num_here=1)
+    resident = wide().to(device)
+    rows = torch.randn(40, 2, 1024, device=device)
+    with torch.no_grad():
+        expected = [resident(one) for one in rows]
+    torch.cuda.synchronize()
+
+    def forwards(places):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            found = [(place, model(rows[place])) for place in places]
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(forwards, (range(0, 40, 2), range(1, 40, 2))):
+            for place, output in found:
+                assert torch.equal(output, expected[place])
+
+
+@pytest.mark.gpu
+def test_no_more_of_a_gpu_is_used_than_the_map_was_given(tmp_path):
+    num_layers, layer_bytes = 16, 4 * 1024 * 1025
+    limit = 6 * layer_bytes
+    save_model(wide(num_layers), tmp_path)
+    with init_empty_weights():
+        model = wide(num_layers)
+    wide(1).cuda()(torch.ones(2, 1024, device="cuda"))  # cuBLAS takes its workspace
+    before = torch.cuda.memory_allocated()
+    model = load_checkpoint_and_dispatch(
+        model, tmp_path, device_map="auto", max_memory={0: limit, "cpu": "1GB"}
+    )
+    assert "cpu" in model.hf_device_map.values()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        for _ in range(5):  # the host runs ahead of the device
+            model(torch.ones(2, 1024, device="cuda"))
+    torch.cuda.synchronize()
+    activations = 1 << 20
+    assert torch.cuda.max_memory_allocated() - before <= limit + activations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from accel_data import DataLoaderShard, gather_for_metrics, prepare_data_loader, skip_first_batches
 from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 
@@ -440,3 +440,20 @@ def test_a_rank_that_has_gone_on_to_the_next_epoch_comes_back_for_the_one_that_t
     seen, part = world(2).run(left_early_where_only_the_first_rank_has_a_batch)
     assert sorted(seen) == list(range(9))
     assert seen[:6] == part
+
+
+def evaluate_loaders_of_their_class() -> list[list[int]]:
+    rank = PartialState().process_index
+    loader = DataLoaderShard([10 * rank + number for number in range(3)], batch_size=2)
+    return [gather_for_metrics(batch).tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_loader_built_by_its_class_gives_the_rows_of_all_ranks(
+    world: Callable[[int], Any], num: int
+) -> None:
+    first = [10 * rank + number for rank in range(num) for number in range(2)]
+    assert (
+        world(num).run(evaluate_loaders_of_their_class)
+        == [[first, [10 * rank + 2 for rank in range(num)]]] * num
+    )

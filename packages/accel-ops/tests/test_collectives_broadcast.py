@@ -63,8 +63,9 @@ def test_every_rank_gets_its_own_back_with_the_values_of_the_source(ranks, size,
         needed = data.requires_grad
         received = broadcast([data], 1)[0]
         expected = kinds_of_memory(size, 1)[kind]
+        assert torch.equal(received.resolve_conj(), data.resolve_conj())
         return (
-            received is data,
+            (received is data) == (kind != "inference"),
             torch.equal(data.resolve_conj(), expected.resolve_conj()),
             data.requires_grad == needed,
         )
@@ -171,3 +172,14 @@ def gather_real_columns() -> list[float]:
 
 def test_real_processes_send_a_single_strided_tensor(world):
     assert world(2).run(gather_real_columns) == [[100_000.0, 100_000.0]] * 2
+
+
+def test_tensors_of_inference_mode_can_be_used_outside_of_it(ranks):
+    def body(rank: int) -> list[float]:
+        with torch.inference_mode():
+            data = torch.full((3,), float(rank))
+        received = broadcast(data)
+        (received * torch.ones((), requires_grad=True)).sum().backward()
+        return received.add_(1).tolist()
+
+    assert ranks(2).run(body) == [[1.0] * 3] * 2

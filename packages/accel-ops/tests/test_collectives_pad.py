@@ -51,11 +51,11 @@ def test_every_dtype_is_padded(ranks, dtype):
     assert torch.equal(padded[0], torch.ones(2, 2, dtype=dtype))
 
 
-def test_what_fits_or_has_no_such_dimension_is_returned_itself(ranks):
+def test_what_has_no_such_dimension_is_returned_itself(ranks):
     def body(rank: int) -> bool:
-        even, flat, scalar = torch.ones(2, 2), torch.ones(rank + 1), torch.tensor(1)
-        padded = pad_across_processes([even, flat, scalar], dim=1)
-        return all(one is two for one, two in zip(padded, [even, flat, scalar], strict=True))
+        flat, scalar = torch.ones(rank + 1), torch.tensor(1)
+        padded = pad_across_processes([flat, scalar], dim=1)
+        return all(one is two for one, two in zip(padded, [flat, scalar], strict=True))
 
     assert all(ranks(2).run(body))
 
@@ -136,3 +136,13 @@ def pad_real() -> list[Any]:
 
 def test_real_processes_pad_to_the_same_sizes(world):
     assert world(3).run(pad_real) == [[[[3, 2], [3]]] * 2] * 3
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 2)])
+def test_results_have_memory_of_their_own_on_every_rank(ranks, sizes):
+    def body(rank: int) -> list[float]:
+        data = torch.zeros(sizes[rank])
+        pad_across_processes(data).fill_(9)
+        return data.tolist()
+
+    assert ranks(2).run(body) == [[0.0] * size for size in sizes]

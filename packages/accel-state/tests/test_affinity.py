@@ -42,6 +42,7 @@ def nvml(tmp_path, monkeypatch):
     module = types.ModuleType("pynvml")
     module.__spec__ = types.SimpleNamespace(name="pynvml")
     module.log = log
+    module.NVMLError = type("NVMLError", (Exception,), {})
     module.nvmlInit = lambda: log.append("init")
     module.nvmlShutdown = lambda: log.append("shutdown")
     module.nvmlDeviceGetHandleByIndex = lambda index: index
@@ -167,3 +168,15 @@ def test_the_setting_binds_a_run_and_is_off_by_default(nvml, monkeypatch):
     monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", "1")
     PartialState(cpu=True)
     assert bound == [{0} & os.sched_getaffinity(0)]
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_a_driver_that_does_not_answer_is_named_with_what_to_do(nvml, monkeypatch, function):
+    def fail(*args):
+        raise nvml.NVMLError("NVML Shared Library Not Found")
+
+    monkeypatch.setattr(nvml, function, fail)
+    with pytest.raises(
+        NotAvailableError, match=r"where GPU 0 is: NVML Shared .*`enable_cpu_affinity` to false"
+    ):
+        override_numa_affinity(0)

@@ -17,8 +17,15 @@ from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
 from tools.harness.scripts import start_ranks
 
+# From Python 3.12 on no thread can be started while the interpreter ends.
 HEADER = """
-import datetime, sys, time
+import datetime, sys, threading, time
+def end_without_new_threads(shutdown=threading._shutdown):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    threading.Thread.start = refuse
+    shutdown()
+threading._shutdown = end_without_new_threads
 import torch, torch.distributed as dist
 from accel_state.partial_state import PartialState
 state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=TIMEOUT_S))
@@ -131,6 +138,7 @@ def test_script_ends_with_its_own_exit_code_whatever_its_last_act(outcome):
     for (errors, _), word in zip(ended, words, strict=True):
         assert word in errors
         assert "terminate called" not in errors
+        assert "interpreter shutdown" not in errors
 
 
 def interrupted(folder, *, waiting):

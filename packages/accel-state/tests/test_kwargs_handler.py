@@ -1,5 +1,6 @@
 """Kwargs handlers, and the one for the process group."""
 
+import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -60,3 +61,14 @@ def test_default_backend_is_no_wish():
 def test_timeout_that_is_none_is_refused(timeout, message):
     with pytest.raises(ConfigError, match=message):
         InitProcessGroupKwargs(timeout=timeout)
+
+
+@dataclass
+class OfTheUser(KwargsHandler):
+    level: str | None = field(default_factory=lambda: os.environ.get("MY_LEVEL"))
+
+
+def test_a_default_that_a_user_reads_from_the_environment_is_passed_on(monkeypatch):
+    monkeypatch.setenv("MY_LEVEL", "3")
+    assert OfTheUser().to_kwargs() == {"level": "3"}
+    assert os.environ["MY_LEVEL"] == "3"

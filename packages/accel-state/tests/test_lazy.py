@@ -45,8 +45,9 @@ def test_a_name_is_an_ordinary_attribute_after_its_first_use(face):
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_the_package(face):
-    with pytest.raises(AttributeError, match="module `face_of_a_test` has no attribute `nothing`"):
+    with pytest.raises(AttributeError, match="module `face_of_a_test` has no attribute `nothing`") as error:
         _ = face.nothing
+    assert (error.value.obj, error.value.name) == (face, "nothing")  # for Python's "Did you mean"
     assert not hasattr(face, "__wrapped__")
 
 

@@ -19,6 +19,10 @@ def mpi(rank, size, local_rank, local_size):
     return detect_topology({f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()})
 
 
+def places_of(hosts):
+    return [(hosts.count(host), hosts[:rank].count(host), host) for rank, host in enumerate(hosts)]
+
+
 @pytest.mark.parametrize(
     ("hosts", "places"),
     [
@@ -33,16 +37,33 @@ def mpi(rank, size, local_rank, local_size):
 def test_the_machine_is_that_of_the_ranks_on_the_same_host(hosts, places):
     for rank, (node_rank, local_rank) in enumerate(places):
         told = mpi(rank, len(hosts), local_rank, hosts.count(hosts[rank]))
-        found = on_hosts(told, hosts)
+        found = on_hosts(told, places_of(hosts))
         assert (found.node_rank, found.num_nodes) == (node_rank, len(set(hosts)))
         assert (found.rank, found.local_rank) == (rank, local_rank)
         assert not found.is_node_rank_assumed
 
 
-def test_hosts_of_the_same_name_leave_the_topology_as_it_was_told():
-    told = mpi(3, 4, 1, 2)
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "aaabbb", "ababab", "abcabc", "abbb", "babb"])
+def test_machines_of_the_same_name_have_each_local_rank_once(hosts):
+    alike = [(*numbers, "name") for *numbers, _ in places_of(hosts)]
+    pairs = set()
+    for rank, (num_local, local_rank, _) in enumerate(alike):
+        found = on_hosts(mpi(rank, len(hosts), local_rank, num_local), alike)
+        pairs.add((found.node_rank, found.local_rank))
+    assert len(pairs) == len(hosts)
+
+
+def test_a_number_of_ranks_that_does_not_fit_leaves_the_topology_as_it_was_told():
+    told = mpi(2, 3, 0, 2)
     assert told.is_node_rank_assumed
-    assert on_hosts(told, "aaaa") is told
+    assert on_hosts(told, [(2, 0, "a"), (2, 1, "a"), (2, 0, "a")]) is told
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_ranks_that_mpi_deals_out_have_each_machine_and_local_rank_once_before_they_meet(in_turn):
+    places = [divmod(rank, 2)[:: -1 if in_turn else 1] for rank in range(4)]
+    told = [mpi(rank, 4, local_rank, 2) for rank, (_, local_rank) in enumerate(places)]
+    assert [(one.node_rank, one.local_rank) for one in told] == places
 
 
 def test_nothing_is_assumed_where_the_launcher_says_it_or_there_is_one_machine():

@@ -57,3 +57,12 @@ def test_archives_on_the_path_are_read_too(tmp_path, monkeypatch):
         file.writestr("packed-1.0.dist-info/entry_points.txt", "[some.group]\nname = a:b\n")
     monkeypatch.syspath_prepend(str(archive))
     assert lines_of("some.group") == [("name", "a:b", "packed")]
+
+
+@pytest.mark.parametrize("text", [b"[some.group]\nname = \xff\xfe:b\n", b"[some.group]\nno equals sign\n"])
+def test_a_file_that_cannot_be_read_is_named_and_the_other_packages_work(site, text):
+    install(site, "broken", "")
+    (site / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(text)
+    install(site, "one", "[some.group]\nname = a:b\n")
+    with pytest.warns(UserWarning, match=r"`entry_points.txt` of the package `broken` in `.*` is ignored"):
+        assert lines_of("some.group") == [("name", "a:b", "one")]

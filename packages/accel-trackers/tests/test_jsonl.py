@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 from contextlib import closing
 
 import pytest
 import torch
 
+from accel_state.errors import ConfigError
 from accel_trackers import JsonlTracker
 from tools.harness.scripts import Script
 
@@ -67,3 +70,28 @@ def test_a_process_that_is_killed_has_written_what_it_logged(tmp_path):
     with closing(Script(["-c", code, tmp_path])) as script:
         assert script.process.wait(timeout=60) == -signal.SIGKILL
     assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(50))
+
+
+def test_a_file_that_was_deleted_is_named_and_a_new_one_has_what_follows(tracker):
+    tracker.log({"a": 1}, step=1)
+    shutil.rmtree(tracker.logging_dir)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl` was deleted"):
+        tracker.log({"a": 2}, step=2)
+    tracker.log({"a": 3}, step=3)
+    assert [line["step"] for line in lines(tracker.path)] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, fresh_state, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(ConfigError, match=f"{name}` is not a regular file"):
+        JsonlTracker("run", tmp_path).start()
+
+
+def test_each_line_is_strict_json(tracker):
+    tracker.log({"half": "\ud800", "a": float("inf")}, step=float("nan"))
+    tracker.log({"a": 1}, step=torch.tensor(3))
+    first, second = lines(tracker.path)
+    assert (first["step"], first["values"]) == ("NaN", {"half": "\ud800", "a": "Infinity"})
+    assert second["step"] == 3

@@ -166,3 +166,14 @@ def test_naming_what_is_usable_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         filter_trackers("all", tmp_path)
+
+
+@pytest.mark.parametrize("tracker", ["jsonl", "tensorboard"])
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/abs"])
+def test_a_name_of_a_run_that_leads_out_of_the_folder_is_refused(tmp_path, tracker, name):
+    with pytest.raises(ConfigError, match="leads out of the folder"):
+        start_trackers([tracker], name, logging_dir=tmp_path / "logs")
+    assert list(tmp_path.iterdir()) == []
+    (inside,) = start_trackers(["jsonl"], "group/run", logging_dir=tmp_path)
+    inside.finish()
+    assert (tmp_path / "group" / "run" / "metrics.jsonl").is_file()

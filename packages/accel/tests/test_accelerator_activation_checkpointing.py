@@ -1,8 +1,12 @@
-"""Activation checkpointing of models whose layers write to a cache of keys and values."""
+"""Activation checkpointing of models whose layers write to a cache of keys and values, and of compiled units."""
+
+from functools import partial
 
 import pytest
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -14,6 +18,8 @@ from transformers import (
 from transformers.cache_utils import DynamicCache
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
+from accel.utils import TorchDynamoPlugin
+from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
 
@@ -119,3 +125,61 @@ def train_after_a_prefix():
 
 def test_training_after_a_prefix_is_an_error(world):
     world(2).run(train_after_a_prefix)
+
+
+def graphs_and_breaks(step):
+    """Return how many graphs a step compiles, and where they break, which is an error as well."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step()
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], list(counters["graph_break"])
+
+
+def compiled_by_torch(model, batch):
+    mesh = init_device_mesh("cpu", (2,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        run_twice = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = torch.compile(run_twice, backend="aot_eager", fullgraph=True)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return graphs_and_breaks(lambda: model(batch).float().sum().backward())
+
+
+def compiled_by_plugin(model, batch, **options):
+    reset_runtime(keep_process_group=True)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True, **options)
+    dynamo = TorchDynamoPlugin(backend="aot_eager", fullgraph=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", fsdp_plugin=plugin, dynamo_plugin=dynamo)
+    model = accelerator.prepare(model)
+
+    def step():
+        outputs = model(**batch).loss if isinstance(batch, dict) else model(batch)
+        accelerator.backward(outputs.float().sum())
+
+    return graphs_and_breaks(step)
+
+
+def compare_graphs(options):
+    batch = make_batches(1)[0]
+    plain = compiled_by_torch(make_model("odd"), batch)
+    return plain, compiled_by_plugin(make_model("odd"), batch, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"selective_checkpointing": True}, {"activation_checkpointing_offload": True}],
+    ids=str,
+)
+def test_compiled_units_have_the_graphs_that_they_have_with_torch_alone(world, options):
+    for (num_graphs, _), ours in world(2).run(compare_graphs, options):
+        assert ours == (num_graphs, [])
+
+
+def compile_layers_with_a_cache():
+    return compiled_by_plugin(make("llama"), padded_batch(0))
+
+
+def test_compiled_layers_that_get_a_cache_have_no_graph_break(world):
+    assert [breaks for _, breaks in world(2).run(compile_layers_with_a_cache)] == [[], []]

@@ -1,3 +1,7 @@
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -144,3 +148,44 @@ def with_tensor_parallelism():
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_tensor_parallelism_of_the_older_plugin_is_an_axis_of_the_mesh(world):
     assert world(2).run(with_tensor_parallelism) == [("fsdp2", 2)] * 2
+
+
+FP16 = """
+import json, math, sys
+import torch
+from torch import nn
+from accel import Accelerator, DeepSpeedPlugin
+
+fp16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
+config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": int(sys.argv[1])}, "fp16": fp16}
+plugin = DeepSpeedPlugin(hf_ds_config={**config, "zero_allow_untested_optimizer": True})
+accelerator = Accelerator(mixed_precision="fp16", deepspeed_plugin=plugin)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+inputs, losses, skipped = torch.randn(4, 64, device=accelerator.device), [], []
+for step in range(12):
+    loss = (model(inputs.half()).float() - inputs).square().mean()
+    accelerator.backward(loss * (math.inf if step == 3 else 1.0))
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+    skipped.append(accelerator.optimizer_step_was_skipped)
+print("RESULT", json.dumps([losses, skipped]))
+accelerator.end_training()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_in_fp16_skips_a_step_that_overflows_and_trains_on(stage):
+    pytest.importorskip("deepspeed", reason="needs DeepSpeed")
+    # DeepSpeed keeps the group of its first run for the life of the process.
+    command = [sys.executable, "-c", FP16, str(stage)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    losses, skipped = json.loads(line.removeprefix("RESULT "))
+    assert losses[-1] < losses[0]
+    assert skipped[3]
+    assert not all(skipped)

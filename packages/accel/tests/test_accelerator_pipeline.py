@@ -16,6 +16,7 @@ from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
+from tools.harness.device import device_type, on_cpu
 
 NUM_ROWS = (8, 8, 5, 1)  # the last batches are short, and a batch of one has one micro-batch
 
@@ -25,7 +26,7 @@ def loss_of(model, rows):
 
 
 def batches():
-    rows = torch.cat(list(make_batches(12)))
+    rows = torch.cat(list(make_batches(12))).to(device_type())
     ends = torch.tensor(NUM_ROWS).cumsum(0).tolist()
     return [rows[end - number : end] for end, number in zip(ends, NUM_ROWS, strict=True)]
 
@@ -46,7 +47,7 @@ def make_accelerator(
 ):
     handler = PipelineParallelConfig(schedule, num_micro_batches, split_points, stages_per_rank)
     config = ParallelismConfig(pp_size=num_stages, pp_handler=handler, **(sizes or {}))
-    return Accelerator(cpu=True, parallelism_config=config, **options)
+    return Accelerator(cpu=on_cpu(), parallelism_config=config, **options)
 
 
 def train_in_stages(kind, *, clip=None, accumulate=1, **options):
@@ -69,7 +70,7 @@ def train_in_stages(kind, *, clip=None, accumulate=1, **options):
 
 
 def train_alone(kind, *, num_micro_batches=4, clip=None, accumulate=1):
-    model = make_model(kind)
+    model = make_model(kind).to(device_type())
     optimizer = make_optimizer(model)
     losses, norms, gradients = [], [], []
     for number, rows in enumerate(batches(), start=1):
@@ -104,7 +105,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("kind", "num_processes", "settings", "tolerance"), ROWS)
-def test_stages_train_like_one_process(world, kind, num_processes, settings, tolerance):
+def test_stages_train_like_one_process(world, device, kind, num_processes, settings, tolerance):
+    tolerance = tolerance if on_cpu() else 1e-5
     alone = {name: value for name, value in settings.items() if name != "schedule"}
     losses, norms, gradients, state, num_bytes = world(1).run(train_alone, kind, **alone)[0]
     each = world(num_processes).run(train_in_stages, kind, num_stages=num_processes, **settings)

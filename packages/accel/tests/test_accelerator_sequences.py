@@ -14,6 +14,7 @@ from accel_backends.testing.models import SharedSequence, Tokens, make_model
 from accel_state import TorchContextParallelConfig
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
+from tools.harness.device import on_cpu
 
 CLIP, RATE = 0.5, 0.5
 
@@ -50,7 +51,7 @@ def train_in_ranks(length, layout, settings, *, plugin=None, accumulate=1, rows=
     reset_runtime(keep_process_group=True)
     handler = TorchContextParallelConfig(**settings) if "cp_size" in layout else None
     accelerator = Accelerator(
-        cpu=True,
+        cpu=on_cpu(),
         parallelism_config=ParallelismConfig(**layout, sp_backend="torch", cp_handler=handler),
         fsdp_plugin=plugin and FullyShardedDataParallelPlugin(fsdp_version=2, **plugin),
         gradient_accumulation_steps=accumulate,
@@ -132,16 +133,17 @@ def train_all(num_ranks):
 
 @pytest.mark.filterwarnings("ignore:Sequences of 11 tokens")
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_that_share_sequences_train_like_one_process(world, num_ranks):
+def test_ranks_that_share_sequences_train_like_one_process(world, device, num_ranks):
+    rtol = 1e-5 if on_cpu() else 1e-4
     each = world(num_ranks).run(train_all, num_ranks)
     rows = [row for row in ROWS if 2 * row[1].get("dp_shard_size", 1) == num_ranks]
     for index, (length, _, _, more) in enumerate(rows):
         losses, norms, state = train_alone(length, rows=num_ranks, accumulate=more.get("accumulate", 1))
         for found in each:
-            assert found[index][0] == pytest.approx(losses, rel=1e-6)
-            assert found[index][1] == each[0][index][1] == pytest.approx(norms, rel=1e-5)
+            assert found[index][0] == pytest.approx(losses, rel=rtol / 10)
+            assert found[index][1] == each[0][index][1] == pytest.approx(norms, rel=rtol)
         # Each step is the rate times the gradient.
-        torch.testing.assert_close(each[0][index][2], dict(state), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(each[0][index][2], dict(state), rtol=rtol, atol=rtol / 10)
 
 
 def refusals():
@@ -254,7 +256,7 @@ def kept_by_dropout(layout, folder, *, checkpointed=False):
     """
     reset_runtime(keep_process_group=True)
     accelerator = Accelerator(
-        cpu=True,
+        cpu=on_cpu(),
         parallelism_config=ParallelismConfig(**layout, sp_backend="torch"),
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=checkpointed),
     )

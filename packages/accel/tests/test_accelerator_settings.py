@@ -9,8 +9,10 @@ from accel import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    PartialState,
     ProfileKwargs,
 )
+from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -49,6 +51,28 @@ def test_full_precision_scales_and_casts_nothing():
     accelerator.native_amp = False
     with pytest.raises(ConfigError, match="`native_amp` follows `mixed_precision`, which is no"):
         accelerator.native_amp = True
+
+
+@pytest.mark.parametrize("built", [None, PartialState, Accelerator])
+def test_a_call_that_failed_leaves_the_state_as_it_was(built):
+    before = built and built(cpu=True)
+    with pytest.raises(ConfigError, match="wandbb"):
+        Accelerator(cpu=True, log_with="wandbb", mixed_precision="bf16" if built is not Accelerator else None)
+    assert PartialState.is_initialized() is (built is not None)
+    assert AcceleratorState.is_initialized() is (built is Accelerator)
+    assert Accelerator(cpu=True, mixed_precision="no").mixed_precision == "no"
+    del before
+
+
+def built_after_a_failure():
+    with pytest.raises(ConfigError, match="wandbb"):
+        Accelerator(cpu=True, log_with="wandbb", mixed_precision="bf16")
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    return accelerator.mixed_precision, accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+
+
+def test_ranks_whose_call_failed_call_again(world):
+    assert world(2).run(built_after_a_failure) == [("no", [0, 1])] * 2
 
 
 def wrapped_anew():

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.testing.models import make_model
+from tools.harness.device import on_cpu
 
 NUM_EPOCHS, NUM_BATCHES, SAVED_AT = 3, 5, (1, 2)
 """The run is saved after the third batch of the second epoch."""
@@ -30,7 +31,7 @@ class Run:
             fsdp_version=fsdp_version, use_orig_params=True, state_dict_type="SHARDED_STATE_DICT"
         )
         self.accelerator = Accelerator(
-            cpu=True,
+            cpu=on_cpu(),
             fsdp_plugin=plugin,
             mixed_precision="fp16",
             kwargs_handlers=[GradScalerKwargs(init_scale=2.0**22, growth_interval=3)],
@@ -96,7 +97,7 @@ def resume(folder, *, stateful, **options):
 @pytest.mark.parametrize(
     ("fsdp_version", "stateful"), [(2, False), (2, True), (1, False)], ids=["two", "two-stateful", "one"]
 )
-def test_a_run_resumed_within_an_epoch_goes_on_bit_for_bit(world, tmp_path, fsdp_version, stateful):
+def test_a_run_resumed_within_an_epoch_goes_on_bit_for_bit(world, device, tmp_path, fsdp_version, stateful):
     if stateful:
         pytest.importorskip("torchdata", reason="needs the extra accel-data[torchdata]")
     options = {"fsdp_version": fsdp_version, "stateful": stateful}

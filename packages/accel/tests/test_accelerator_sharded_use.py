@@ -500,6 +500,24 @@ def test_settings_that_match_nothing_are_refused(fresh_state, plugin, message):
         accelerator.prepare(make_model("odd"))
 
 
+@BOTH
+def test_a_plugin_shows_the_policy_that_the_run_follows_and_follows_the_next_run(fresh_state, version):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version)
+    Accelerator(cpu=True, mixed_precision="bf16", fsdp_plugin=plugin)
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert plugin.chosen_policy is None
+    plugin.set_mixed_precision("fp32", override=True)
+    assert plugin.chosen_policy is plugin.mixed_precision_policy
+
+
+@BOTH
+def test_a_plugin_has_no_policy_if_nothing_is_cast(fresh_state, version):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version)
+    Accelerator(cpu=True, fsdp_plugin=plugin)
+    assert plugin.mixed_precision_policy is None
+
+
 def train_compiled(version, backend, checkpointed):
     import torch._dynamo
 

@@ -39,7 +39,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.device_placement = device_placement
         self._has_stepped_in_backward = hasattr(optimizer, "fused_backward")  # as LOMO does
-        self._is_overflow = False  # scripts set it by this name
+        self._is_overflow: bool | torch.Tensor = False  # scripts set it by this name
         if device_placement:
             place_optimizer_state(optimizer)
         self.gradient_state = current_gradient()
@@ -65,11 +65,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         if self._check is not None:
             self._check(self.optimizer)
+        result = None
         with self._context(self.optimizer):
-            if self.scaler is None:
-                return self.optimizer.step() if closure is None else self.optimizer.step(closure)
-            self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
-        return None
+            if self.scaler is not None:
+                self._is_overflow = step_scaled(self.scaler, self.optimizer, closure)
+            else:
+                result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        torch.clear_autocast_cache()  # an autocast around several steps has casts of the old weights
+        return result
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients if this micro-batch completed them; else do nothing.
@@ -86,7 +89,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last complete step was skipped because gradients overflowed."""
+        """Whether the last complete step was skipped because gradients overflowed.
+
+        Waits for the device if a fused optimizer decided that there.
+        """
+        self._is_overflow = bool(self._is_overflow)
         return self._is_overflow
 
     @property
@@ -206,9 +213,13 @@ def in_memory(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dic
 def place_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Move the state of each parameter to that parameter's device, in place and without changing any type.
 
-    Step counters stay where they are: torch keeps them on the CPU on purpose, and moves the others by itself.
+    Step counters stay where they are, on the CPU on purpose, except those of fused and capturable optimizers, which
+    count on the device.
     """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if name != "step":
-                state[name] = send_to_device(value, parameter.device)
+    for group in optimizer.param_groups:
+        counts_on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if name != "step" or (counts_on_device and isinstance(value, torch.Tensor)):
+                    state[name] = send_to_device(value, parameter.device)

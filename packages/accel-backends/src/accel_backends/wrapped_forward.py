@@ -26,9 +26,12 @@ class WrappedForward:
     def __wrapped__(self) -> Callable[..., Any]:
         return self.original
 
-    @property
-    def __name__(self) -> str:
-        return getattr(self.original, "__name__", "forward")
+    def __getattr__(self, name: str) -> Any:
+        # Functions have more, such as `__code__`, which `torch.export` and `torch.jit.script` read. `__func__` would
+        # run without what is around it.
+        if name.startswith("__") and name != "__func__":
+            return getattr(self.original, name)
+        raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`.", name=name, obj=self)
 
 
 @runtime_checkable

@@ -196,6 +196,16 @@ class TestCheckpoints:
         assert made.state_dict_config == ShardedStateDictConfig(offload_to_cpu=True)
         assert made.optim_state_dict_config == ShardedOptimStateDictConfig(offload_to_cpu=True)
 
+    @pytest.mark.parametrize(
+        ("kind", "config"),
+        [
+            ("SHARDED_STATE_DICT", ShardedStateDictConfig(offload_to_cpu=True)),
+            ("FULL_STATE_DICT", FullStateDictConfig(offload_to_cpu=True, rank0_only=True)),
+        ],
+    )
+    def test_version_2_shows_the_details_of_its_checkpoints_too(self, kind, config):
+        assert plugin(2, state_dict_type=kind).state_dict_config == config
+
     def test_details_that_are_given_stay(self):
         config = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
         made = plugin(1, state_dict_config=config)

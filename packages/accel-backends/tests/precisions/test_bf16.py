@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from accel_backends import AutocastKwargs, collect, select_precision
+from accel_backends import AcceleratedOptimizer, AutocastKwargs, collect, select_precision
 from accel_state.devices import device_backend
 
 CPU = device_backend("cpu")
@@ -63,3 +64,44 @@ def test_a_small_model_trains():
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.fixture
+def prepared(fresh_state):
+    """A model and its optimizer in an autocast around all that the test does."""
+    precision = select_precision("bf16", device_backend=CPU)
+    model = precision.convert(nn.Sequential(nn.Linear(1, 1, bias=False)))
+    nn.init.ones_(model[0].weight)
+    with precision.autocast():
+        yield model, AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+
+
+def test_an_autocast_around_several_steps_casts_the_weights_of_each(prepared):
+    model, optimizer = prepared
+    rows, outputs = torch.ones(1, 1), []
+    for _ in range(3):
+        output = model[0](rows)  # without the forward that was prepared
+        output.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outputs.append(output.item())
+    assert outputs == [1.0, 0.5, 0.0]
+
+
+def test_a_prepared_forward_uses_weights_that_were_exchanged_within_an_autocast(prepared):
+    model, _ = prepared
+    outputs = []
+    for value in (2.0, 3.0):
+        with torch.no_grad():
+            model[0].weight.fill_(value)
+        outputs.append(model(torch.ones(1, 1)).item())
+        model[0](torch.ones(1, 1))
+    assert outputs == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_gradients_leaves_none_without_within_an_autocast(prepared, guard):
+    model, _ = prepared
+    with guard():
+        model(torch.ones(1, 1))
+    assert model[0](torch.ones(1, 1)).requires_grad

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -8,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from transformers.utils import ModelOutput
 
 from accel_backends.precisions.forward import AutocastForward, restore_forward, wrap_forward
 
@@ -27,13 +29,13 @@ class Net(nn.Module):
 
 
 class Structured(nn.Module):
-    def __init__(self):
+    def __init__(self, kind=dict):
         super().__init__()
         self.layer = nn.Linear(4, 4)
+        self.kind = kind
 
     def forward(self, rows):
-        output = self.layer(rows)
-        return {"rows": output, "ids": torch.arange(2), "none": None}
+        return self.kind(rows=self.layer(rows), ids=torch.arange(2), none=None)
 
 
 class Nested(nn.Module):
@@ -101,6 +103,38 @@ def test_the_signature_is_that_of_the_users_forward(wrapped):
     assert wrapped.forward.__name__ == "forward"
 
 
+def test_what_functions_have_is_that_of_the_users_forward(wrapped):
+    assert wrapped.forward.__code__ is Net.forward.__code__
+    assert wrapped.forward.__kwdefaults__ == {"scale": 1.0}
+    with pytest.raises(AttributeError, match="`AutocastForward` has no attribute `__func__`"):
+        wrapped.forward.__func__
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        lambda model, rows: torch.export.export(model, (rows,)).module(),
+        lambda model, rows: torch.jit.trace(model, (rows,)),
+    ],
+    ids=["export", "trace"],
+)
+def test_a_captured_model_computes_as_the_model_does(capture):
+    model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
+    wrap_forward(model, **SETTINGS)
+    captured = capture(model, rows)
+    torch.testing.assert_close(captured(rows), model(rows), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_script_is_that_of_the_users_forward():
+    model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
+    expected = model(rows)
+    wrap_forward(model, **SETTINGS)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(torch.jit.script(one)(rows), expected)
+        assert isinstance(one.forward, AutocastForward)
+
+
 def test_state_dict_is_untouched(wrapped):
     assert list(wrapped.state_dict()) == ["layer.weight", "layer.bias"]
 
@@ -146,10 +180,30 @@ def test_restoring_what_was_never_wrapped_changes_nothing():
     assert "forward" in model.__dict__
 
 
-def test_dynamo_traces_through_it_as_one_graph():
-    model = Structured()
+@dataclasses.dataclass
+class Rows:
+    rows: torch.Tensor
+    ids: torch.Tensor
+    none: None
+
+
+@dataclasses.dataclass
+class RowsOfModel(ModelOutput):
+    rows: torch.Tensor | None = None
+    ids: torch.Tensor | None = None
+    none: None = None
+
+
+@pytest.mark.parametrize("kind", [dict, Rows, RowsOfModel])
+def test_dynamo_traces_through_it_as_one_graph(kind):
+    model = Structured(kind)
     wrap_forward(model, **SETTINGS)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    rows = torch.randn(2, 4)
-    torch.testing.assert_close(compiled(rows)["rows"], model(rows)["rows"], rtol=0, atol=0)
-    assert compiled(rows)["rows"].dtype is torch.float32
+    outputs, expected = compiled(torch.ones(2, 4)), model(torch.ones(2, 4))
+    assert type(outputs) is kind
+    torch.testing.assert_close(vars_of(outputs), vars_of(expected), rtol=0, atol=0)
+    assert vars_of(outputs)["rows"].dtype is torch.float32
+
+
+def vars_of(outputs):
+    return dict(outputs) if isinstance(outputs, dict) else vars(outputs)

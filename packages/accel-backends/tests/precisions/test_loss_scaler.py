@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accel_backends import LossScaler, get_grad_scaler
+from accel_backends import AcceleratedOptimizer, LossScaler, get_grad_scaler
 from accel_backends.precisions.loss_scaler import step_scaled, unscale_once
 from accel_state import PartialState
 from accel_state.errors import StateError
@@ -29,8 +29,8 @@ def test_an_overflow_in_one_optimizer_does_not_change_how_another_is_unscaled(sc
     (first, second), (one, other) = pair()
     scaler.scale(first.sum() + second.sum()).backward()
     first.grad.fill_(torch.inf)
-    assert step_scaled(scaler, one) is False
-    assert step_scaled(scaler, other) is True
+    assert step_scaled(scaler, one) is True
+    assert step_scaled(scaler, other) is False
     assert second.item() == 0.5
     assert scaler.get_scale() == 4.0
 
@@ -52,11 +52,11 @@ def test_alternating_optimizers_each_see_the_scale_of_their_own_loss():
     (first, second), (one, other) = pair()
     scaler.scale(first.sum()).backward()
     first.grad.fill_(torch.nan)
-    assert step_scaled(scaler, one) is False
+    assert step_scaled(scaler, one) is True
     loss = scaler.scale(second.sum())
     assert loss.item() == 4.0
     loss.backward()
-    assert step_scaled(scaler, other) is True
+    assert step_scaled(scaler, other) is False
     assert second.item() == 0.5
 
 
@@ -64,9 +64,9 @@ def test_stepping_again_without_a_new_loss_updates_first(scaler):
     (first, _), (one, _) = pair()
     scaler.scale(first.sum()).backward()
     first.grad.fill_(torch.inf)
-    assert step_scaled(scaler, one) is False
-    first.grad.fill_(4.0)
     assert step_scaled(scaler, one) is True
+    first.grad.fill_(4.0)
+    assert step_scaled(scaler, one) is False
     assert first.item() == 0.5
 
 
@@ -90,9 +90,9 @@ def test_looking_between_the_steps_of_two_optimizers_changes_nothing(scaler, loo
     scaler.scale(first.sum() + second.sum()).backward()
     scaler.unscale_(other)
     first.grad.fill_(torch.inf)
-    assert step_scaled(scaler, one) is False
+    assert step_scaled(scaler, one) is True
     looks(scaler)
-    assert step_scaled(scaler, other) is True
+    assert step_scaled(scaler, other) is False
     assert second.item() == 0.5
     assert scaler.get_scale() == 4.0
 
@@ -128,7 +128,7 @@ def test_an_optimizer_without_gradients_steps_as_in_plain_torch(scaler):
     (first, _), (one, _) = pair()
     scaler.scale(first.sum())
     unscale_once(scaler, one)
-    assert step_scaled(scaler, one) is True
+    assert step_scaled(scaler, one) is False
     assert first.item() == 1.0
 
 
@@ -138,10 +138,10 @@ def test_a_plain_torch_scaler_works_too():
     scaler.scale(first.sum()).backward()
     unscale_once(scaler, one)
     unscale_once(scaler, one)
-    assert step_scaled(scaler, one) is True
+    assert not step_scaled(scaler, one)
     assert first.item() == 0.5
     first.grad.fill_(torch.inf)
-    assert step_scaled(scaler, one) is False
+    assert step_scaled(scaler, one)
     assert scaler.get_scale() == 4.0
 
 
@@ -150,11 +150,11 @@ def test_a_fused_optimizer_reports_the_step_that_its_kernel_skipped(scaler):
     optimizer = torch.optim.AdamW([weight], lr=0.5, fused=True)
     scaler.scale(weight.sum()).backward()
     weight.grad.fill_(torch.inf)
-    assert step_scaled(scaler, optimizer) is False
+    assert step_scaled(scaler, optimizer)
     assert weight.item() == 1.0
     weight.grad = None
     scaler.scale(weight.sum()).backward()
-    assert step_scaled(scaler, optimizer) is True
+    assert not step_scaled(scaler, optimizer)
     assert weight.item() != 1.0
 
 
@@ -170,14 +170,29 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("factor", [1.0, torch.inf])
-def test_a_step_reads_once_whether_gradients_overflowed(scaler, is_fused, factor):
+def test_a_step_reads_no_more_than_torch_whether_gradients_overflowed(scaler, is_fused, factor):
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.5, fused=is_fused)
     scaler.scale(weight.sum() * factor).backward()
     with Waits() as waits:
-        stepped = step_scaled(scaler, optimizer)
-    assert (stepped, waits.num_waits) == (factor == 1.0, 1)
-    assert weight.tolist() == ([0.5, 0.5] if stepped else [1.0, 1.0])
+        is_skipped = step_scaled(scaler, optimizer)
+    assert waits.num_waits == (0 if is_fused else 1)
+    assert bool(is_skipped) == (factor == torch.inf)
+    assert weight.tolist() == ([1.0, 1.0] if is_skipped else [0.5, 0.5])
+
+
+def test_an_overflow_of_one_fused_optimizer_is_not_reported_by_another(fresh_state, scaler):
+    weights = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
+    optimizers = [
+        AcceleratedOptimizer(torch.optim.SGD([weight], lr=0.5, fused=True), scaler=scaler)
+        for weight in weights
+    ]
+    scaler.scale(sum(weights).sum()).backward()
+    weights[1].grad.fill_(torch.inf)
+    for optimizer in optimizers:
+        optimizer.step()
+    scaler.scale(sum(weights).sum())
+    assert [optimizer.step_was_skipped for optimizer in optimizers] == [False, True]
 
 
 def test_a_closure_under_scaling_is_refused(scaler):

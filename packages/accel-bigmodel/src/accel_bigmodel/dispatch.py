@@ -77,7 +77,7 @@ def cpu_offload_with_hook(
 
     Args:
         model: Changed in place.
-        execution_device: The device on which it runs; by default the first accelerator, else the CPU.
+        execution_device: The device on which it runs; by default this process's accelerator, else the CPU.
         prev_module_hook: The hook of the previous model in a pipeline, which is offloaded when this one is called.
 
     Returns:
@@ -178,8 +178,11 @@ def dispatch_model(
                 tensors, device_map, state_dict=state_dict, folder=offload_dir, index=offload_index,
                 offloaded_devices=offloaded_devices,
             )  # fmt: skip
+        stored = {} if weights is None else weights.state_dict
+        tied_names = [name for named in tied for name in named.names if name in stored]
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
+            tied_params_map={stored[name].data_ptr(): {} for name in tied_names},
             owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}

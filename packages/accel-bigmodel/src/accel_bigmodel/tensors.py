@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_ops.memory import clear_device_cache
 from accel_ops.named_tensors import walk_modules
+from accel_state.devices.backend import device_backend_of
 from accel_state.errors import ConfigError, StateError, UnknownNameError
 
 
@@ -97,7 +97,7 @@ def set_module_tensor_to_device(
         fp16_statistics: Scales of an 8-bit weight, kept with it.
         tied_params_map: Copies of tied weights by address and device; a tied weight is moved to each device once.
         non_blocking: Do not wait for the copy.
-        clear_cache: Release the accelerator's cached memory afterwards.
+        clear_cache: If the tensor leaves an accelerator, release the memory that this has cached.
 
     Raises:
         UnknownNameError: If the module has no such tensor.
@@ -134,8 +134,8 @@ def set_module_tensor_to_device(
         new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
     if new is not old:
         assign(owner, name, new)
-    if clear_cache and new is not old and target.type not in ("cpu", "meta"):
-        clear_device_cache()
+    if clear_cache and new is not old and old.device.type not in ("cpu", "meta"):
+        device_backend_of(old.device).empty_cache()
 
 
 _PLAIN_SETATTR = nn.Module.__setattr__

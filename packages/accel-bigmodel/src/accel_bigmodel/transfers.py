@@ -1,12 +1,38 @@
-"""Copies of values to the device where they are used, on an accelerator in a stream beside the computation."""
+"""Copies of stored values to the device where they are used, on CUDA and ROCm in a stream beside the computation."""
 
 from __future__ import annotations
 
 import functools
+import mmap
+import queue
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from accel_state.devices import device_backend
+
+_STAGED_BYTES = 4 << 20
+_NUM_STAGED = 4
+_LEAST_PINNED = 1 << 20  # bytes; smaller values pass through the buffers
+
+
+class Staged:
+    """Memory through which bytes pass on their way to an accelerator."""
+
+    def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
+        self.memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+        self.copied: Any = None  # the event after the last copy out of it
+
+    def reuse(self) -> torch.Tensor:
+        """Return the memory once the copies out of it are complete."""
+        if self.copied is not None:
+            self.copied.synchronize()  # the host waits: it is about to overwrite what the device still reads
+            self.copied = None
+        return self.memory
 
 
 @dataclass(slots=True)
@@ -15,40 +41,157 @@ class Transfer:
 
     Args:
         tensor: The values on the device.
-        event: Recorded when the copy is done, if it runs in a side stream.
-        source: What the copy reads from; kept alive until it is done.
+        event: Recorded when the copy is done, if it may be in progress.
+        stream: The stream in which it runs.
+        reads_stored: Whether the stored values must not be written to before the copy is done.
     """
 
     tensor: torch.Tensor
     event: Any = None
-    source: torch.Tensor | None = None
+    stream: Any = None
+    reads_stored: bool = False
 
     def wait(self) -> torch.Tensor:
         """Make the current stream wait for the copy, and return the tensor."""
-        if self.event is not None:
-            stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
-            stream.wait_event(self.event)
-            self.tensor.record_stream(stream)
-            self.event = self.source = None
+        streams = streams_of(self.tensor.device) if self.event is not None else None
+        if streams is not None:
+            streams.current().wait_event(self.event)
+            streams.record_use(self.tensor)
         return self.tensor
 
 
-def start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> Transfer:
-    """Start to copy ``stored`` to ``device``; prefetched values pass through pinned memory in a side stream."""
-    stream = copy_stream(device) if prefetch and stored.device.type == "cpu" else None
-    if stream is None:
-        return Transfer(stored.to(device, copy=True))
-    pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
-    with torch.get_device_module(device).stream(stream):
-        copied = pinned.to(device, non_blocking=True)
-        event = stream.record_event()
-    return Transfer(copied, event, pinned)
+class Streams:
+    """The streams of one device, one of them for copies beside the computation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._module = device, torch.get_device_module(device)
+        self.copies = self._module.Stream(device)
+        self._ring: queue.SimpleQueue[Staged] | None = None
+
+    def current(self) -> Any:
+        """Return the current stream of this thread."""
+        return self._module.current_stream(self.device)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of ``tensor`` from being used again before the current stream is done with it."""
+        tensor.record_stream(self.current())
+
+    def copy(self, stored: torch.Tensor, *, beside: bool) -> Transfer:
+        """Start to copy values in CPU memory, ``beside`` the computation or in its order."""
+        stream, is_pinned = self.copies if beside else self.current(), stored.is_pinned()
+        with self._module.stream(stream):
+            if is_pinned or not beside:
+                copied = stored.to(self.device, copy=True, non_blocking=is_pinned)
+            else:
+                copied = self._through_buffers(stored, stream)
+            return Transfer(copied, stream.record_event(), stream, is_pinned)
+
+    def _through_buffers(self, stored: torch.Tensor, stream: Any) -> torch.Tensor:
+        """Copy values that are not pinned; the host reads them and waits for a buffer, not for the copies."""
+        if self._ring is None:
+            self._ring = queue.SimpleQueue()
+            for _ in range(_NUM_STAGED):
+                self._ring.put(Staged(_STAGED_BYTES, is_pinned=True))
+        stored = stored.resolve_conj().resolve_neg()
+        copied = torch.empty_like(stored, device=self.device)
+        if copied.stride() != stored.stride():
+            stored = stored.contiguous()  # it has gaps, which copies do not keep
+            copied = torch.empty_like(stored, device=self.device)
+        for source, target in zip(_pieces(stored), _pieces(copied), strict=True):
+            staged = self._ring.get()
+            try:
+                memory = staged.reuse()[: source.numel()]
+                memory.copy_(source)
+                target.copy_(memory, non_blocking=True)
+                staged.copied = stream.record_event()
+            finally:
+                self._ring.put(staged)
+        return copied
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the bytes of a tensor without gaps, in the order of its memory."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return torch.split(flat.view(torch.uint8), _STAGED_BYTES) if flat.numel() else ()
 
 
 @functools.cache
-def copy_stream(device: torch.device) -> Any:
-    """Return the stream for copies to ``device`` beside its computation, ``None`` where copies block.
+def streams_of(device: torch.device) -> Streams | None:
+    """Return the streams of a device, ``None`` where copies block.
 
-    Only CUDA and ROCm have one: streams of other accelerators are untested.
+    Only CUDA and ROCm have them: streams of other accelerators are untested.
     """
-    return torch.get_device_module(device).Stream(device) if device.type == "cuda" else None
+    return Streams(device) if device.type == "cuda" else None
+
+
+def copy_stream(device: torch.device) -> Any:
+    """Return the stream for copies to ``device`` beside its computation, ``None`` where copies block."""
+    streams = streams_of(device)
+    return None if streams is None else streams.copies
+
+
+def start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> Transfer:
+    """Start to copy ``stored`` to ``device``, beside the computation if that does not need it yet."""
+    streams = streams_of(device) if stored.device.type == "cpu" else None
+    return (
+        Transfer(stored.to(device, copy=True)) if streams is None else streams.copy(stored, beside=prefetch)
+    )
+
+
+class PinnedMemory:
+    """Locks the memory of tensors where it is, so that accelerators read it at the speed of the bus.
+
+    It is unlocked when this object is released, and locked at most half of the memory of the machine: values beyond,
+    small ones and mapped files are not.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        room = device_backend("cpu").free_and_total_bytes()[1] // 2
+        worthy = [t for t in tensors if is_worth_pinning(t) and not t.is_pinned()]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in worthy}
+        locked: list[int] = []
+        # Released by this object alone: memory that is freed while it is locked can never be locked again.
+        weakref.finalize(self, _unlock, locked, list(storages.values())).atexit = False
+        for begin, end in _page_ranges(storages.values()):
+            room -= end - begin
+            if room < 0 or not _lock(begin, end - begin):
+                return
+            locked.append(begin)
+
+
+def is_worth_pinning(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is large, and has ordinary memory: a mapped file would be read, and copied, as a whole."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu
+    return is_plain and tensor.nbytes >= _LEAST_PINNED and tensor.untyped_storage().resizable()
+
+
+def _page_ranges(storages: Iterable[torch.UntypedStorage]) -> list[tuple[int, int]]:
+    """Return ranges of addresses, in whole pages and without overlap: no page can be locked twice."""
+    ranges: list[tuple[int, int]] = []
+    for begin, num_bytes in sorted((storage.data_ptr(), storage.nbytes()) for storage in storages):
+        first, end = (
+            begin // mmap.PAGESIZE * mmap.PAGESIZE,
+            -(-(begin + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE,
+        )
+        if ranges and first < ranges[-1][1]:
+            first = ranges.pop()[0]
+        ranges.append((first, end))
+    return ranges
+
+
+def _lock(address: int, num_bytes: int) -> bool:
+    runtime: Any = torch.cuda
+    if int(runtime.cudart().cudaHostRegister(address, num_bytes, 1)) == 0:  # 1: for all devices
+        return True
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")  # the next kernel reports the error of the call above
+    return False
+
+
+def _unlock(addresses: list[int], storages: list[torch.UntypedStorage]) -> None:
+    runtime: Any = torch.cuda
+    if addresses:
+        runtime.synchronize()  # the host waits: copies may read from the memory
+    for address in addresses:
+        runtime.cudart().cudaHostUnregister(address)
+    storages.clear()

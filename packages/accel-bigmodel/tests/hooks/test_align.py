@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -162,3 +163,25 @@ def test_a_tied_weight_that_moves_stays_tied():
     add_hook_to_module(model, AlignDevicesHook("meta", place_submodules=True))
     assert model[0].weight.is_meta
     assert model[1].weight is model[0].weight
+
+
+def test_each_of_two_threads_gets_the_output_on_the_device_of_its_input():
+    both_inside = threading.Barrier(2)
+
+    class Meeting(nn.Module):
+        def forward(self, x):
+            both_inside.wait(20)
+            return x + 1
+
+    model = add_hook_to_module(Meeting(), AlignDevicesHook(io_same_device=True))
+    found = {}
+
+    def call(device):
+        found[device] = model(torch.ones(2, device=device)).device.type
+
+    threads = [threading.Thread(target=call, args=(device,)) for device in ("cpu", "meta")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"cpu": "cpu", "meta": "meta"}

@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from accel_bigmodel import (
     dispatch_model,
@@ -207,3 +208,21 @@ def test_weights_that_stay_on_disk_are_not_read_to_be_compared(tmp_path):
         model = nn.Linear(2, 2, bias=False)
     load_checkpoint_in_model(model, tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
     assert model.weight.is_meta
+
+
+def test_a_device_with_another_name_takes_no_second_copy_of_the_weights(tmp_path):
+    class Counting(TorchFunctionMode):
+        num_elements = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            self.num_elements += made.numel() if func is torch.empty else 0
+            return made
+
+    model = nn.Linear(100, 100)
+    wanted = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(wanted, tmp_path / "model.safetensors")
+    with Counting() as counting:
+        load_checkpoint_in_model(model, tmp_path / "model.safetensors", device_map={"": "cpu:0"})
+    assert counting.num_elements < 100
+    assert torch.equal(model.weight, wanted["weight"])

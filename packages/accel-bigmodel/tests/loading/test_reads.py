@@ -95,10 +95,8 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(reads, "copy_stream", lambda device: made.late)
     monkeypatch.setattr(reads, "_is_in_place", lambda tensor, stored: False)
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: made)
-    staged = reads._Staged.__init__
-    monkeypatch.setattr(
-        reads._Staged, "__init__", lambda self, n, is_pinned: staged(self, n, is_pinned=False)
-    )
+    staged = reads.Staged.__init__
+    monkeypatch.setattr(reads.Staged, "__init__", lambda self, n, is_pinned: staged(self, n, is_pinned=False))
     return made
 
 
@@ -165,3 +163,14 @@ def test_bytes_are_never_read_into_a_tensor_of_another_size(tmp_path):
     for tensor in (torch.zeros(15), torch.zeros(17), torch.zeros(8, 4)[:, ::2]):
         with pytest.raises(ValueError, match="64 bytes of .* cannot be read into a tensor"):
             all_reads.add(tensor, tmp_path / "bytes", ByteRange(torch.float32, (16,), 0, 64))
+
+
+def test_values_are_converted_through_memory_of_the_cpu_whatever_the_default_device_is(tmp_path):
+    save_file(TENSORS, tmp_path / "m.safetensors")
+    layout, all_reads = read_layout(tmp_path / "m.safetensors"), ParallelReads()
+    name, place = next((n, p) for n, p in layout.ranges.items() if p.dtype.is_floating_point)
+    made = torch.empty(place.shape, dtype=torch.float64)
+    all_reads.add(made, tmp_path / "m.safetensors", place)
+    with torch.device("meta"):
+        all_reads.run()
+    assert torch.equal(made, TENSORS[name].double())

@@ -47,3 +47,16 @@ def test_a_resident_module_is_moved_and_moved_back():
     module = nn.Linear(2, 2)
     with align_module_device(module):
         assert module.weight.device.type == "cpu"
+
+
+def test_a_resident_module_keeps_its_parameters_while_it_is_on_another_device():
+    module = nn.Linear(2, 2, device="meta")
+    weight = module.weight
+    with align_module_device(module, "meta"):
+        assert module.weight is weight
+    module = nn.Linear(2, 2)
+    weight = module.weight
+    with align_module_device(module, "cpu"), torch.no_grad():
+        module.weight.fill_(3)
+    assert module.weight is weight
+    assert (weight == 3).all()

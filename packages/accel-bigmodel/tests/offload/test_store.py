@@ -285,3 +285,11 @@ def test_folders_of_raw_files_serve_a_model(tmp_path):
     x = torch.ones(1, 3)
     with torch.no_grad():
         assert torch.equal(disk_offload(skeleton, tmp_path, "cpu")(x), model(x))
+
+
+def test_a_raw_file_is_read_into_memory_whatever_the_default_device_is(tmp_path):
+    index = offload_weight(torch.arange(3.0), "w", tmp_path, {})
+    with torch.device("meta"):
+        offload_weight(torch.empty(0, device="cpu"), "empty", tmp_path, {})
+        found = load_offloaded_weight(tmp_path / "w.dat", index["w"])
+    assert torch.equal(found, torch.arange(3.0))

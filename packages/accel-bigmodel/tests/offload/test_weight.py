@@ -129,7 +129,15 @@ def test_a_write_to_an_aligned_weight_is_kept_and_seen_nowhere_else(tmp_path, wa
 
 
 @pytest.mark.parametrize(
-    "use", [*WRITES.values(), torch.sum, lambda p: p + 1, lambda p: p.to("cuda"), lambda p: p.T]
+    "use",
+    [
+        *WRITES.values(),
+        torch.sum,
+        lambda p: p + 1,
+        lambda p: p.to("cuda"),
+        lambda p: X @ p.T,
+        lambda p: p.T.tolist(),
+    ],
 )
 def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
     model, users = given_by_user(tmp_path), {name: value.clone() for name, value in USERS.items()}
@@ -138,6 +146,36 @@ def test_a_weight_is_not_used_outside_of_a_forward_pass(tmp_path, use):
         use(model[0].weight)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in users.items())
     assert all(torch.equal(USERS[name], value) for name, value in users.items())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda p: p.T, lambda p: p.detach(), lambda p: p.view(-1), lambda p: p.detach().T[1:, 2].reshape(-1, 1),
+        lambda p: p.unsqueeze(0).transpose(1, 2), torch.t, lambda p: torch.reshape(p, (-1, 2)),
+    ],
+)  # fmt: skip
+def test_a_view_of_a_weight_has_a_shape_and_values_within_a_forward_only(tmp_path, view):
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(SIZE, SIZE)
+
+        def forward(self, x):
+            return x * self.taken[0]
+
+    torch.manual_seed(0)
+    model = Viewing()
+    wanted = view(model.inner.weight.detach().clone())
+    taken = view(cpu_offload(model, "cpu").inner.weight)
+    assert (taken.shape, taken.dtype, taken.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+    assert "inner.weight" in repr(taken)
+    for use in (torch.sum, lambda t: t + 1, lambda t: t.tolist(), copy.deepcopy):
+        with pytest.raises(StateError, match=r"`inner\.weight` is offloaded"), torch.no_grad():
+            use(taken)
+    with torch.no_grad():
+        model.taken = [taken]
+        assert torch.equal(model(torch.ones(1)), wanted)
 
 
 def test_metadata_of_a_weight_is_there_without_its_values(tmp_path):
@@ -199,6 +237,26 @@ def test_what_is_written_while_a_module_is_aligned_is_kept(tmp_path, way):
         model[0].bias.data.fill_(1)
     assert (model.state_dict()["0.weight"] == 2).all()
     assert (model.state_dict()["0.bias"] == 1).all()
+
+
+def stored_by_hook(model):
+    return model[0]._hf_hook.weights_map["weight"]
+
+
+@pytest.mark.parametrize("way", [in_memory, given_by_user])
+def test_a_stored_weight_that_is_changed_in_place_is_seen_by_the_next_forward(tmp_path, way):
+    model, wanted, before = way(tmp_path), resident(), USERS["0.weight"].clone()
+    try:
+        with torch.no_grad():
+            for change in (lambda t: t.mul_(2), lambda t: t[0].fill_(3), lambda t: t.add_(1)):
+                for _ in range(3):
+                    assert torch.equal(model(X), wanted(X))
+                change(stored_by_hook(model))
+                change(wanted[0].weight)
+            assert torch.equal(model(X), wanted(X))
+        assert torch.equal(model.state_dict()["0.weight"], wanted[0].weight)
+    finally:
+        USERS["0.weight"].copy_(before)
 
 
 def merge_as_peft_does(module, delta):

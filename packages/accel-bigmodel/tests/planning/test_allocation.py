@@ -65,10 +65,22 @@ def test_dtypes_change_what_fits():
 
 def test_what_is_left_goes_to_the_cpu_and_then_to_disk():
     device_map = infer_auto_device_map(three(), {0: 340, "cpu": 340}, clean_result=False)
-    assert device_map["layer1"] == 0
+    assert device_map["layer1.linear1"] == 0
     assert set(device_map.values()) == {0, "cpu", "disk"}
     order = [{0: 0, "cpu": 1, "disk": 2}[device] for device in device_map.values()]
     assert order == sorted(order)
+
+
+def test_room_is_left_for_the_module_that_runs_and_the_one_that_is_prefetched():
+    model = nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(6)])  # of 400 bytes
+    device_map = infer_auto_device_map(model, {0: 1800, "cpu": 10**6}, clean_result=False)
+    assert list(device_map.values()) == [0, 0, "cpu", "cpu", "cpu", "cpu"]
+    blocks = nn.Sequential(
+        *[nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(2)]) for _ in range(3)]
+    )
+    device_map = infer_auto_device_map(blocks, {0: 1800, "cpu": 10**6}, ["Sequential"])
+    assert device_map == {"": "cpu"}
+    assert infer_auto_device_map(model, {0: 500, "cpu": 10**6}) == {"": "cpu"}  # there is no room for two
 
 
 @pytest.mark.parametrize(

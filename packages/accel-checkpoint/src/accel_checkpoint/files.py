@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 
 import xxhash
 
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 _BLOCK_BYTES = 16 * 2**20
 """Files of one block are not worth a thread."""
@@ -36,6 +36,9 @@ _READ_BYTES = 2**20
 _DIGEST = "xxh3-16m"
 _EARLIER_DIGEST = "crc32"
 _NUM_THREADS = 4
+_MAX_PROBLEMS = 20
+_MAX_NAME = 4096
+"""Longer paths do not exist."""
 _T = TypeVar("_T")
 
 
@@ -47,7 +50,26 @@ def is_plain_name(name: object) -> bool:
     """Whether ``name`` is a relative path inside the folder on every operating system, separated by `/`."""
     if not isinstance(name, str) or "\\" in name or "\0" in name or name[1:2] == ":":  # the drive of Windows
         return False
+    if len(name) > _MAX_NAME:
+        return False
     return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def shown(name: object) -> str:
+    """Return a name from a file as it may stand in a message: without control characters, and not too long."""
+    return repr(name)[1:-1][:200] if isinstance(name, str) else repr(name)[:200]
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path without links.
+
+    Raises:
+        ConfigError: If it cannot be one: it has a null character, or leads through a link to itself.
+    """
+    try:
+        return Path(path).resolve()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"The path `{shown(os.fspath(path))}` cannot be used: {error}.") from error
 
 
 def regular_file(folder: Path, name: str) -> Path:
@@ -60,7 +82,7 @@ def regular_file(folder: Path, name: str) -> Path:
     """
     if not is_plain_name(name):
         raise CheckpointError(
-            f"`{name}` is not the plain name of a file in `{folder}`. Name a file without its folder."
+            f"`{shown(name)}` is not the plain name of a file in `{folder}`. Name a file without its folder."
         )
     path = folder
     for part in name.split("/"):
@@ -69,7 +91,7 @@ def regular_file(folder: Path, name: str) -> Path:
             mode = path.lstat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(
-                f"`{name}` is missing in the checkpoint `{folder}`. "
+                f"`{shown(name)}` is missing in the checkpoint `{folder}`. "
                 "Load another checkpoint, or copy this one again with all its files."
             ) from None
         if stat.S_ISLNK(mode) and path.is_file():
@@ -294,13 +316,15 @@ class SavedFiles:
             self.path(name)
 
     def problems(self, *, digests: bool) -> list[str]:
-        """Return one message per file that differs from the manifest.
+        """Return one message per file that differs from the manifest, for the first of them.
 
         Args:
             digests: Compare digests, which reads every file; otherwise compare sizes only.
         """
-        found = []
+        found: list[str] = []
         for entry in self._entries.values():
+            if len(found) == _MAX_PROBLEMS:
+                return [*found, "There are more."]
             try:
                 path = regular_file(self.folder, entry.name)
                 size = path.stat().st_size
@@ -308,9 +332,9 @@ class SavedFiles:
                 found.append(str(error))
                 continue
             if size != entry.num_bytes:
-                found.append(f"`{entry.name}` has {size} bytes instead of {entry.num_bytes}.")
+                found.append(f"`{shown(entry.name)}` has {size} bytes instead of {entry.num_bytes}.")
             elif digests and digest_of(path, like=entry.digest) != entry.digest:
-                found.append(f"`{entry.name}` is not what was saved: its digest differs.")
+                found.append(f"`{shown(entry.name)}` is not what was saved: its digest differs.")
         return found
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ import torch
 from accel_checkpoint.file_names import CUSTOM_OBJECTS
 from accel_checkpoint.formats.torch_files import harmless_globals, read_torch_file, trusted_files
 from accel_checkpoint.saving.pending_files import FileSink, SafetensorsFile, TorchFile, write_file
+from accel_checkpoint.saving.staging import temporary_name
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -39,7 +40,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         torch.save(obj, f)
         return
     path = Path(f)
-    hidden = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    hidden = path.with_name(temporary_name(path.name, os.getpid()))
     try:
         with FileSink(hidden) as sink:
             if safe_serialization:

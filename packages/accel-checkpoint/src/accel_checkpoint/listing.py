@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import re
 import time
@@ -103,14 +104,15 @@ def inspect(folder: Path) -> Found | None:
         problems = files.problems(digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
         return Found(folder, folder.name, state, files, manifest, " ".join(problems), modified_s)
-    is_numbered = bool(names) and checkpoint_number(folder.name) is not None
+    is_numbered = checkpoint_number(folder.name) is not None
     is_known = numbers_of_models(names) or RANDOM_STATES.numbers(names) or _has_parts(folder, names)
     if not is_numbered and not is_known:
         return None
     modified_s = folder.stat().st_mtime
     if RANDOM_STATES.numbers(names) and not _is_own(folder, names):
         return _found(folder, State.FOREIGN, modified_s=modified_s)
-    return _found(folder, State.INCOMPLETE, problem=f"It has no `{MANIFEST_NAME}`.", modified_s=modified_s)
+    problem = f"It has no `{MANIFEST_NAME}`." if names else "It is empty."
+    return _found(folder, State.INCOMPLETE, problem=problem, modified_s=modified_s)
 
 
 def _found(folder: Path, state: State, *, modified_s: float, problem: str = "") -> Found:
@@ -153,7 +155,7 @@ def checkpoints_in(folder: Path) -> list[Found]:
             paths = [
                 Path(entry.path)
                 for entry in entries
-                if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
+                if not entry.name.startswith(TEMPORARY_PREFIX) and _is_folder(entry)
             ]
         displaced = [
             replace(one, name=name_of_displaced(one.path)) for one in inspect_all(displaced_in(folder))
@@ -163,6 +165,13 @@ def checkpoints_in(folder: Path) -> list[Found]:
     whole = [one for one in displaced if one.can_be_loaded or one.state is State.UNREADABLE]
     found = [*inspect_all(paths), *whole]
     return sorted(found, key=lambda one: (one.number is not None, one.number or 0, one.modified_s))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        return error.errno != errno.ELOOP  # other errors are reported by whoever reads the folder
 
 
 def inspect_all(paths: Iterable[Path]) -> list[Found]:
@@ -242,7 +251,12 @@ def check_loadable(folder: Path, *, verify: bool = False) -> Found:
         CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
     """
     if folder.is_dir():
-        found = inspect(folder)
+        try:
+            found = inspect(folder)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"The checkpoint `{folder}` has just been removed.{_hint(folder)}"
+            ) from error
     else:
         displaced = [one for one in checkpoints_in(folder.parent) if one.name == folder.name]
         if not displaced:

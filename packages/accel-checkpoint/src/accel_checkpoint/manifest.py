@@ -21,6 +21,7 @@ from accel_checkpoint.files import (
     is_plain_name,
     opened,
     regular_file,
+    shown,
 )
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
@@ -188,6 +189,15 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def check_whole(folder: Path) -> None:
+    """Raise a `CheckpointError` if the manifest or a file that it lists is missing, or has another size."""
+    problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=False)
+    if problems:
+        raise CheckpointError(
+            f"Another program has changed `{folder}`. {' '.join(problems)} Keep clean-up jobs away, and save again."
+        )
+
+
 def saved_files(folder: Path) -> SavedFiles:
     """Return the files of the checkpoint in ``folder``, to be compared with its manifest if it has one.
 
@@ -235,5 +245,5 @@ def _check(manifest: Manifest, path: Path) -> None:
     for entry in manifest.files:
         if not is_plain_name(entry.name):
             raise CheckpointError(
-                f"The manifest `{path}` names the file `{entry.name}`. Only files inside the folder are read."
+                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read."
             )

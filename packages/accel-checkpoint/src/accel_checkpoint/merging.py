@@ -87,10 +87,10 @@ def merge_parts(
 
 
 def _check(folder: Path, output: Path) -> None:
+    if not folder.is_dir():
+        raise CheckpointError(f"`{folder}` is not a folder, so there is nothing to merge. Check its path.")
     if not (folder / METADATA_NAME).is_file():
-        inside = (
-            sorted(path.parent.name for path in folder.glob(f"*/{METADATA_NAME}")) if folder.is_dir() else []
-        )
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{METADATA_NAME}"))
         advice = (
             f" Name one of the folders in it: {', '.join(f'`{name}`' for name in inside)}." if inside else ""
         )

@@ -94,7 +94,13 @@ def check_plain(content: Any, *, file_name: str) -> list[DeferredTensor]:
         CheckpointError: If there is any; names the file, the path of the value, and its type.
     """
     deferred: dict[int, DeferredTensor] = {}
-    for where, value in _not_plain(content, ""):
+    try:
+        values = list(_not_plain(content, ""))
+    except RecursionError as error:
+        raise CheckpointError(
+            f"`{file_name}` cannot be saved: its content contains itself, or is nested too deeply. Flatten it."
+        ) from error
+    for where, value in values:
         if isinstance(value, DeferredTensor):
             deferred[id(value)] = value
             continue

@@ -17,6 +17,7 @@ def test_a_handle_is_done_when_the_save_is():
         return Path("a")
 
     handle = SaveHandle(finish, target=Path("a"))
+    handle.start()
     assert not handle.done()
     with pytest.raises(TimeoutError, match="still being written"):
         handle.wait(timeout_s=0.01)
@@ -32,6 +33,7 @@ def failing():
 
 def test_an_error_is_raised_by_wait_and_then_known():
     handle = SaveHandle(failing, target=Path("a"))
+    handle.start()
     with pytest.raises(CheckpointError, match="no luck"):
         handle.wait()
     handle.settle()  # the error has been raised already
@@ -39,6 +41,7 @@ def test_an_error_is_raised_by_wait_and_then_known():
 
 def test_an_unreported_error_is_raised_by_settle():
     handle = SaveHandle(failing, target=Path("a"))
+    handle.start()
     with pytest.raises(CheckpointError, match="no luck"):
         handle.settle()
 
@@ -52,7 +55,7 @@ def finish():
     time.sleep(0.3)
     Path({str(tmp_path / "done")!r}).write_text("yes")
     raise OSError("the disk is full")
-SaveHandle(finish, target=Path("a"))
+SaveHandle(finish, target=Path("a")).start()
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True

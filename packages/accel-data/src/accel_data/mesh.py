@@ -19,7 +19,7 @@ class DataRanks:
     Args:
         num_ranks: Data-parallel ranks.
         rank: That of this process.
-        of_world: That of every rank of the world.
+        of_world: That of every rank of the world; empty if nothing is known of other ranks.
         share_sequences: Whether ranks with the same one compute on parts of the same sequences.
     """
 

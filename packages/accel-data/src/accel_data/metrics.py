@@ -59,6 +59,8 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         _warn_outside_of_loops()
         return _gather_blocks(input_data, ranks_of_run(), use_gather_object)
     shape: StepShape | None = loader.step_shape
+    if not loader.data_ranks.of_world:
+        return _gather_blocks(input_data, ranks_of_run(), use_gather_object)
     ranks = _data_ranks(loader)
     if shape is None:
         if loader.end_of_dataloader:

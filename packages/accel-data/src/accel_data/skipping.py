@@ -74,7 +74,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         super()._wrap(base)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.begin()
+        reading = self.begin()
         self._state = None
         try:
             nothing = object()
@@ -85,6 +85,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
                     self._state = super().state_dict()  # the next batch is read ahead
                 following = next(batches, nothing)
                 self.end_of_dataloader = following is nothing
+                self.gradient_state._note_batch(reading)
                 yield batch
                 batch = following
             self._state = None

@@ -110,3 +110,31 @@ def test_pinned_batches_for_a_cuda_device_ride_the_side_stream(
     batches = iter([([], None), ([], None), ([], None)])
     next(placed(batches, torch.device("cuda"), **flags))
     assert len(list(batches)) == 3 - num_taken
+
+
+class Random(torch.utils.data.Dataset):
+    """Samples that are drawn as they are read."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2)
+
+
+@pytest.mark.parametrize(("num_workers", "is_ahead"), [(0, False), (1, True)])
+def test_without_workers_no_batch_is_read_ahead(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, is_ahead: bool
+) -> None:
+    """It would draw random numbers before those of the training step, other ones than after a resume."""
+    seen: list[bool] = []
+
+    def note(batches: Any, device: torch.device, *, is_pinned: bool, **_: Any) -> Any:
+        seen.append(is_pinned)
+        return batches
+
+    monkeypatch.setattr("accel_data.loaders.prepared.placed", note)
+    source = DataLoader(Random(), batch_size=2, pin_memory=True, num_workers=num_workers)
+    prepared = prepare_data_loader(source, torch.device("meta"), put_on_device=True, non_blocking=True)
+    assert len(list(prepared)) == 3
+    assert seen == [is_ahead]

@@ -84,7 +84,7 @@ _TOPICS: dict[str, Topic] = {
         (
             *_named("num_processes use_cpu"),
             *_OWN["hardware"],
-            *_named("num_cpu_threads_per_process cpu_affinity"),
+            *_named("share_gpus num_cpu_threads_per_process cpu_affinity"),
         ),
     ),
     "training": Topic(

@@ -95,10 +95,10 @@ def describe(processes: list[ProcessPlan], ending: RunEnding) -> dict[str, Any]:
 
 
 def last_lines_within(lines: Sequence[str], num_bytes: int) -> list[str]:
-    """Return as many of the last lines as come to ``num_bytes`` of JSON; long ones are cut at their beginning."""
+    """Return as many of the last lines as come to ``num_bytes`` of JSON; of long ones, the beginning."""
     kept: list[str] = []
     for line in reversed(lines):
-        end = line[-_NUM_CHARACTERS:]
+        end = line[:_NUM_CHARACTERS]
         num_bytes -= len(json.dumps(end)) + 2
         if num_bytes < 0:
             break

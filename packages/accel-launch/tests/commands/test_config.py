@@ -57,7 +57,8 @@ def test_answers_that_end_too_soon_are_an_error_and_no_file(tmp_path):
     assert finished.returncode == 1
     assert (
         finished.stderr
-        == "error: The input ended before there was an answer to: Which type of machine are you using?\n"
+        == "error: The input ended before there was an answer to: Which type of machine are you using? "
+        "Run `accel config` in a terminal, or `accel config default`, which asks nothing.\n"
     )
     assert not (tmp_path / "c.yaml").exists()
 

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from accel_launch.accelerators.detection import present_accelerators
 from accel_launch.cli import main
 from accel_launch.commands.env import as_text, environment_report
 
@@ -79,3 +80,23 @@ def test_nothing_of_commands_addresses_and_variables_that_is_secret_is_shown(
     assert "hush" not in told
     assert "(lines: 2)" in told
     assert "ACCELERATE_AUTH" in told
+
+
+def test_gpus_are_named_with_memory_driver_and_libraries(tmp_path, monkeypatch, capsys):
+    program = tmp_path / "nvidia-smi"
+    gpu = "NVIDIA H200, 143771 MiB\\n"
+    told = f"case $1 in *=name*) printf '{gpu}{gpu}';; *) echo 550.54.15;; esac"
+    program.write_text(f"#!/bin/sh\n{told}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["env", "--json"]) == 0
+    gpus = json.loads(capsys.readouterr().out)["nvidia"]
+    assert gpus.pop("GPU 0") == gpus.pop("GPU 1") == "NVIDIA H200, 143771 MiB"
+    assert gpus.pop("driver") == "550.54.15"
+    assert sorted(gpus) == ["cuda", "cudnn", "nccl"]  # as this torch has them
+
+
+def test_a_machine_without_nvidia_gpus_has_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nvidia"] is None or present_accelerators()

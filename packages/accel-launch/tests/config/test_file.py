@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,21 @@ def test_find_config_takes_the_named_file_then_the_users_then_none(tmp_path):
 def test_a_named_file_that_is_missing_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         find_config(str(tmp_path / "none.yaml"), environ={})
+
+
+def test_a_named_pipe_is_refused_and_what_a_shell_substitutes_is_read(tmp_path):
+    os.mkfifo(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: it is a pipe"):
+        read_config(tmp_path / "c.yaml")
+    reader, writer = os.pipe()
+    os.write(writer, b"num_processes: 2\n")
+    os.close(writer)
+    assert read_config(Path(f"/dev/fd/{reader}")).values == {"num_processes": 2}
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "large.yaml"])
+def test_what_is_too_large_for_a_config_file_is_refused_at_once(tmp_path, name):
+    (tmp_path / "large.yaml").write_text("commands: [" + "x," * 10**6 + "]")
+    with pytest.raises(ConfigError, match="cannot be read: it is larger than 256 KiB"):
+        read_config(tmp_path / name)

@@ -115,6 +115,26 @@ def test_more_ranks_than_accelerators_are_refused(request_for):
     assert plan(request_for, flags={"num_processes": "4"}).num_ranks == 4
 
 
+def test_more_ranks_than_there_can_be_are_refused_at_once(request_for):
+    with pytest.raises(
+        ConfigError, match="asks for 99999999 on this machine, .* open files, but it may have"
+    ):
+        plan(request_for, flags={"num_processes": "99999999"})
+
+
+def test_a_script_whose_name_begins_with_a_dash_is_no_option_of_python(request_for):
+    assert plan(request_for, "-dash.py", "-x").processes[0].argv == ("python", "-u", "./-dash.py", "-x")
+
+
+@pytest.mark.parametrize("gpu_ids", [{}, {"gpu_ids": "0"}])
+def test_more_ranks_than_accelerators_share_them_on_request(request_for, gpu_ids):
+    flags = {"num_processes": "2", **gpu_ids}
+    with pytest.raises(ConfigError, match=r"`--share_gpus`"):
+        plan(request_for, flags=flags, gpus=("0",))
+    made = plan(request_for, flags={**flags, "share_gpus": "true"}, gpus=("0",))
+    assert [process.environ["ACCEL_SHARE_GPUS"] for process in made.processes] == ["true", "true"]
+
+
 def test_ranks_beside_accelerators_have_one_thread_and_what_the_person_set_stays(request_for):
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     (first, *_) = plan(request_for, gpus=("0", "1"), environ=environ).processes

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from accel_launch.launchers.hosts import Host
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
 from accel_launch.plan import LaunchPlan
+from accel_launch.processes.output import MESSAGE_MARK
 from accel_state.errors import LaunchError
 
 # A stand-in for ssh: runs the command here, with the shell's rules, as ssh would there; hosts called `far*` fail,
@@ -37,7 +39,6 @@ os.execv(words[0], words)
 
 @pytest.fixture
 def fake_ssh(tmp_path, monkeypatch):
-    import sys
 
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
@@ -50,7 +51,6 @@ def plan(request_for, script: Path, *arguments: str, environ=None, **flags: str)
     from dataclasses import replace
 
     request = request_for(str(script), *arguments, flags={"use_cpu": "true"} | flags, environ=environ)
-    import sys
 
     request = replace(request, cwd=script.parent, interpreter=(sys.executable,))
     return SSHLauncher().plan(request)
@@ -150,6 +150,13 @@ def test_all_hosts_are_asked_at_once(tmp_path, fake_ssh, monkeypatch):
         is_compared=False,
     )
     assert answers == 5 * [answer]
+
+
+def test_hosts_that_cannot_be_reached_have_no_other_script(tmp_path, shell_as_ssh, monkeypatch, capfd):
+    monkeypatch.setenv("ANSWER", "exit 255")
+    with pytest.raises(LaunchError, match="far1: cannot be reached"):
+        check_hosts([Host("far1")], options=(), interpreter=(sys.executable,), cwd=tmp_path, script="t.py")
+    assert "is another than on the hosts" not in capfd.readouterr().err
 
 
 def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_path):
@@ -293,7 +300,9 @@ def test_a_host_that_ends_with_nonsense_has_failed(
     sound = {"interrupted_by": None, "num_memory_kills": 0}
     if message.startswith("{"):
         message = json.dumps(json.loads(message) | sound)
-    (tmp_path / "message").write_bytes(b"\x1e\n\x1e" + message.encode() + b"\n\x1b[2J\n")
+    (tmp_path / "message").write_bytes(
+        MESSAGE_MARK + b"\n" + MESSAGE_MARK + message.encode() + b"\n\x1b[2J\n"
+    )
     here = fingerprint(str(tmp_path), "t.py") | {"free_port": 1, "num_accelerators": 0}
     (tmp_path / "answer").write_text(f"Welcome!\n{json.dumps(here)}\nGoodbye!\n")
     ends = f"cat {tmp_path}/message >&2; exit 3"

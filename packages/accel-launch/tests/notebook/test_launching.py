@@ -90,13 +90,17 @@ def meet(name, port):
 def in_a_fork(launch):
     pid = os.fork()
     if pid == 0:
-        launch()
-        os._exit(0)
+        try:
+            launch()
+            os._exit(0)
+        finally:
+            os._exit(1)  # the session goes on in its own process alone
     return pid
 
 def ends_with(name, signum):
     kernel = in_a_fork(lambda: notebook_launcher(stay, (name,), **two))
     while len(ranks := list(folder.glob(f"{name}-*"))) < 2:
+        assert os.waitpid(kernel, os.WNOHANG) == (0, 0), f"`{name}` was not launched"
         time.sleep(0.02)
     os.kill(kernel, signum)
     seen[name] = os.waitstatus_to_exitcode(os.waitpid(kernel, 0)[1])

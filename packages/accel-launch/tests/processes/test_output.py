@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel_launch.processes.output import Output, Tail
+from accel_launch.processes.output import MESSAGE_MARK, Output, Tail
 
 
 class Screen:
@@ -86,6 +86,38 @@ def test_a_long_line_is_passed_on_without_a_search_at_each_byte(screen):
     output.started()
     output.close()
     assert screen.read()[0] == b"[h1] " + 5 * part + b"\r\n"
+
+
+def test_a_line_of_a_hundred_chunks_is_not_copied_for_each_of_them(screen):
+    output = Output(is_by_line=True, stdout=screen.out, stderr=screen.err)
+    (channel, _) = output.channels
+    held = channel.pending
+    for _ in range(100):
+        os.write(output.stdout, b"." * 1000)
+        output.drain()
+    assert channel.pending is held  # which grows in its place
+    assert len(held) == 100_000
+    output.started()
+    held.clear()
+    output.close()
+
+
+def test_a_line_that_begins_with_a_record_separator_is_shown(screen):
+    output = Output(is_by_line=True, stdout=screen.out, stderr=screen.err)
+    os.write(output.stdout, b'\x1e{"json": "text sequence"}\n' + MESSAGE_MARK + b"{}\n")
+    output.started()
+    output.close()
+    assert screen.read()[0] == b'\x1e{"json": "text sequence"}\n'
+
+
+def test_of_an_endless_line_the_beginning_is_remembered_and_what_was_written_over_is_not():
+    tail = Tail()
+    for chunk in (b"ValueError: ", *[b"x" * 65536] * 50, b"\n50%\r", *[b"y" * 65536] * 5, b"\r100%\n"):
+        tail.feed(chunk)
+    first, last = tail.lines()
+    assert first.startswith("ValueError: xxx")
+    assert len(first) == 2000
+    assert last == "100%"
 
 
 def test_when_nobody_reads_us_any_more_the_process_learns_it():

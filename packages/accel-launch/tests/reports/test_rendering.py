@@ -62,3 +62,13 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
         check_report_file(tmp_path / "no" / "r.json")
     with pytest.raises(ConfigError, match=r"`--report` is `/.*`, which cannot be written"):
         check_report_file(tmp_path)
+
+
+def test_ranks_that_all_lost_each_other_blame_none_and_name_the_check():
+    lost = (
+        "Traceback (most recent call last):",
+        "RuntimeError: Timed out waiting 20000ms for recv operation",
+    )
+    told = describe(report(1, 1, last_lines=lost))
+    assert "  Rank 1 failed, too." in told.splitlines()
+    assert "waited for one that made another call; `--debug` names the calls." in told

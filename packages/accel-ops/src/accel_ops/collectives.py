@@ -164,7 +164,8 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. Each rank
     gets its own tensors back; on all ranks but the source they have been overwritten, outside autograd. Only a
-    tensor that has several elements in one place, such as an expanded one, is left alone, and a new one returned.
+    tensor that has several elements in one place, such as an expanded one, is left alone, and a new one returned; of
+    one made in inference mode, a copy is returned outside of it.
 
     Raises:
         TypeError: If a leaf is not a dense tensor.
@@ -186,10 +187,11 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         # A tensor of inference mode cannot be written outside of it.
         flats = [flat.clone() if flat.is_inference() else flat for flat in packed.flats]
         received = transport.broadcast(flats, source=from_process)
-        if transport.rank == from_process:
-            return tensor
         values = _returned(packed.unpack(received, [leaf.shape for leaf in leaves], copy=False), leaves)
-    return rebuild(tensor, _overwritten(leaves, values))
+    results = leaves if transport.rank == from_process else _overwritten(leaves, values)
+    if not torch.is_inference_mode_enabled():
+        results = [leaf.clone() if leaf.is_inference() else leaf for leaf in results]
+    return rebuild(tensor, results)
 
 
 def _overwritten(leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -225,8 +227,8 @@ def pad_across_processes(
     """Return nested tensors padded along ``dim`` to the size of the largest rank.
 
     Every rank must call it, with the same structure and numbers of dimensions; it blocks until all have. The
-    sizes of all tensors are exchanged at once, whatever their number. Differentiable; a tensor that has its
-    size already, or that has no dimension ``dim``, is returned itself.
+    sizes of all tensors are exchanged at once, whatever their number. Differentiable. Results have memory of their
+    own. With one process the tensors themselves are returned, and always those that have no dimension ``dim``.
 
     Args:
         tensor: Nested tensors.
@@ -258,7 +260,7 @@ def pad_across_processes(
     with transport.lock:
         of_ranks = [array("q", payload) for payload in exchange(transport, call, sizes.tobytes())]
     padded = [
-        _padded(leaf, dim % leaf.ndim, largest - own, pad_index, pad_first) if own < largest else leaf
+        _padded(leaf, dim % leaf.ndim, largest - own, pad_index, pad_first) if _has_dim(leaf, dim) else leaf
         for leaf, own, largest in zip(leaves, sizes, map(max, *of_ranks), strict=True)
     ]
     return rebuild(tensor, padded)
@@ -281,6 +283,8 @@ def _check_fill_value(dtype: torch.dtype, value: int | float) -> None:
 
 
 def _padded(leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool) -> torch.Tensor:
+    if not missing:  # of a sparse tensor, too, which torch cannot pad
+        return leaf.clone()
     # `constant_pad_nd` counts from the last dimension, (before, after) for each.
     later = [0] * (2 * (leaf.ndim - 1 - dim))
     extent = [missing, 0] if is_first else [0, missing]

@@ -230,3 +230,16 @@ def test_leaves_are_put_back_where_they_were():
     rebuilt = rebuild(data, iter([leaf + 1 for leaf in leaves]))
     assert rebuilt["a"].tolist() == [2, 2]
     assert rebuilt["b"][0].tolist() == [1]
+
+
+class Row(namedtuple("Row", ["first", "second"])):
+    """A named tuple whose constructor takes one value."""
+
+    def __new__(cls, values):
+        return super().__new__(cls, *values)
+
+
+def test_a_named_tuple_with_its_own_constructor_is_rebuilt():
+    row = recursively_apply(torch.neg, Row((torch.ones(1), torch.zeros(2))))
+    assert isinstance(row, Row)
+    assert (row.first.tolist(), row.second.tolist()) == ([-1], [0, 0])

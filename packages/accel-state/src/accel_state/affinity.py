@@ -73,11 +73,17 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
 def _bus_id(local_process_index: int) -> str:
     """Return the address of a visible GPU on the PCI bus, as the system writes it."""
     nvml = _nvml()
-    nvml.nvmlInit()
     try:
-        bus_id = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
-    finally:
-        nvml.nvmlShutdown()
+        nvml.nvmlInit()
+        try:
+            bus_id = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise NotAvailableError(
+            f"The NVIDIA driver does not report where GPU {local_process_index} is: {error}. Check it with "
+            "`nvidia-smi`, or set `enable_cpu_affinity` to false."
+        ) from error
     # NVML writes the domain with eight digits, older releases of its package as bytes.
     domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
+from accel_state.user_warnings import warn_user
 
 
 class SharedState:
@@ -44,6 +45,17 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ConfigError(f"`num_steps` must be at least 1, got {self.num_steps}.")
 
 
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A loader that is being read. Times are those of the clock of the `GradientState`."""
+
+    # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
+    loader: weakref.ref[Any]
+    is_inner: bool  # begun in the loop over another one
+    began: int  # a loader that is cycled: for the first time
+    latest: int  # when its current batch was read
+
+
 class GradientState:
     """The state that crosses batches. There is one per process, and every call returns it.
 
@@ -61,7 +73,10 @@ class GradientState:
 
     __slots__ = (
         "__weakref__",
+        "_clock",
+        "_ended",
         "_loaders",
+        "_micro_batch",
         "initialized",
         "is_xla_gradients_synced",
         "joins_uneven_inputs",
@@ -73,8 +88,12 @@ class GradientState:
     is_xla_gradients_synced: bool
     joins_uneven_inputs: bool
     initialized: bool
-    # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
-    _loaders: list[weakref.ref[Any]]
+    _loaders: list[Reading]
+    #: The reading that ended last, and when.
+    _ended: tuple[Reading, int] | None
+    #: Counts loaders begun, batches read and micro-batches; and its value at the latest micro-batch.
+    _clock: int
+    _micro_batch: int
 
     _shared_state: ClassVar[SharedState] = SharedState(lambda: _attributes(current_gradient()))
 
@@ -119,22 +138,32 @@ class GradientState:
     @property
     def dataloader_references(self) -> list[Any]:
         """The loaders that are being read, the outermost first."""
-        return [loader for reference in self._loaders if (loader := reference()) is not None]
+        return [loader for reading in self._loaders if (loader := reading.loader()) is not None]
 
     @dataloader_references.setter
     def dataloader_references(self, loaders: Iterable[Any]) -> None:
-        self._loaders = [weakref.ref(loader) for loader in loaders if loader is not None]
+        self._loaders = []
+        for loader in loaders:
+            if loader is not None:
+                self._add_dataloader(loader)
 
     @property
     def active_dataloader(self) -> Any | None:
-        """The loader that is being read innermost, None outside of all loops."""
-        loaders = self._loaders
-        while loaders:
-            loader = loaders[-1]()
-            if loader is not None:
-                return loader
-            loaders.pop()
-        return None
+        """The loader that the innermost loop goes over, None outside of all loops.
+
+        A loader that is read beside it, such as the second one of a `zip`, has no loop of its own.
+        """
+        return self._loader_of_loop()
+
+    def _loader_of_loop(self, *, since: int | None = None) -> Any | None:
+        """Return the outermost loader read since the one read last was begun, or since ``since`` if that is earlier."""
+        self._loaders = [reading for reading in self._loaders if reading.loader() is not None]
+        if len(self._loaders) < 2:
+            return self._loaders[0].loader() if self._loaders else None
+        last = max(self._loaders, key=lambda reading: reading.latest)
+        bound = last.began if since is None else min(last.began, since)
+        read = [reading for reading in self._loaders if reading is last or reading.latest > bound]
+        return next((reading for reading in read if not reading.is_inner), read[0]).loader()
 
     @property
     def in_dataloader(self) -> bool:
@@ -148,18 +177,6 @@ class GradientState:
         return loader is not None and bool(loader.end_of_dataloader)
 
     @property
-    def ends_some_rank(self) -> bool | None:
-        """Whether the current batch is the last of any rank of the active loader; None if that is unknown.
-
-        False outside of all loops. Of a loader that knows nothing of other ranks, whether it is the last of this one.
-        """
-        loader = self.active_dataloader
-        if loader is None:
-            return False
-        ends: bool | None = getattr(loader, "ends_some_rank", loader.end_of_dataloader)
-        return ends
-
-    @property
     def remainder(self) -> int:
         """Real samples in the active loader's last global batch, -1 when unknown or outside of all loops."""
         loader = self.active_dataloader
@@ -170,18 +187,45 @@ class GradientState:
         if sync_gradients:
             self.is_xla_gradients_synced = False
 
-    def _add_dataloader(self, dataloader: Any) -> None:
-        """Make ``dataloader`` the active one; a loader that is read again moves to the top."""
-        self._remove_dataloader(dataloader)
-        self._loaders.append(weakref.ref(dataloader))
+    def _begin_micro_batch(self) -> Any | None:
+        """Count a micro-batch; return the loader whose last batch ends its window, None outside of all loops."""
+        loader = self._loader_of_loop(since=self._micro_batch)
+        self._clock += 1
+        self._micro_batch = self._clock
+        return loader
+
+    def _add_dataloader(self, dataloader: Any) -> Reading:
+        """Begin to read ``dataloader``; one that is being read moves to the top."""
+        self._loaders = [reading for reading in self._loaders if reading.loader() not in (None, dataloader)]
+        reading, when = self._ended or (None, 0)
+        if reading is None or reading.loader() is not dataloader or when != self._clock:
+            is_inner = any(not one.is_inner for one in self._loaders)
+            reading = Reading(weakref.ref(dataloader), is_inner, began=self._clock + 1, latest=0)
+        self._loaders.append(reading)
+        self._note_batch(reading)
+        return reading
+
+    def _note_batch(self, reading: Reading) -> None:
+        """Note that the next batch of a loader has been read."""
+        self._clock += 1
+        reading.latest = self._clock
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         """End the reading of ``dataloader``; nothing happens if it is not being read."""
-        self._loaders = [
-            reference
-            for reference in self._loaders
-            if (loader := reference()) is not None and loader is not dataloader
-        ]
+        for reading in [one for one in self._loaders if one.loader() is dataloader]:
+            self._loaders.remove(reading)
+            is_left = self._ended is not None and self._ended[1] == self._clock == reading.latest
+            if (
+                is_left
+                and not (self.sync_gradients or dataloader.end_of_dataloader)
+                and self.sync_with_dataloader
+            ):
+                warn_user(
+                    "The loop over a loader ended within an accumulation window, because a loader that is read after "
+                    "it in each iteration ended. Windows end with the one that is read first, so this window "
+                    "continues in the next loop. In `zip`, put the shorter loader first."
+                )
+            self._ended = reading, self._clock
 
     def __repr__(self) -> str:
         return (
@@ -209,6 +253,7 @@ def _reset(state: GradientState) -> None:
     state.joins_uneven_inputs = False
     state.initialized = False
     state._loaders = []
+    state._ended, state._clock, state._micro_batch = None, 0, 0
 
 
 def _attributes(state: GradientState) -> dict[str, Any]:

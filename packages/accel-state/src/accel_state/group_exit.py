@@ -25,11 +25,18 @@ class _Owned:
     pid: int | None = None
     group: dist.ProcessGroup | None = None
     is_exit_hooked: bool = False
+    has_ended = threading.Event()
+    ending = threading.Thread()
 
 
 def own_group() -> None:
     """Record that accel set up the default group, which ends with this process at the latest."""
-    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+    _Owned.pid, _Owned.group, _Owned.has_ended = os.getpid(), dist.group.WORLD, threading.Event()
+    # Now, since Python 3.12 starts no thread while the interpreter ends.
+    _Owned.ending = threading.Thread(
+        target=_end_if_failed, args=(_Owned.has_ended,), name="end-process-group", daemon=True
+    )
+    _Owned.ending.start()
     if not _Owned.is_exit_hooked:
         # Once: atexit keeps the order of registration, and every registration after torch's import runs before
         # torch's own hooks.
@@ -54,6 +61,7 @@ def end_owned_group() -> None:
 def leave_group() -> None:
     """Destroy the default group, whoever set it up."""
     _Owned.pid = _Owned.group = None
+    _Owned.has_ended.set()
     dist.destroy_process_group()
     forget_meshes()
 
@@ -123,17 +131,9 @@ def _end_after_failure(failure: BaseException) -> None:
     A collective may be under way here that no other rank will ever join, while the others wait for this rank
     in another one; the group's timeout, half an hour by default, would have to pass.
     """
-    group = dist.group.WORLD if "nccl" in dist.get_backend_config() else None
-
-    def end() -> None:
-        if group is not None:
-            group.abort()
-        leave_group()
-
-    ending = threading.Thread(target=end, name="end-process-group", daemon=True)
-    ending.start()
-    ending.join(timeout=_FAILURE_WAIT_S)
-    if ending.is_alive():
+    _Owned.has_ended.set()
+    _Owned.ending.join(timeout=_FAILURE_WAIT_S)
+    if _Owned.ending.is_alive():
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -141,3 +141,13 @@ def _end_after_failure(failure: BaseException) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(1)
+
+
+def _end_if_failed(has_ended: threading.Event) -> None:
+    """Wait for the end of the group, and destroy it unless that has been done."""
+    has_ended.wait()
+    group = _Owned.group
+    if group is not None and is_group_owned() and has_ended is _Owned.has_ended:
+        if "nccl" in dist.get_backend_config():
+            group.abort()
+        leave_group()

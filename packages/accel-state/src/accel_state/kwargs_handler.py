@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from accel_state.environment.environ import ignored
+from accel_state.environment.patching import clear_environment
 from accel_state.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ class KwargsHandler:
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return the fields whose values differ from those of a handler built without arguments or settings."""
-        with ignored():
+        with clear_environment():
             default = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 

@@ -77,7 +77,8 @@ def attach(
             return import_module(f"{module_name}.{name}")
         target = exports.get(name)
         if target is None:
-            raise AttributeError(f"module `{module_name}` has no attribute `{name}`", name=name)
+            message = f"module `{module_name}` has no attribute `{name}`"
+            raise AttributeError(message, name=name, obj=sys.modules[module_name])
         module, _, attribute = target.partition(":")
         value: object = import_module(module)
         for part in (attribute or name).split("."):

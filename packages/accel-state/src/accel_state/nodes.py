@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,17 +29,23 @@ def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
     assert world is not None
     store = PrefixStore("accel_hosts", world.get_group_store())
     ranks = [str(rank) for rank in range(topology.world_size)]
-    store.set(ranks[topology.rank], host or _this_host())
+    place = f"{topology.local_world_size} {topology.local_rank} {host or this_host()}"
+    store.set(ranks[topology.rank], place)
     store.wait(ranks)
-    return on_hosts(topology, store.multi_get(ranks))
+    return on_hosts(topology, [place.decode().split(" ", 2) for place in store.multi_get(ranks)])
 
 
-def on_hosts(topology: Topology, hosts: Sequence[Hashable]) -> Topology:
-    """Return the topology of a rank that runs on ``hosts[rank]``.
+def on_hosts(topology: Topology, places: Iterable[Sequence[Hashable]]) -> Topology:
+    """Return the topology of a rank, given the number of ranks on its machine, local rank and host of each rank.
 
-    If the number of ranks on this host is not the one that the launcher gave, several machines have the same name,
-    and the topology is returned unchanged.
+    Machines with the same name are told apart by their local ranks: no machine has one twice. If the number of ranks
+    on this machine is then not the one that the launcher gave, the topology is returned unchanged.
     """
+    seen: Counter[Sequence[Hashable]] = Counter()
+    hosts = []
+    for num_local, local_rank, host in places:
+        hosts.append((num_local, host, seen[num_local, local_rank, host]))
+        seen[num_local, local_rank, host] += 1
     own = hosts[topology.rank]
     if Counter(hosts)[own] != topology.local_world_size:
         return topology
@@ -49,7 +55,7 @@ def on_hosts(topology: Topology, hosts: Sequence[Hashable]) -> Topology:
     )
 
 
-def _this_host() -> str:
+def this_host() -> str:
     """Return the machine's name and boot id, since containers may share a name."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

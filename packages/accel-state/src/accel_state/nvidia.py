@@ -20,7 +20,7 @@ def get_gpu_info() -> tuple[list[str], int]:
     Raises:
         NotAvailableError: If there is no driver, or it does not answer.
     """
-    names = _query("name")
+    names = query_gpus("name")
     return names, len(names)
 
 
@@ -30,7 +30,7 @@ def get_driver_version() -> str:
     Raises:
         NotAvailableError: If there is no driver, it does not answer, or it lists no GPU.
     """
-    versions = _query("driver_version")
+    versions = query_gpus("driver_version")
     if not versions:
         raise NotAvailableError(
             "`nvidia-smi` lists no GPU, so the driver's version is unknown. Check the NVIDIA driver."
@@ -54,14 +54,14 @@ def check_cuda_p2p_ib_support() -> bool:
     return Version(get_driver_version()) >= Version(_FIXED_DRIVER)
 
 
-def _query(field: str) -> list[str]:
-    """Return one line per GPU for a field of ``nvidia-smi --help-query-gpu``."""
+def query_gpus(fields: str) -> list[str]:
+    """Return one line per GPU for fields of ``nvidia-smi --help-query-gpu``, with commas between them."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise NotAvailableError("`nvidia-smi` is not on the PATH. Install the NVIDIA driver.")
     try:
         answer = subprocess.run(
-            [program, f"--query-gpu={field}", "--format=csv,noheader"],
+            [program, f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -8,15 +8,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.constants import default_pg_nccl_timeout
+from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
 from accel_state.group_exit import forget_meshes, is_group_owned, own_group
+from accel_state.joining import join_ranks
 from accel_state.open_files import raise_open_file_limit
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
@@ -57,26 +60,28 @@ def is_group_up() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]) -> None:
+def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any], claim: str = "") -> None:
     """Create the default process group; every rank must call this, and blocks until all have.
 
     Args:
         topology: The rank of this process, and the rendezvous.
         backend: ``gloo``, ``cpu:gloo,cuda:nccl``, or a vendor's, whose plugin has been imported.
         options: The arguments of the user, which override ``topology``.
+        claim: The name of what only one rank may use, such as its GPU; may be empty.
 
     Raises:
-        ConfigError: If the backend is not part of this torch, or the rendezvous is unknown.
+        ConfigError: If the backend is not part of this torch, the rendezvous is unknown, or the ranks contradict
+            each other.
+        LaunchError: If a rank does not arrive in time.
     """
     check_backend(backend)
     arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
     arguments["backend"] = backend
     if "nccl" in backend:
         arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch has it for NCCL without gloo alone
-    server = None
+    place = None
     if "init_method" not in arguments and "store" not in arguments:
-        arguments["init_method"] = _init_method(topology)
-        server = _loopback_server(topology)
+        place = arguments["init_method"] = _init_method(topology)
     # The functions of this module have the default group as a default argument. Imported while the group exists
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
@@ -84,8 +89,11 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
     with _reporting_a_long_wait(topology):
+        if place is not None and not place.startswith("file:"):
+            timeout = arguments.get("timeout") or default_pg_timeout
+            store = _open_store(topology, timeout)
+            join_ranks(store, topology, claim=claim, timeout=timeout)
         dist.init_process_group(**arguments)
-    del server  # torch has a store on it now
     own_group()
     if "gloo" in backend:
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
@@ -216,26 +224,35 @@ def _init_method(topology: Topology) -> str:
     return f"tcp://{topology.master_addr}:{topology.master_port}"
 
 
-def _loopback_server(topology: Topology) -> TCPStore | None:
-    """Open the store of ranks that meet at the loopback, on rank 0; None if there is none to open.
+def _open_store(topology: Topology, timeout: timedelta) -> Store:
+    """Open the store of the ranks, on rank 0 its server, which torch then uses too.
 
-    Torch then uses the same server. One of its own would listen on all interfaces (torch 2.13).
+    At the loopback it listens there only. A server of torch's would listen on all interfaces (torch 2.13).
     """
-    address, port = topology.master_addr or "", topology.master_port
-    is_kept_by_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if topology.rank != 0 or not address.startswith("127.") or port is None or is_kept_by_agent:
-        return None
+    address, port = topology.master_addr or "", topology.master_port or 0
+    if variable("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = TCPStore(address, port, timeout=timeout, wait_for_workers=False)
+        return PrefixStore(f"attempt_{variable('TORCHELASTIC_RESTART_COUNT')}", store)
+    fd = _loopback_listener(address, port) if topology.rank == 0 and address.startswith("127.") else None
+    return TCPStore(
+        *(address, port, None, topology.rank == 0, timeout),
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=fd,
+        use_libuv=variable("USE_LIBUV") != "0",
+    )
+
+
+def _loopback_listener(address: str, port: int) -> int | None:
+    """Return a socket that listens there, None if an earlier group of this process does, or torch raises its error."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
-        except OSError:  # an earlier group of this process has the server, or torch raises its error
+        except OSError:
             return None
         listener.listen(_STORE_BACKLOG)
-        fd = listener.detach()
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd
-    )
+        return listener.detach()
 
 
 def _topology_of_group(topology: Topology) -> Topology:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -119,6 +121,19 @@ def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
 
 @lru_cache(maxsize=4)
 def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
+    from importlib.metadata import EntryPoints, distributions
     from importlib.metadata import entry_points as installed
 
-    return cast("EntryPoints", installed())
+    with suppress(TypeError, ValueError):  # a package whose file is malformed, or not UTF-8
+        return cast("EntryPoints", installed())
+    points: dict[str, EntryPoints] = {}
+    for package in distributions():
+        try:
+            points.setdefault(package.name, package.entry_points)
+        except (TypeError, ValueError) as error:
+            warnings.warn(
+                f"The `entry_points.txt` of the package `{package.name}` in `{package.locate_file('')}` is ignored, "
+                f"since it cannot be read: {error}. Install the package again, or uninstall it.",
+                stacklevel=2,
+            )
+    return EntryPoints(point for each in points.values() for point in each)

@@ -162,7 +162,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     if device.type != "cpu":
         _set_device(device_backend, device)
     if backend is None and topology.world_size > 1:
-        _set_up_group(topology, device_backend, options)
+        _set_up_group(topology, device_backend, device, options)
         backend = process_group.backend_of_group(device.type)
     if backend is not None and topology.is_node_rank_assumed:
         topology = agree_on_nodes(topology)
@@ -171,7 +171,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 
-        set_numa_affinity(topology.local_rank)
+        set_numa_affinity(device.index if ":" in str(device) else topology.local_rank)
     return Runtime(
         topology=topology,
         device=device,
@@ -237,7 +237,9 @@ def _set_device(backend: DeviceBackend, device: torch.device) -> None:
         raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
 
 
-def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> None:
+def _set_up_group(
+    topology: Topology, device_backend: DeviceBackend, device: torch.device, options: Mapping[str, Any]
+) -> None:
     backend = options.get("backend") or device_backend.collective_backend
     if backend is None:
         raise ConfigError(
@@ -247,7 +249,10 @@ def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Ma
     if topology.local_rank == 0:
         check_os_kernel()
     process_group.set_up_group(
-        topology, backend=backend, options={**device_backend.process_group_options(), **options}
+        topology,
+        backend=backend,
+        options={**device_backend.process_group_options(), **options},
+        claim=device_backend.claim(device, topology) if "nccl" in backend else "",
     )
 
 

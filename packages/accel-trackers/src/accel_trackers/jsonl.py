@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
+from accel_state.user_warnings import warn_user
 from accel_trackers.general_tracker import GeneralTracker
 from accel_trackers.main_process import on_main_process, runs_here
 from accel_trackers.values import as_plain_data
@@ -47,10 +48,21 @@ class JsonlTracker(GeneralTracker):
                 "The tracker `jsonl` has a file on the main process only. "
                 "Ask for it under `if PartialState().is_main_process`."
             )
-        if self._file is None or self._file.closed:
-            self.logging_dir.mkdir(parents=True, exist_ok=True)
-            self._end_torn_line()
-            self._file = self.path.open("ab", buffering=0)
+        if self._file is not None and not self._file.closed:
+            if os.fstat(self._file.fileno()).st_nlink:
+                return self._file
+            self._file.close()
+            warn_user(
+                f"`{self.path}` was deleted, with all that was logged so far. The run goes on in a new file."
+            )
+        self.logging_dir.mkdir(parents=True, exist_ok=True)
+        for path in (self.path, self.logging_dir / "config.json"):
+            if path.exists() and not path.is_file():
+                raise ConfigError(
+                    f"`{path}` is not a regular file. Move it, or choose another name of the run."
+                )
+        self._end_torn_line()
+        self._file = self.path.open("ab", buffering=0)
         return self._file
 
     @on_main_process
@@ -63,7 +75,9 @@ class JsonlTracker(GeneralTracker):
         """Write ``values`` to ``config.json``."""
         self.start()
         text = json.dumps(as_plain_data(values), indent=2, ensure_ascii=False)
-        (self.logging_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+        (self.logging_dir / "config.json").write_text(
+            text + "\n", encoding="utf-8", errors="backslashreplace"
+        )
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -74,8 +88,10 @@ class JsonlTracker(GeneralTracker):
             step: Any number that orders the lines, or nothing.
             kwargs: Further members of the line, beside ``time``, ``step`` and ``values``.
         """
-        line = {**as_plain_data(kwargs), "time": time.time(), "step": step, "values": as_plain_data(values)}
-        self.tracker.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        line = as_plain_data({**kwargs, "time": time.time(), "step": step, "values": values})
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        # Half of a surrogate pair, which UTF-8 cannot hold, becomes the escape of JSON.
+        self.tracker.write(text.encode(errors="backslashreplace") + b"\n")
 
     @on_main_process
     def finish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from accel_state.enums import LoggerType
@@ -123,6 +124,12 @@ def _make(
     name: str, run_name: str, logging_dir: str | os.PathLike[str] | None, kwargs: Mapping[str, Any]
 ) -> GeneralTracker:
     cls: Any = TRACKERS.get(_checked(name, logging_dir))
+    path = Path(run_name)
+    if cls.requires_logging_directory and (path.is_absolute() or ".." in path.parts):
+        raise ConfigError(
+            f"The name of the run, `{run_name}`, leads out of the folder `{logging_dir}`. Choose one without `..`, and "
+            "set the folder with `logging_dir` (`project_dir` of an `Accelerator`)."
+        )
     arguments = (run_name, logging_dir) if cls.requires_logging_directory else (run_name,)
     tracker: GeneralTracker = cls(*arguments, **kwargs)
     return tracker

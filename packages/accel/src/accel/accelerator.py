@@ -183,10 +183,16 @@ class Accelerator(ProcessView):
         given = {name: value for name, value in locals().items() if name != "self"}
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
         self.configuration = resolve(given)
-        self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
-        self.gradient_state = GradientState(self.configuration.accumulation)
-        self._make_components()
-        self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
+        had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
+        try:
+            self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
+            self.gradient_state = GradientState(self.configuration.accumulation)
+            self._make_components()
+            self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
+        except BaseException:
+            if not had_state:  # so that the next call may have other arguments
+                AcceleratorState._reset_state(reset_partial_state=not had_processes)
+            raise
 
     def _make_components(self) -> None:
         """Make the components, each from those that it needs."""
@@ -599,7 +605,8 @@ class Accelerator(ProcessView):
                     optimizer.step()  # does nothing until the accumulation is complete
                     optimizer.zero_grad()
 
-        The last batch of a loader completes an accumulation, unless the plugin's `sync_with_dataloader` is False.
+        The last batch of the loader that the loop goes over completes an accumulation, unless the plugin's
+        `sync_with_dataloader` is False. Loaders that are read beside it do not.
 
         Args:
             *models: The prepared models that are trained in the block.

@@ -66,14 +66,16 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
     retention: Retention | None = None
 
-    def __post_init__(self) -> None:
-        if self.total_limit is not None and not (_is_number(self.total_limit) and self.total_limit >= 1):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "total_limit" and value is not None and not (_is_number(value) and value >= 1):
             raise ConfigError(
-                "`total_limit` must be a whole number of at least 1, or None (keep all), "
-                f"got {self.total_limit!r}."
+                f"`total_limit` must be a whole number of at least 1, or None (keep all), got {value!r}."
             )
-        if not (_is_number(self.iteration) and self.iteration >= 0):
-            raise ConfigError(f"`iteration` must be a whole number of at least 0, got {self.iteration!r}.")
+        if name == "iteration" and not (_is_number(value) and value >= 0):
+            raise ConfigError(f"`iteration` must be a whole number of at least 0, got {value!r}.")
+        super().__setattr__(name, value)
+
+    def __post_init__(self) -> None:
         if self.total_limit is not None and self.retention is not None:
             raise ConfigError(
                 "`total_limit` and `retention` both set the number of checkpoints to keep. Use `Retention(newest=...)`."

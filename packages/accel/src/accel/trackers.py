@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import accel_trackers
 from accel_state import PartialState
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # a run without trackers does without their modules
     from accel_trackers import BackgroundLog, GeneralTracker, OnError
@@ -28,6 +29,7 @@ class Trackers:
         self._logging_dir = logging_dir
         self._started: list[GeneralTracker] = []
         self._background: BackgroundLog | None = None
+        self._has_warned = False
         self.choose(log_with)
 
     def choose(self, log_with: Any) -> None:
@@ -86,6 +88,9 @@ class Trackers:
         """Log `values` to every started tracker; see `BackgroundLog.log`."""
         if self._background is not None:
             self._background.log(values, step=step, log_kwargs=log_kwargs)
+        elif self.chosen and not self._has_warned:
+            self._has_warned = True
+            warn_user("`log` has no effect: no tracker of `log_with` is running. Call `init_trackers` first.")
 
     def finish(self) -> None:
         """Write out the logged values and close all trackers, also if one fails.

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from accel import Accelerator
+from accel import Accelerator, FullyShardedDataParallelPlugin
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.runtime import reset_runtime
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -55,9 +56,9 @@ def state_of(model, optimizer, scheduler):
     [
         ({}, {"models", "optimizers", "schedulers", "random_states"}),
         ({"only": ["models"]}, {"models"}),
-        ({"only": "optimizers"}, {"optimizers"}),
+        ({"only": ["optimizers", "schedulers"]}, {"optimizers", "schedulers"}),
         ({"skip": ["random_states", "loaders"]}, {"models", "optimizers", "schedulers"}),
-        ({"only": ["models", "schedulers"], "skip": "models"}, {"schedulers"}),
+        ({"only": ["models", "random_states"], "skip": "random_states"}, {"models"}),
     ],
 )
 def test_only_the_kinds_that_are_named_change(folder, arguments, loaded):
@@ -68,6 +69,113 @@ def test_only_the_kinds_that_are_named_change(folder, arguments, loaded):
         accelerator.load_state(folder, **arguments)
     after = state_of(*objects)
     assert {kind for kind in before if not torch.equal(before[kind], after[kind])} == loaded
+
+
+SCHEDULES = {
+    "closed form": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 / (1 + step)
+    ),
+    "recursive": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    "in parts": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 2),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
+        [2],
+    ),
+}
+
+
+def scheduled(kind, *, lr=1.0):
+    accelerator = Accelerator(cpu=True)
+    accelerator.free_memory()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return accelerator, *accelerator.prepare(model, optimizer, SCHEDULES[kind](optimizer))
+
+
+def rates_of(accelerator, model, optimizer, scheduler):
+    rates = []
+    for _ in range(3):
+        rates.append((float(optimizer.param_groups[0]["lr"]), float(scheduler.get_last_lr()[0])))
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("arguments", [{"only": "schedulers"}, {"skip": "optimizers"}], ids=str)
+def test_an_optimizer_gets_the_rate_of_a_schedule_that_is_loaded_without_it(tmp_path, kind, arguments):
+    run = scheduled(kind)
+    rates_of(*run)
+    run[0].save_state(tmp_path / "a")
+    expected = rates_of(*run)
+    run = scheduled(kind)
+    with pytest.warns(UserWarning, match="only one was loaded. The learning rate is that of the schedule"):
+        run[0].load_state(tmp_path / "a", **arguments)
+    assert rates_of(*run) == expected
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_an_optimizer_that_is_loaded_without_its_schedule_keeps_the_rate_of_the_schedule(tmp_path, number):
+    run = scheduled("recursive", lr=number(1.0))
+    rates_of(*run)
+    run[0].save_state(tmp_path / "a")
+    run = scheduled("recursive", lr=number(1.0))
+    with pytest.warns(UserWarning, match="that of the schedule, 1, and not 0.125 as in the optimizer"):
+        run[0].load_state(tmp_path / "a", only="optimizers")
+    assert rates_of(*run) == [(1.0, 1.0), (0.5, 0.5), (0.25, 0.25)]
+
+
+def test_a_rate_that_was_set_by_hand_stays_if_both_are_loaded(tmp_path):
+    run = scheduled("closed form")
+    run[2].param_groups[0]["lr"] = 0.7
+    run[0].save_state(tmp_path / "a")
+    run = scheduled("closed form")
+    run[0].load_state(tmp_path / "a")
+    assert run[2].param_groups[0]["lr"] == 0.7
+
+
+class Scaled(torch.optim.SGD):
+    """An optimizer of which a newer release has another setting."""
+
+    def __init__(self, params, lr, **added):
+        super().__init__(params, lr)
+        for name, value in added.items():
+            self.defaults[name] = value
+            self.param_groups[0].setdefault(name, value)
+
+
+def save_and_load_with_a_new_setting(path, how):
+    def prepared(**added):
+        reset_runtime(keep_process_group=True)
+        plugin = None
+        if how != "no":
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=how)
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+        model = nn.Linear(2, 2)
+        return accelerator, *accelerator.prepare(model, Scaled(model.parameters(), 0.5, **added))
+
+    accelerator, *_ = prepared()
+    accelerator.save_state(path)
+    accelerator, _, optimizer = prepared(scale=3.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accelerator.load_state(path)
+    (group,) = optimizer.param_groups
+    told = [str(one.message) for one in caught if "older release" in str(one.message)]
+    return group["scale"], group["lr"], told
+
+
+@pytest.mark.parametrize("how", ["no", "FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_setting_that_the_saved_optimizer_had_not_keeps_its_value_with_one_warning(world, tmp_path, how):
+    first, second = world(2).run(save_and_load_with_a_new_setting, tmp_path / "a", how)
+    assert first[:2] == second[:2] == (3.0, 0.5)
+    (message,) = first[2]
+    assert "`Scaled` lacks `scale`" in message
+    assert second[2] == []
 
 
 def test_an_unknown_kind_is_an_error_that_lists_the_known_ones(folder):

@@ -22,6 +22,7 @@ from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.tensors import DeferredTensor
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.user_warnings import warn_user
 
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 """States that have the shape of their parameter, in torch's optimizers and in those that name theirs alike."""
@@ -83,7 +84,7 @@ class NamedFormat(CheckpointFormat):
     ) -> Callable[[], None]:
         """Read and check the state of an optimizer, and return a function that loads it."""
         state = self.read_optimizer(files, optimizer, index=index)
-        check_optimizer_state(optimizer, state)
+        state = check_optimizer_state(optimizer, state)
         return partial(optimizer.strategy.load_optimizer_state, optimizer.optimizer, state)
 
 
@@ -163,16 +164,18 @@ def named_parameters(optimizer: PreparedOptimizer) -> dict[str, torch.Tensor]:
     return {optimizer.names_in_file.get(name, name): one for name, one in parameters.items()}
 
 
-def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> None:
-    """Check that a state of full tensors belongs to an optimizer.
+def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Check that a state of full tensors belongs to an optimizer, and return it with all settings of the optimizer.
 
-    torch itself compares only the sizes of the groups.
+    torch itself compares only the sizes of the groups. A setting that an older release of the optimizer did not have
+    keeps its value, with a warning.
 
     Raises:
         ValueError: If it does not; says why.
     """
     inner = optimizer.optimizer
-    groups, shapes = state["param_groups"], optimizer.strategy.optimizer_shapes(inner)
+    groups, shapes = list(state["param_groups"]), optimizer.strategy.optimizer_shapes(inner)
+    added: dict[str, Any] = {}
     if len(groups) != len(shapes):
         raise ValueError(f"it has {len(groups)} parameter groups, the optimizer {len(shapes)}")
     for number, (saved, here) in enumerate(zip(groups, shapes, strict=True)):
@@ -180,11 +183,14 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
             raise ValueError(
                 f"group {number} has {len(saved['params'])} parameters, the optimizer's {len(here)}"
             )
-        missing = [name for name in inner.defaults if name not in saved and name in _DISTINCTIVE]
-        if missing:
+        own = {**inner.defaults, **inner.param_groups[number]}
+        missing = {name: own[name] for name in inner.defaults if name not in saved}
+        if distinctive := [name for name in missing if name in _DISTINCTIVE]:
             raise ValueError(
-                f"group {number} has no `{missing[0]}`, so it is the state of another kind of optimizer"
+                f"group {number} has no `{distinctive[0]}`, so it is the state of another kind of optimizer"
             )
+        groups[number] = {**missing, **saved}
+        added |= missing
     numbers = [number for group in groups for number in group["params"]]
     for number, shape in zip(numbers, chain.from_iterable(shapes), strict=True):
         for name, value in state["state"].get(number, {}).items():
@@ -192,6 +198,12 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
                 raise ValueError(
                     f"`state.{number}.{name}` has the shape {tuple(value.shape)}, its parameter {tuple(shape)}"
                 )
+    if added:
+        warn_user(
+            f"The checkpoint of the `{type(inner).__name__}` lacks {_listed(list(added))}, as that of an older release "
+            "does. The values of the optimizer stay."
+        )
+    return {**state, "param_groups": groups}
 
 
 def check_names(saved: Sequence[str], own: Collection[str], file: str) -> None:

@@ -89,7 +89,7 @@ def flat_settings(
         device: The device of this rank.
         dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
     """
-    policy = cast("MixedPrecision | None", plugin.mixed_precision_policy)
+    policy = cast("MixedPrecision | None", plugin.chosen_policy)
     if policy is None:
         policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype_of(plugin, dtype))
     return FlatSettings(

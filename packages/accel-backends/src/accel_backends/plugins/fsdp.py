@@ -140,6 +140,7 @@ class FullyShardedDataParallelPlugin:
     """
 
     distributed_type: ClassVar[DistributedType] = DistributedType.FSDP
+    _policy_of_run = None
 
     fsdp_version: int | None = None
     sharding_strategy: str | ShardingStrategy | None = None
@@ -199,6 +200,17 @@ class FullyShardedDataParallelPlugin:
         if self.xla_fsdp_v2:
             return "xla"
         return "fsdp2" if self.fsdp_version == 2 else "fsdp"
+
+    @property
+    def chosen_policy(self) -> MixedPrecision | MixedPrecisionPolicy | None:
+        """The ``mixed_precision_policy`` of the user; None if it follows the `Accelerator`."""
+        policy: Any = self.mixed_precision_policy
+        return None if policy is self._policy_of_run else policy
+
+    def show_policy(self, policy: MixedPrecision | MixedPrecisionPolicy) -> None:
+        """Let ``mixed_precision_policy``, which others read, be the one that the run follows."""
+        if self.chosen_policy is None and policy.param_dtype is not None:
+            self.mixed_precision_policy = self._policy_of_run = policy
 
     @property
     def wrap_policy_name(self) -> str | None:
@@ -270,12 +282,9 @@ class FullyShardedDataParallelPlugin:
         self.mixed_precision_policy = values.policy_of(self._version(), policy)
 
     def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
-        """Set how checkpoints are written, and the details of that which are not given (version 1)."""
-        version = self._version()
+        """Set how checkpoints are written, and the details of that which are not given."""
         asked = self.state_dict_type if state_dict_type is None else state_dict_type
-        self.state_dict_type = values.checkpoints_of(version, asked)
-        if version == 2:
-            return
+        self.state_dict_type = values.checkpoints_of(self._version(), asked)
         if state_dict_type is not None:
             self.state_dict_config = self.optim_state_dict_config = None
         for name, make in zip(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from accel_backends.module_tree import shallow_copy
 from accel_backends.wrapped_forward import WrappedForward
 from accel_ops.nested.convert import convert_to_fp32
 from accel_ops.nested.structures import recursively_apply
@@ -18,47 +21,46 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class AutocastForward(WrappedForward):
-    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``."""
+    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``.
+
+    The other settings are those of `torch.autocast`.
+    """
 
     def __init__(
         self,
         original: Callable[..., Any],
         *,
         device_type: str,
-        dtype: torch.dtype,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
         keeps_beside_loss: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__(original)
         self.device_type = device_type
-        self.dtype = dtype
-        self.enabled = enabled
-        self.cache_enabled = cache_enabled
         self.keeps_beside_loss = keeps_beside_loss
+        self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._forget_casts()
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
-        with torch.autocast(
-            self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled
-        ):
+        with torch.autocast(self.device_type, **self.settings):
             outputs = self.original(*args, **kwargs)
+        self._forget_casts()
         if type(outputs) is torch.Tensor:
             return outputs.float() if outputs.dtype in _HALF else outputs
         if self.keeps_beside_loss and isinstance(outputs, Mapping) and _is_scalar(outputs.get("loss")):
             return recursively_apply(torch.Tensor.float, outputs, test_type=_is_scalar)
         return convert_to_fp32(outputs)
 
+    def _forget_casts(self) -> None:
+        """Clear the casts that an autocast around this one caches: of weights since changed, or without gradients."""
+        if torch.is_autocast_enabled(self.device_type) and not torch.compiler.is_compiling():
+            torch.clear_autocast_cache()
+
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
         """Return one around ``rebind(original)``, for a shallow copy of the model."""
-        return AutocastForward(
-            rebind(self.original),
-            device_type=self.device_type,
-            dtype=self.dtype,
-            enabled=self.enabled,
-            cache_enabled=self.cache_enabled,
-            keeps_beside_loss=self.keeps_beside_loss,
-        )
+        other = copy.copy(self)
+        other.original = rebind(self.original)
+        return other
 
 
 def _is_scalar(value: object) -> bool:
@@ -69,6 +71,14 @@ def wrap_forward(model: nn.Module, **settings: Any) -> None:
     """Put an `AutocastForward` with ``settings`` around ``model.forward``, in place of an earlier one."""
     restore_forward(model)
     model.forward = AutocastForward(model.forward, **settings)
+    # `torch.jit.script` calls this; it reads the source of functions alone.
+    model.__dict__["__prepare_scriptable__"] = partial(_without_wrapper, model)
+
+
+def _without_wrapper(model: nn.Module) -> nn.Module:
+    copied = shallow_copy(model)
+    restore_forward(copied)
+    return copied
 
 
 def cast_norm_inputs(model: nn.Module) -> None:
@@ -88,7 +98,7 @@ def restore_forward(model: nn.Module) -> None:
     wrapper = model.__dict__.get("forward")
     if not isinstance(wrapper, AutocastForward):
         return
-    del model.__dict__["forward"]
+    del model.__dict__["forward"], model.__dict__["__prepare_scriptable__"]
     if not _is_own_method(wrapper.original, model):
         model.__dict__["forward"] = wrapper.original
 

@@ -40,4 +40,4 @@ class FP16Precision(AutocastPrecision):
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` unless its gradients overflowed; return whether it stepped."""
-        return step_scaled(self.scaler, optimizer, closure)
+        return not step_scaled(self.scaler, optimizer, closure)

@@ -179,15 +179,17 @@ def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
 
 def step_scaled(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None
-) -> bool:
-    """Step ``optimizer`` under ``scaler``, update the scale, and return whether the parameters were updated.
+) -> bool | torch.Tensor:
+    """Step ``optimizer`` under ``scaler``, update the scale, and return whether the step was skipped.
+
+    A fused optimizer decides that on the device: it is a tensor there then, not 0 if the step was skipped.
 
     Raises:
         StateError: If a closure is given: the gradients that it computes would escape the scaling.
     """
     if not scaler.is_enabled():
         optimizer.step(closure)
-        return True
+        return False
     if closure is not None:
         raise StateError(
             "An optimizer that needs a closure cannot step under the loss scaling of `mixed_precision=fp16`. "
@@ -196,13 +198,15 @@ def step_scaled(
     if not _may_have_gradients(scaler, optimizer):
         # Nothing to check for overflow: torch's scaler would raise where plain torch does nothing.
         optimizer.step()
-        return True
+        return False
     scaler.step(optimizer)
-    stepped = scaler._has_stepped if isinstance(scaler, LossScaler) else None
-    if stepped is None:
-        stepped = not any(found.item() for found in scaler._found_inf_per_device(optimizer).values())
+    has_stepped = scaler._has_stepped if isinstance(scaler, LossScaler) else None
+    if has_stepped is None:
+        found = list(scaler._found_inf_per_device(optimizer).values())
+        # A new tensor: `update` adds those of other optimizers to this one.
+        is_skipped = torch.stack([one.to(found[0].device, non_blocking=True) for one in found]).sum()
     scaler.update()
-    return stepped
+    return is_skipped if has_stepped is None else not has_stepped
 
 
 def get_grad_scaler(

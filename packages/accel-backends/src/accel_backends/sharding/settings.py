@@ -62,7 +62,7 @@ def shard_settings(
         has_autocast: Whether autocast casts inputs of operations, so that inputs of modules stay as they are.
         expert_mesh: Over which experts are cut, where they are spread over ranks.
     """
-    policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
+    policy = cast("MixedPrecisionPolicy | None", plugin.chosen_policy)
     if policy is None:
         policy = MixedPrecisionPolicy(dtype, reduce_dtype_of(plugin, dtype), None, not has_autocast)
     return ShardSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.precision import Precision
@@ -19,6 +21,8 @@ from accel_backends.strategies.capabilities import ForwardBackward, Sync
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
 from accel_state import ConfigError, GradientState, current_runtime, has_runtime
+from accel_state.errors import StateError
+from accel_state.user_warnings import warn_user
 
 
 class Stepper:
@@ -57,7 +61,10 @@ class Stepper:
         self._on_window_end: Callable[[], None] | None = None
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
+        self._has_backward = self._has_warned = False
         self._is_debugging = has_runtime() and current_runtime().debug
+        self._is_half_loaded = False
+        self._has_checks = self._is_debugging
 
     @property
     def step(self) -> int:
@@ -128,18 +135,61 @@ class Stepper:
         """Count a micro-batch of ``models``; return an ExitStack that re-enables sync, or None if it syncs."""
         self._block_models = models
         gradient = self._gradient
-        if gradient.sync_with_dataloader and self._ends_window_early():
+        loader = gradient._begin_micro_batch()
+        if loader is not None and gradient.sync_with_dataloader and self._ends_window_early(loader):
             self._step = 0
             gradient.sync_gradients = True
         else:
             self._step += 1
             gradient.sync_gradients = not self.is_accumulating
-        if gradient.sync_gradients or not self.can_defer_sync:
+        is_first = not (self._num_windows or self._has_warned)
+        if gradient.sync_gradients or not (is_first or self.can_defer_sync):
             return None
         with ExitStack() as unsynced:
-            for model in models:
+            if is_first:  # later ones pay nothing for these checks
+                unsynced.callback(self._check_backward)
+                unsynced.callback(register_optimizer_step_post_hook(self._check_optimizer).remove)
+            for model in models if self.can_defer_sync else ():
                 unsynced.enter_context(self._strategy.gradient_sync(model, sync=self._accumulation))
             return unsynced.pop_all()
+
+    def _check_backward(self) -> None:
+        if not self._has_backward and any(
+            one.grad is not None for model in self._models for one in model.parameters()
+        ):
+            self._warn(
+                "Gradients in an `accumulate` block were not computed by `accelerator.backward`, which divides them by "
+                f"the {self.num_steps} micro-batches of a window. Call `accelerator.backward(loss)`, not "
+                "`loss.backward()`."
+            )
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        trained = {id(one) for model in self._models for one in model.parameters()}
+        if any(id(one) in trained for group in optimizer.param_groups for one in group["params"]):
+            self._warn(
+                f"The optimizer `{type(optimizer).__name__}` is not prepared, so it steps in each micro-batch, with "
+                "gradients that are neither complete nor averaged over the processes. Use the one that "
+                "`accelerator.prepare(model, optimizer)` returns."
+            )
+
+    def _check_loader(self) -> None:
+        from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        for one in gc.get_objects():
+            if issubclass(type(one), _BaseDataLoaderIter) and type(one._index_sampler) is BatchSampler:
+                if type(one._index_sampler.sampler) in (RandomSampler, SequentialSampler):
+                    return self._warn(
+                        f"A `DataLoader` over a `{type(one._dataset).__name__}` is not prepared, so each of "
+                        f"{self._num_processes} processes reads all rows. Use the loader that "
+                        "`accelerator.prepare(loader)` returns, or a sampler that yields the part of this process."
+                    )
+        return None
+
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(message)
 
     @contextmanager
     def over_uneven_inputs(self) -> Iterator[None]:
@@ -154,16 +204,16 @@ class Stepper:
         finally:
             self._gradient.joins_uneven_inputs = before
 
-    def _ends_window_early(self) -> bool:
+    def _ends_window_early(self, loader: Any) -> bool:
         """Whether the window ends with this micro-batch since it is the last of a rank, and all step together."""
-        ends = self._gradient.ends_some_rank
+        ends = getattr(loader, "ends_some_rank", False)
         if ends is None and self._gradient.joins_uneven_inputs and self.num_steps > 1:
             raise ConfigError(
                 "Gradients cannot be accumulated over a stream whose ranks may end at different batches: they would "
                 "not know when to step together. Let all ranks get as many with `even_batches=True` or "
                 "`dispatch_batches=True`, or set `gradient_accumulation_steps` to 1."
             )
-        return bool(ends) or self._gradient.end_of_dataloader
+        return bool(ends or loader.end_of_dataloader)
 
     def backward(self, loss: Tensor, num_items: float | Tensor | None, **kwargs: Any) -> None:
         """Compute the gradients of a mean loss, so that those of the window are of its mean.
@@ -183,9 +233,9 @@ class Stepper:
                 "loaders that cut sequences give `shift_labels` instead, of which the loss is "
                 "`model.loss_function(logits=…, labels=None, shift_labels=…, vocab_size=…)`."
             )
-        if self._is_debugging:
-            self._await_other_ranks("backward")
-        is_last = self._gradient.sync_gradients
+        if self._has_checks:
+            self._check_before("backward")
+        is_last, self._has_backward = self._gradient.sync_gradients, True
         if num_items is not None:
             self._weights.backward(
                 loss,
@@ -225,14 +275,14 @@ class Stepper:
 
         With ``num_items``, which counts the items of a batch, they are those of the mean of the window; see `backward`.
         """
-        strategy, is_last = self._strategy, self._gradient.sync_gradients
+        strategy, is_last, self._has_backward = self._strategy, self._gradient.sync_gradients, True
         if not isinstance(strategy, ForwardBackward):
             loss = loss_fn(model, batch)
             if torch.is_grad_enabled():
                 self.backward(loss, None if num_items is None else num_items(batch))
             return loss.detach()
-        if self._is_debugging:
-            self._await_other_ranks("forward_backward")
+        if self._has_checks:
+            self._check_before("forward_backward")
         run = partial(strategy.forward_backward, model, batch, loss_fn, num_items=num_items)
         if not torch.is_grad_enabled():
             return run()
@@ -254,8 +304,26 @@ class Stepper:
             self._end_window()
         return loss
 
-    def _await_other_ranks(self, operation: str) -> None:
-        """Block until all ranks have reached a backward pass that synchronizes gradients."""
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load the state of a run in the block. Unless it completes, models and optimizers are not used any more."""
+        self._is_half_loaded = self._has_checks = True
+        yield
+        self._is_half_loaded, self._has_checks = False, self._is_debugging
+
+    def check_loaded(self, operation: str) -> None:
+        """Raise a `StateError` if the last load was interrupted."""
+        if self._is_half_loaded:
+            raise StateError(
+                f"`{operation}` needs a state of one save, but an earlier `load_state` was interrupted or failed after "
+                "it had changed part of the models and optimizers. Call `load_state` again first."
+            )
+
+    def _check_before(self, operation: str) -> None:
+        """In debug mode, also block until all ranks have reached a backward pass that synchronizes gradients."""
+        self.check_loaded(operation)
+        if not self._is_debugging:
+            return
         is_synced = self._gradient.sync_gradients or not self.can_defer_sync
         if self._optimizers and is_synced and not self._gradient.joins_uneven_inputs:
             # False in `no_sync` of DDP.
@@ -263,6 +331,9 @@ class Stepper:
                 current_runtime().await_arrival(operation)
 
     def _end_window(self) -> None:
+        if not self._num_windows and self._num_processes > 1 and not self._gradient.in_dataloader:
+            if has_runtime() and current_runtime().layout.num_data_ranks > 1:
+                self._check_loader()
         self._num_windows += 1
         if self._on_window_end is not None:
             self._on_window_end()

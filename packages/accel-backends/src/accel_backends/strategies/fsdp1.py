@@ -106,6 +106,7 @@ class FlatShardedStrategy(ShardedStrategy):
             device=context.device,
             dtype=context.precision.dtype,
         )
+        plugin.show_policy(self._settings.mixed_precision)
         self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
 
     def prepare_model(

@@ -103,6 +103,7 @@ class FullyShardedStrategy(ShardedStrategy):
             has_autocast=self._has_autocast,
             expert_mesh=expert_mesh,
         )
+        plugin.show_policy(self._settings.policy)
         self._gathering = context.precision.gathering
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, ReplicatedParameters] = weakref.WeakKeyDictionary()
@@ -244,7 +245,7 @@ class FullyShardedStrategy(ShardedStrategy):
     def _cast_forward(self, model: nn.Module) -> None:
         """Make the forward pass cast the inputs of operations, unless a policy of the user does."""
         policy = self._settings.policy
-        if policy.param_dtype is not None and self._plugin.mixed_precision_policy is None:
+        if policy.param_dtype is not None and self._plugin.chosen_policy is None:
             wrap_forward(
                 model,
                 device_type=self.context.device.type,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
-AUTOCAST: ContextVar[Bind | None] = ContextVar("autocast", default=None)
-"""Returns a forward that runs in the current autocast of a library, also in the backward pass."""
+_library_autocast: Bind | None = None
+"""Of the process, as the autocast of Transformer Engine is; and torch's compiler traces no `ContextVar`."""
 
 _RESPECTS_HOOKS = "respect_saved_tensors_hooks"
 _KEEPS_RESULTS_IN_PLACE: dict[str, Any] = (
@@ -55,7 +54,7 @@ class CheckpointedForward(WrappedForward):
         super().__init__(original)
         self.module = module
         self.bind = bind
-        self.is_traceable = is_traceable
+        self.is_traceable = is_traceable and not offloads_inputs  # torch traces no `save_on_cpu`
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
 
@@ -75,9 +74,20 @@ class CheckpointedForward(WrappedForward):
             options = {"context_fn": _keep_costly_results, **_KEEPS_RESULTS_IN_PLACE}
         with keeping:
             forward = self.original if self.bind is None else self.bind(self.original)
-            if (autocast := AUTOCAST.get()) is not None:
-                forward = autocast(forward)
+            if _library_autocast is not None:
+                forward = _library_autocast(forward)
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+@contextmanager
+def recomputed_within(bind: Bind) -> Iterator[None]:
+    """Recompute what runs in the block in the autocast of a library: ``bind`` returns a forward that enters it."""
+    global _library_autocast
+    outer, _library_autocast = _library_autocast, bind
+    try:
+        yield
+    finally:
+        _library_autocast = outer
 
 
 def checkpoint_units(modules: Sequence[nn.Module], **settings: Any) -> None:

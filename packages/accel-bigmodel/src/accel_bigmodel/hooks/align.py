@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -166,11 +168,13 @@ class AlignDevicesHook(ModelHook):
         self.place_submodules = place_submodules
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
-        self.input_device: torch.device | None = None
+        self._input_devices: dict[int, torch.device | None] = {}  # of the call in each thread
         self.original_devices: dict[str, torch.device] = {}
         """The device of each weight before it was offloaded, by name; libraries read it."""
         self.slots: dict[str, Slot] = {}
         """The offloaded weights, by name in the module."""
+        self.num_bytes = 0
+        """The size of the offloaded weights."""
         self._module_name = module_name
         self._settings = HookSettings() if settings is None else settings
         self._is_alone = settings is None
@@ -188,6 +192,11 @@ class AlignDevicesHook(ModelHook):
     def weights(self) -> list[OffloadedWeight]:
         """The offloaded weights."""
         return [slot.weight for slot in self.slots.values()]
+
+    @property
+    def input_device(self) -> torch.device | None:
+        """The device of the inputs of the forward pass that runs in this thread."""
+        return self._input_devices.get(threading.get_ident())
 
     @property
     def weights_map(self) -> Mapping[str, Any] | None:
@@ -247,13 +256,16 @@ class AlignDevicesHook(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Load weights and move inputs before the forward pass, and return its arguments."""
         if self.io_same_device:
-            self.input_device = _device_of((*args, *kwargs.values()))
+            self._input_devices[threading.get_ident()] = _device_of((*args, *kwargs.values()))
+        prefetcher = self._settings.prefetcher
         if self._surrounds_offloaded:
             forwards.enter()
+            if prefetcher is not None:
+                prefetcher.forward_started(_weights_in(module))
         if self.offload:
+            if self.slots and prefetcher is not None:
+                prefetcher.block_started(self)
             self.onload_weights()
-            if self.slots and self._settings.prefetcher is not None:
-                self._settings.prefetcher.block_started(self)
         if self.execution_device is None:
             return args, kwargs
         try:
@@ -267,18 +279,27 @@ class AlignDevicesHook(ModelHook):
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         """Offload weights after the forward pass, and return the output."""
-        self.after_error(module)
-        if self.io_same_device and self.input_device is not None:
-            if self._surrounds_offloaded and self.input_device.type != "meta":
+        device = self._end()
+        if self.slots and self._settings.prefetcher is not None:
+            self._settings.prefetcher.block_finished(self)
+        if device is not None:
+            if self._surrounds_offloaded and device.type != "meta":
                 _refuse_empty(module, output)
-            output = _moved(output, self.input_device, self.skip_keys)
+            output = _moved(output, device, self.skip_keys)
         return output
 
     def after_error(self, module: nn.Module) -> None:
+        self._end()
+
+    def _end(self) -> torch.device | None:
+        """Offload weights, and return the device for the output if it is to be moved."""
         if self.offload:
             self.offload_weights()
         if self._surrounds_offloaded:
+            if self._settings.prefetcher is not None:
+                self._settings.prefetcher.forward_ended()
             forwards.leave()
+        return self._input_devices.pop(threading.get_ident(), None)
 
     def onload_weights(self, *_: Any) -> None:
         """Insert the values into the module; each call, also one by a hook of torch, needs an `offload_weights`."""
@@ -340,7 +361,7 @@ class AlignDevicesHook(ModelHook):
     def _offload(self, module: nn.Module) -> None:
         """Replace the weights by placeholders."""
         kept: dict[str, torch.Tensor] = {}
-        self.slots = {}
+        self.slots, self.num_bytes = {}, 0
         replaced = self._settings.replaced
         tensors = [
             (full_name, owner, name, getattr(owner, name))
@@ -360,6 +381,7 @@ class AlignDevicesHook(ModelHook):
             placeholder = replaced[key][1]
             self.slots[full_name] = Slot(owner, name, placeholder)
             self.original_devices[full_name] = tensor.device
+            self.num_bytes += tensor.nbytes
             setattr(owner, name, placeholder)
         if self._weights_map is None:
             self._weights_map = kept
@@ -405,6 +427,11 @@ def _tensors_of(module: nn.Module, *, recurse: bool) -> list[tuple[str, nn.Modul
         for name, tensor in members.items()
         if tensor is not None
     ]
+
+
+def _weights_in(module: nn.Module) -> Iterator[OffloadedWeight]:
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return (weight for tensor in tensors if (weight := weight_of(tensor)) is not None)
 
 
 def _moved(value: Any, device: int | str | torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:

@@ -113,7 +113,7 @@ def attach_blocks(
     """Add hooks block by block, as `attach_align_device_hook_on_blocks` does."""
     attach(module, name, devices, offloads, settings)
     outer = AlignDevicesHook(
-        devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
+        devices.get(name), io_same_device=True, skip_keys=settings.skip_keys, settings=settings,
         surrounds_offloaded=any(offloads.values()),
     )  # fmt: skip
     # The outermost hook, so that it moves the output last.

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.base import ModelHook, remove_hook_from_module
+from accel_bigmodel.planning.device_maps import default_device
 from accel_ops.memory import clear_device_cache
 from accel_ops.nested.move import send_to_device
-from accel_state.devices import current_device_backend
 
 
 class CpuOffload(ModelHook):
     """Keeps a model on the CPU until it is called, then moves it to its device and leaves it there.
 
     Args:
-        execution_device: The device on which it runs; by default the first accelerator, else the CPU.
+        execution_device: The device on which it runs; by default this process's accelerator, else the CPU.
         prev_module_hook: The hook of the previous model in a pipeline, which is offloaded first.
     """
 
@@ -28,7 +28,7 @@ class CpuOffload(ModelHook):
     ) -> None:
         self.prev_module_hook = prev_module_hook
         self.execution_device = (
-            current_device_backend().device(0) if execution_device is None else torch.device(execution_device)
+            default_device() if execution_device is None else torch.device(execution_device)
         )
 
     def init_hook(self, module: nn.Module) -> nn.Module:

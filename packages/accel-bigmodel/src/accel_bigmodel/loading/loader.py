@@ -123,7 +123,9 @@ class CheckpointLoader:
         self._compared = set[Path]()
         self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
         self._devices = {
-            n: "disk" if d == "disk" else torch.device(d) for n, d in (options.device_map or {}).items()
+            # A tensor's device has a number, that of the current one if none was given.
+            n: "disk" if d == "disk" else torch.empty(0, device=d).device
+            for n, d in (options.device_map or {}).items()
         }
         self._reads = ParallelReads()
         self._fresh: list[tuple[NamedTensor, torch.Tensor]] = []
@@ -325,7 +327,8 @@ class CheckpointLoader:
         """Check that tied weights have the same values under their other names."""
         for name, named, value in self._duplicates:
             now = _now(named).detach()
-            if not now.is_meta and not torch.equal(now, value.to(now)):
+            # On the CPU, since a device that is full now may have no room for another embedding.
+            if not now.is_meta and not torch.equal(now.to(_CPU), value.to(_CPU, now.dtype)):
                 raise CheckpointError(
                     f"`{self._first_names[id(named)]}` and `{name}` are one tied weight in the model, but differ in "
                     "the checkpoint. Untie them in the model, or remove one from the checkpoint."

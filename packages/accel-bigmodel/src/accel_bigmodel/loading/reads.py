@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accel_bigmodel.transfers import copy_stream
+from accel_bigmodel.transfers import Staged, copy_stream
 from accel_checkpoint.formats.weight_files import ByteRange
 from accel_state.errors import CheckpointError
 
@@ -37,21 +37,6 @@ class _Part(NamedTuple):
     device: torch.device | None
 
 
-class _Staged:
-    """Memory through which bytes pass that are converted, or go to an accelerator."""
-
-    def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
-        self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self.copied: Any = None  # the event after the last copy out of it
-
-    def reuse(self) -> torch.Tensor:
-        """Return the memory once the copies out of it are complete."""
-        if self.copied is not None:
-            self.copied.synchronize()  # the host waits: it is about to overwrite what the device still reads
-            self.copied = None
-        return self.memory
-
-
 @functools.cache
 def can_read_to(device: torch.device) -> bool:
     """Whether `ParallelReads` fills tensors on ``device``."""
@@ -67,7 +52,7 @@ class ParallelReads:
     def __init__(self) -> None:
         self._parts: dict[Path, list[_Part]] = {}
         self._streams: dict[torch.device, Any] = {}
-        self._ring: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
+        self._ring: queue.SimpleQueue[Staged] = queue.SimpleQueue()
 
     def add(self, tensor: torch.Tensor, path: Path, place: ByteRange) -> None:
         """Fill ``tensor`` with the values at ``place`` in a file, converted to its dtype.
@@ -98,7 +83,7 @@ class ParallelReads:
             # Memory of the tensors may still be in use by earlier work in the current stream.
             stream.wait_stream(torch.get_device_module(device).current_stream(device))
         for _ in range(_NUM_STAGED if devices else 0):
-            self._ring.put(_Staged(_READ_BYTES, is_pinned=bool(self._streams)))
+            self._ring.put(Staged(_READ_BYTES, is_pinned=bool(self._streams)))
         try:
             for path, parts in self._parts.items():
                 with (

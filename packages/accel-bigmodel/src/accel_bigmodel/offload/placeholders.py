@@ -11,7 +11,7 @@ import copy
 import functools
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -79,6 +79,32 @@ class OffloadedParameter(_Placeholder, nn.Parameter):
 
 class OffloadedBuffer(_Placeholder):
     """The placeholder of a buffer."""
+
+
+class OffloadedView(torch.Tensor):
+    """A view of an offloaded weight that was taken outside of a forward pass, and has values within one only."""
+
+    _weight: OffloadedWeight
+    _take: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if _is_metadata(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if not forwards.depth:
+            return _metadata_of_values(func, args, kwargs or {})
+        args, kwargs = recursively_apply(
+            lambda view: view._take(),
+            (args, dict(kwargs or {})),
+            test_type=lambda item: isinstance(item, OffloadedView),
+        )
+        return func(*args, **kwargs)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}(of `{self._weight.name}`, {tuple(self.shape)}, {self.dtype})"
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
@@ -169,9 +195,14 @@ def _shares_memory(result: torch.Tensor, value: torch.Tensor) -> bool:
 def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return ``tensor.data`` or a conversion outside of a forward pass, as a placeholder again.
 
-    A weight can get another dtype, and is on the device where it is used. ``Module.to`` needs no more.
+    A weight can get another dtype, and is on the device where it is used. Views have a shape.
     """
     placeholder = args[0] if args else None
+    if isinstance(placeholder, (_Placeholder, OffloadedView)) and _name_of(func) in _VIEWS:
+        with torch._C.DisableTorchFunctionSubclass():
+            view: torch.Tensor = func(*args, **kwargs).as_subclass(OffloadedView)
+        view.__dict__.update(_weight=placeholder._weight, _take=functools.partial(func, *args, **kwargs))
+        return view
     if isinstance(placeholder, _Placeholder):
         if func == _DATA.__get__:
             return placeholder
@@ -185,9 +216,10 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             return _make(type(placeholder), weight.in_dtype(dtype), placeholder, dtype)
         if stays and func in (torch.Tensor.to, torch.Tensor.cpu, *_CONVERSIONS):
             return placeholder
-    names = [t._weight.name for t in iterate_tensors((args, dict(kwargs))) if isinstance(t, _Placeholder)]
+    tensors = iterate_tensors((args, dict(kwargs)))
+    weights = [t._weight for t in tensors if isinstance(t, (_Placeholder, OffloadedView))]
     raise StateError(
-        f"`{names[0]}` is offloaded, so that it has values in a forward pass only. "
+        f"`{weights[0].name}` is offloaded, so that it has values in a forward pass only. "
         "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
     )
 
@@ -212,13 +244,24 @@ _METADATA = {
     "register_hook", "register_post_accumulate_grad_hook", "_is_view", "get_device",
     "_has_compatible_shallow_copy_type",
 }  # fmt: skip
+_VIEWS = {
+    "T", "mT", "detach", "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "t", "transpose",
+    "permute", "movedim", "unsqueeze", "squeeze", "expand", "expand_as", "select", "narrow", "__getitem__",
+}  # fmt: skip
+
+
+def _name_of(func: Any) -> str:
+    """Return the name of a function, for the reading of an attribute that of the attribute."""
+    if func.__name__ != "__get__":
+        return str(func.__name__)
+    attribute = func.__self__  # a property, or a descriptor written in C
+    return str(getattr(attribute, "fget", attribute).__name__)
 
 
 @functools.cache
 def _is_metadata(func: Any) -> bool:
     """Whether a function reads or sets metadata of a tensor, not its values."""
-    if func.__name__ in ("__get__", "__set__"):
-        attribute = func.__self__  # a property, or a descriptor written in C
-        name = getattr(attribute, "fget", attribute).__name__
-        return name in ("requires_grad", "grad") or (func.__name__ == "__get__" and name not in _WITH_VALUES)
-    return func.__name__ in _METADATA
+    if func.__name__ == "__set__":
+        return func.__self__.__name__ in ("requires_grad", "grad")
+    name = _name_of(func)
+    return name not in _WITH_VALUES if func.__name__ == "__get__" else name in _METADATA

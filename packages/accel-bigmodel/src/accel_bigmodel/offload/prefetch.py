@@ -1,16 +1,21 @@
-"""Prefetch the weights of the module that runs next."""
+"""Prefetch the weights of the modules that run next."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from accel_bigmodel import transfers
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_state.errors import AccelError
+
+_START = 0
 
 
 class Block(Protocol):
@@ -20,54 +25,122 @@ class Block(Protocol):
     def weights(self) -> Sequence[OffloadedWeight]:
         """The weights."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+
+
+class _Pass(threading.local):
+    """The forward passes of one thread.
+
+    Attributes:
+        following: The block that came after each one last time, by identity.
+        ahead: Blocks that are prefetched, in the order in which they are expected.
+        loaded: The sizes of the blocks that run, by identity.
+        launched: Sizes of blocks whose kernels may not have finished, each with the event after these.
+    """
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.current = _START
+        self.following: dict[int, weakref.ref[Block]] = {}
+        self.ahead: deque[Block] = deque()
+        self.loaded: dict[int, int] = {}
+        self.launched: deque[tuple[int, Any]] = deque()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all blocks that take memory of the device."""
+        ahead = sum(block.num_bytes for block in self.ahead)
+        return ahead + sum(self.loaded.values()) + sum(size for size, _ in self.launched)
+
 
 @dataclass(eq=False)
 class Prefetcher:
-    """Prefetches the block that followed the current one last time.
+    """Prefetches blocks in the order of the last forward pass of the thread, within a forward pass only.
 
-    At most one block is prefetched, so that at most two are in memory. A wrong prediction is discarded; it costs time
-    and changes no result.
+    A block is copied as soon as it, the blocks that run, and those whose kernels have not finished take no more than
+    twice the largest block. For this the host waits, so that it never runs further ahead. A wrong prediction is
+    discarded; it costs time and changes no result.
     """
 
-    _following: dict[int, Block] = field(default_factory=dict, init=False)
-    _current: int = field(default=0, init=False)
-    _predicted: Block | None = field(default=None, init=False)
+    _pass: _Pass = field(default_factory=_Pass, init=False)
+    _largest: int = field(default=0, init=False)
+    _pinned: transfers.PinnedMemory | None = field(default=None, init=False)
+    _num_stored: int = field(default=-1, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def block_started(self, block: Block) -> None:
-        """Record that ``block`` runs now, and prefetch the one that followed it last time."""
+    def forward_started(self, weights: Iterable[OffloadedWeight]) -> None:
+        """Begin a forward pass of the model with these weights: pin them if that is new, prefetch the first block."""
         with self._lock:
-            predicted, self._predicted = self._predicted, None
-            if predicted is not None and predicted is not block:
-                _discard(predicted)
-            self._following[self._current] = block
-            self._current = id(block)
-            following = self._following.get(self._current)
-            if following is None or following is block:
-                return
-            self._predicted = following
-        if any(weight.is_copied for weight in following.weights):
-            threading.Thread(
-                target=self._fetch, args=(following,), name="accel-prefetch", daemon=True
-            ).start()
-        else:
-            self._fetch(following)  # the system reads ahead on its own: nothing here waits for it
+            if self._num_stored != OffloadedWeight.num_stored:
+                self._num_stored, self._pinned = OffloadedWeight.num_stored, None
+                self._pinned = transfers.PinnedMemory(
+                    [stored for weight in weights if (stored := weight.memory_to_pin()) is not None]
+                )
+        self._pass.is_active, self._pass.current = True, _START
+        self._prefetch()
 
-    def _fetch(self, block: Block) -> None:
-        for weight in block.weights:
-            try:
-                with torch.no_grad():
-                    weight.prefetch()
-            except (AccelError, OSError, RuntimeError, KeyError):
-                return  # the forward pass loads it again, and raises the error
-            if self._predicted is not block:
-                _discard(block)
+    def forward_ended(self) -> None:
+        """End the forward pass: stored values may change now, so that nothing stays prefetched."""
+        now = self._pass
+        now.is_active = False
+        self._discard(len(now.ahead))
+        now.following.pop(now.current, None)
+        now.loaded.clear()
+
+    def block_started(self, block: Block) -> None:
+        """Record that ``block`` runs now, before its weights are loaded."""
+        now = self._pass
+        self._discard(now.ahead.index(block) if block in now.ahead else len(now.ahead))
+        if now.ahead:
+            now.ahead.popleft()
+        num_bytes = now.loaded[id(block)] = block.num_bytes
+        self._largest = max(self._largest, num_bytes)
+        now.following[now.current], now.current = weakref.ref(block), id(block)
+
+    def block_finished(self, block: Block) -> None:
+        """Record that the kernels of ``block`` were launched, and prefetch the blocks that follow."""
+        now = self._pass
+        num_bytes = now.loaded.pop(id(block), 0)
+        streams = transfers.streams_of(block.weights[0].device)
+        if streams is not None and now.is_active:
+            now.launched.append((num_bytes, streams.current().record_event()))
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        now = self._pass
+        while now.is_active:
+            reference = now.following.get(id(now.ahead[-1]) if now.ahead else now.current)
+            block = None if reference is None else reference()
+            if block is None or block in now.ahead or id(block) in now.loaded:
                 return
+            if not self._make_room(block.num_bytes):
+                return
+            now.ahead.append(block)
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    for weight in block.weights:
+                        weight.prefetch()
+            except (AccelError, OSError, RuntimeError, KeyError):
+                self._discard(len(now.ahead))
+                return  # the forward pass loads it again, and raises the error
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Wait until a block may be copied; if others are prefetched already, only see whether it may."""
+        now = self._pass
+        while now.launched and now.num_bytes + num_bytes > 2 * self._largest:
+            event = now.launched[0][1]
+            if now.ahead and not event.query():
+                return False
+            event.synchronize()  # the host waits: the memory of that block is needed
+            now.launched.popleft()
+        return now.num_bytes + num_bytes <= 2 * self._largest
+
+    def _discard(self, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            for weight in self._pass.ahead.popleft().weights:
+                weight.discard_prefetched()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Prefetcher, ()  # a copy of the model has other blocks
-
-
-def _discard(block: Block) -> None:
-    for weight in block.weights:
-        weight.discard_prefetched()

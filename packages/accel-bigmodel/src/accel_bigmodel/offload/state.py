@@ -91,14 +91,16 @@ def align_module_device(
     if execution_device is None:
         yield
         return
-    before = {name: parameter.device for name, parameter in module.named_parameters(recurse=False)}
+    before = [(parameter, parameter.device) for parameter in module.parameters(recurse=False)]
     try:
-        for name in before:
-            set_module_tensor_to_device(module, name, execution_device)
+        for parameter, _ in before:
+            parameter.data = parameter.data.to(
+                execution_device
+            )  # it stays the same object, for ties and optimizers
         yield
     finally:
-        for name, device in before.items():
-            set_module_tensor_to_device(module, name, device)
+        for parameter, device in before:
+            parameter.data = parameter.data.to(device)
 
 
 @contextlib.contextmanager

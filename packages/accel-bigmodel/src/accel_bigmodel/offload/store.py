@@ -349,7 +349,11 @@ def offload_weight(
     _check_values(weight_name, weight)
     dense = weight.detach().cpu().contiguous()
     path = _weight_file(Path(offload_folder), weight_name)
-    raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    raw = (
+        dense.reshape(-1).view(torch.uint8)
+        if dense.numel()
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     _write(path, raw.numpy().data)
     if index is not None:
         index[weight_name] = _dtype_and_shape(dense)
@@ -379,7 +383,7 @@ def load_offloaded_weight(
             f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
         )
     if num_bytes <= _LARGEST_READ:
-        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        raw = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         with path.open("rb") as file:
             file.readinto(raw.numpy().data)
         return raw.view(dtype).reshape(shape)

@@ -6,11 +6,12 @@ import copy
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from accel_bigmodel import transfers
 from accel_bigmodel.offload.store import StoredWeight
 from accel_bigmodel.tensors import as_parameter_like, has_shape_of_values
 from accel_bigmodel.transfers import Transfer, start_transfer
@@ -20,12 +21,30 @@ _CPU = torch.device("cpu")
 
 
 class _Live:
-    """The values on their device while they have users."""
+    """The values on their device while they have users, each of which may compute in a stream of its own."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.num_users = 0
+        self._order = transfers.streams_of(tensor.device)
+        self._streams = [] if self._order is None else [self._order.current()]
         self.mark_stored()
+
+    def join(self) -> torch.Tensor:
+        """Return the tensor for the current stream, which waits for the copy and for what earlier users write."""
+        if self._order is not None and (stream := self._order.current()) not in self._streams:
+            for earlier in self._streams:
+                stream.wait_stream(earlier)
+            self._order.record_use(self.tensor)
+            self._streams.append(stream)
+        return self.tensor
+
+    def join_all(self) -> torch.Tensor:
+        """Return the tensor for the current stream, which waits for all users."""
+        for stream in self._streams:
+            if self._order is not None and stream != self._order.current():
+                self._order.current().wait_stream(stream)
+        return self.tensor
 
     def mark_stored(self) -> None:
         """Record that everything written until now is stored."""
@@ -59,6 +78,8 @@ class OffloadedWeight:
     device: torch.device
     dtype: torch.dtype
     is_changed: bool = False
+    num_stored: ClassVar[int] = 0
+    """How often a weight of any model got other memory that is worth to be pinned."""
     lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
     _live: _Live | None = field(default=None, init=False, repr=False)
     _prefetched: Transfer | None = field(default=None, init=False, repr=False)
@@ -89,6 +110,13 @@ class OffloadedWeight:
         tensor = self.source.read()
         return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
+    def memory_to_pin(self) -> torch.Tensor | None:
+        """Return the stored values if they are copied from ordinary memory to a device with streams."""
+        if not self.is_copied or transfers.streams_of(self.device) is None or self.source.is_from_file:
+            return None
+        stored = self.source.read()
+        return stored if stored.is_cpu and stored.dtype == self.dtype else None
+
     def shared_values(self) -> torch.Tensor:
         """Return the stored values for a state dict, the same memory under all names of tied weights."""
         with self.lock:
@@ -104,7 +132,7 @@ class OffloadedWeight:
             if self._live is None:
                 self._live = self._make_live(placeholder)
             self._live.num_users += 1
-            return self._live.tensor
+            return self._live.join()
 
     def release(self) -> None:
         """End one use; the last one stores what was written."""
@@ -115,15 +143,16 @@ class OffloadedWeight:
             if live.num_users == 0:
                 self._live = None
                 if live.is_written:
-                    self.store(live.tensor)
+                    self.store(live.join_all())
 
     def store_live_if_changed(self) -> None:
         """Store the live values if they differ from the stored ones, however they were written."""
         with self.lock:
-            if self._live is not None and not torch.equal(
-                self._live.tensor.detach().to("cpu"), self.stored()
+            live = self._live
+            if live is not None and not torch.equal(
+                live.join_all().detach().to(_CPU), self.stored().to(_CPU)
             ):
-                self.store(self._live.tensor)
+                self.store(live.tensor)
 
     def store(self, values: torch.Tensor) -> None:
         """Store ``values`` as the weight's own memory."""
@@ -131,6 +160,7 @@ class OffloadedWeight:
             own = values.detach()
             own = own if own.is_meta else own.to(_CPU)
             self._change(StoredWeight({self.source.key: own}, self.source.key), own.dtype)
+            OffloadedWeight.num_stored += transfers.is_worth_pinning(own)
             if self._live is not None:
                 self._live.mark_stored()
 
@@ -159,9 +189,15 @@ class OffloadedWeight:
             if self._live is not None or self._prefetched is not None:
                 return
             if self.is_copied:
-                self._prefetched = start_transfer(self.stored(), self.device, prefetch=True)
+                self._prefetched = self._transfer(prefetch=True)
             else:
                 self.source.read_ahead()
+
+    def _transfer(self, *, prefetch: bool = False) -> Transfer:
+        transfer = start_transfer(self.stored(), self.device, prefetch=prefetch)
+        if transfer.reads_stored:
+            forwards.reading[transfer.stream] = transfer.event
+        return transfer
 
     def discard_prefetched(self) -> None:
         """Discard prefetched values that were not used."""
@@ -191,12 +227,11 @@ class OffloadedWeight:
             if transfer is not None:
                 values = transfer.wait()
             elif self.is_copied:
-                values = start_transfer(self.stored(), self.device).wait()
+                values = self._transfer().tensor
             else:
                 values = self.stored()
                 if self.source.is_callers:
-                    values = values.clone() if values is self.source.read() else values
-                    self.store(values)  # in memory that may be written to
+                    values = values.clone()  # a forward pass may write to it
             if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
@@ -225,11 +260,14 @@ class OffloadedWeight:
 
 
 class ForwardDepth(threading.local):
-    """The nesting depth of forward passes with offloaded weights in this thread, and weights in use until their end."""
+    """The nesting depth of forward passes with offloaded weights in this thread, and what lasts until their end."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.held: list[OffloadedWeight] = []
+        """Weights in use."""
+        self.reading: dict[Any, Any] = {}
+        """The event after the last copy that reads stored values, for each stream."""
 
     def enter(self) -> None:
         """Enter a forward pass."""
@@ -242,6 +280,9 @@ class ForwardDepth(threading.local):
             held, self.held = self.held, []
             for weight in held:
                 weight.release()
+            reading, self.reading = self.reading, {}
+            for event in reading.values():
+                event.synchronize()  # the host waits: stored values may be written to from here on
 
 
 forwards = ForwardDepth()

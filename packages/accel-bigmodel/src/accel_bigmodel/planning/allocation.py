@@ -35,8 +35,8 @@ def infer_auto_device_map(
 
     Parts are assigned in the order of the model, so that activations never move back to an earlier device. As long as
     layers may be offloaded, the first accelerator, and the CPU for layers on disk, reserve room for the largest layer
-    still to come. A layer that is too large for an empty device moves on to the next device alone. Tied weights stay
-    together.
+    still to come; an accelerator that runs offloaded modules also for two of these, as one is prefetched. A layer that
+    is too large for an empty device moves on to the next device alone. Tied weights stay together.
 
     Args:
         model: On any device, meta included.
@@ -59,8 +59,12 @@ def infer_auto_device_map(
     if not limits:
         raise ConfigError("`max_memory` names no device. Give bytes for one, such as `{'cpu': '10GiB'}`.")
     reader = PieceReader(dtype=dtype, special_dtypes=special_dtypes, not_split=not_split)
-    planner = _Planner(reader.read(model), limits, verbose=verbose, uses_fallback=fallback_allocation)
+    root = reader.read(model)
+    planner = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation)
     planner.run()
+    if not planner.has_room_to_prefetch():
+        planner = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation, num_loaded=2)
+        planner.run()
     planner.log_unused_devices()
     planner.warn_of_oversized_layers()
     if not offload_buffers:
@@ -126,12 +130,19 @@ class _Planner:
     """Assigns the pieces of one model to devices."""
 
     def __init__(
-        self, root: Piece, limits: Mapping[int | str, int], *, verbose: bool, uses_fallback: bool
+        self,
+        root: Piece,
+        limits: Mapping[int | str, int],
+        *,
+        verbose: bool,
+        uses_fallback: bool,
+        num_loaded: int = 1,
     ) -> None:
         self.device_map: dict[str, int | str] = {}
         self._limits = {**limits, "disk": limits.get("disk", 1 << 62)}
         self._log_level = logging.INFO if verbose else logging.DEBUG
         self._uses_fallback = uses_fallback
+        self._num_loaded = num_loaded
         self._layers = list(root.layers())
         self._remaining = root.num_bytes
         self._used = dict.fromkeys(self._limits, 0)
@@ -192,6 +203,11 @@ class _Planner:
                 )
                 return
 
+    def has_room_to_prefetch(self) -> bool:
+        """Whether the accelerator that runs offloaded modules has room for two of them."""
+        largest = max((layer.loaded_bytes for layer in self._offloaded_layers()), default=0)
+        return self._main == "cpu" or self._used[self._main] + 2 * largest <= self._limits[self._main]
+
     @property
     def _offload_devices(self) -> tuple[str, ...]:
         return ("disk",) if self._main == "cpu" else ("cpu", "disk")
@@ -203,7 +219,8 @@ class _Planner:
 
     def _fill(self, device: int | str, *, keeps_room: bool) -> None:
         limit = self._limits[device]
-        reserves = self._reserves(limit) if keeps_room else []
+        num_loaded = self._num_loaded if device == self._main else 1
+        reserves = self._reserves(limit, num_loaded) if keeps_room else []
         too_large: list[Piece] = []
         while self._waiting:
             piece = self._waiting.popleft()
@@ -231,14 +248,18 @@ class _Planner:
                     break
         self._waiting.extendleft(reversed(too_large))
 
-    def _reserves(self, limit: int) -> list[int]:
-        """Return, for each layer, the largest size from there on that this device could load."""
+    def _reserves(self, limit: int, num_loaded: int) -> list[int]:
+        """Return, for each layer, the largest size from there on that this device could load.
+
+        That is a layer, or ``num_loaded`` modules if these are larger together.
+        """
         reserves = [0] * len(self._layers)
         largest = 0
         for rank in range(len(self._layers) - 1, -1, -1):
-            size = self._layers[rank].num_bytes
-            if largest < size <= limit:
-                largest = size
+            layer = self._layers[rank]
+            for size in (layer.num_bytes, num_loaded * layer.loaded_bytes):
+                if largest < size <= limit:
+                    largest = size
             reserves[rank] = largest
         return reserves
 

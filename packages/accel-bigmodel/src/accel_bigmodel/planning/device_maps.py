@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from accel_ops.named_tensors import walk_modules
+from accel_state.devices import current_device_backend
 from accel_state.errors import ConfigError, did_you_mean
+from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import warn_user
 
 Device = TypeVar("Device")
@@ -102,3 +104,8 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
                 f"Tied parameters are on different devices: {places}. Each device holds a copy of them.",
                 main_process_only=False,
             )
+
+
+def default_device() -> torch.device:
+    """Return the device of this process; where it has none yet, the current one of its accelerator, or the CPU."""
+    return current_runtime().device if has_runtime() else torch.device(current_device_backend().name)

@@ -99,6 +99,8 @@ def _free_memory() -> dict[int | str, int]:
         for number in range(backend.count()):
             key = backend.name if backend.name == "mps" else number
             free[key] = backend.free_and_total_bytes(backend.device(number))[0]
+            if hasattr(backend.module, "memory_reserved"):  # what torch has cached is free for the model
+                free[key] += backend.module.memory_reserved(number) - backend.module.memory_allocated(number)
     if backend.name != "mps":  # its memory is that of the CPU
         free["cpu"] = device_backend("cpu").free_and_total_bytes()[0]
     return free

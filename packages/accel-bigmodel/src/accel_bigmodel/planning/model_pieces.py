@@ -24,6 +24,7 @@ class Piece:
         rank: Index of its first layer in the model.
         num_bytes: Size of all its tensors; tied ones count where they occur first.
         buffer_bytes: Size of the buffers among them.
+        loaded_bytes: Size of the most tensors that one of its modules has itself: hooks load them together.
         children: The pieces it splits into; none for a layer.
         tied: Its tensors (by identity) that are tied to others outside.
         parent: The enclosing piece, ``None`` for the model.
@@ -33,6 +34,7 @@ class Piece:
     rank: int
     num_bytes: int = 0
     buffer_bytes: int = 0
+    loaded_bytes: int = 0
     children: Sequence[Piece] = ()
     tied: frozenset[int] = frozenset()
     parent: Piece | None = None
@@ -95,10 +97,13 @@ class PieceReader:
                 if may_split:
                     children.append(Piece(prefix + key, self._num_layers))
                     children[-1].add(num_bytes, num_bytes if is_buffer else 0, tied)
+                    children[-1].loaded_bytes = num_bytes
                     self._num_layers += 1
+        piece.loaded_bytes = piece.num_bytes
         for key, child in modules:
             children.append(self._module(prefix + key, child, may_split=may_split))
             piece.add(children[-1].num_bytes, children[-1].buffer_bytes, children[-1].tied)
+            piece.loaded_bytes = max(piece.loaded_bytes, children[-1].loaded_bytes)
         if may_split:
             piece.children = children
             for inner in children:

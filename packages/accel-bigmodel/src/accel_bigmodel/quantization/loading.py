@@ -14,7 +14,7 @@ from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
 from accel_bigmodel.loading.loader import LoadOptions, load_weights
 from accel_bigmodel.offload.store import offload_weight
 from accel_bigmodel.planning.allocation import device_map_of_mode
-from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
+from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, default_device, device_of
 from accel_bigmodel.planning.max_memory import MaxMemory
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
 from accel_bigmodel.quantization.layers import (
@@ -100,7 +100,7 @@ def get_quantized_model_device_map(
         no_split_module_classes: Names of classes that stay on one device.
     """
     if device_map is None:
-        return {"": current_device_backend().device(0)}
+        return {"": default_device()}
     if not isinstance(device_map, str):
         check_device_map(model, device_map)
         return device_map

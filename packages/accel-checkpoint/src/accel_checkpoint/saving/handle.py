@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 logger = logging.getLogger(__name__)
 _unreported: list[SaveHandle] = []
@@ -14,7 +16,7 @@ _unreported: list[SaveHandle] = []
 
 
 class SaveHandle:
-    """A save in the background. The next save, and the end of the program, wait for it.
+    """A save in the background, once it is started. The next save, and the end of the program, wait for it.
 
     Args:
         finish: Completes the save and returns the folder.
@@ -24,15 +26,29 @@ class SaveHandle:
     def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
         self.target = target
         self._error: BaseException | None = None
+        self._has_ended = False
+        self._claim: dict[str, str] = {}
         # Not a daemon: the interpreter waits for it at exit.
         self._thread = threading.Thread(
             target=self._run, args=(finish,), name=f"save-{target.name}", daemon=False
         )
+
+    def start(self) -> Self:
+        """Start the thread. After an interrupt in here, only `abandon` shows whether it runs."""
         self._thread.start()
+        return self
+
+    def abandon(self) -> bool:
+        """Prevent the save unless its thread has begun; return whether it is prevented."""
+        return self._is_claimed_by("caller")
+
+    def _is_claimed_by(self, owner: str) -> bool:
+        """Claim the save, unless another owner has; atomic for threads and interrupts."""
+        return self._claim.setdefault("owner", owner) == owner
 
     def done(self) -> bool:
         """Whether the save has ended, successfully or not; never blocks."""
-        return not self._thread.is_alive()
+        return self._has_ended
 
     def wait(self, timeout_s: float | None = None) -> Path:
         """Wait until the checkpoint is committed, and return its folder.
@@ -55,8 +71,8 @@ class SaveHandle:
         Raises:
             TimeoutError: If the save is still running after ``timeout_s``.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        self._join(timeout_s)
+        if not self._has_ended:
             raise TimeoutError(
                 f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
             )
@@ -66,16 +82,25 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait for the save to end, and raise its error unless a caller has already received it."""
-        self._thread.join()
+        self._join()
         if self in _unreported:
             self.wait()
 
     def _run(self, finish: Callable[[], Path]) -> None:
         try:
-            finish()
+            if self._is_claimed_by("thread"):
+                finish()
         except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             self._error = error
             _unreported.append(self)
+        finally:
+            self._has_ended = True
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        # Not an `Event`, which an interrupt in its `wait` can leave locked.
+        while not self._has_ended and not self._thread.is_alive():
+            time.sleep(0.001)  # an interrupt in `start` has come before the thread counts as started
+        self._thread.join(timeout_s)
 
 
 @atexit.register

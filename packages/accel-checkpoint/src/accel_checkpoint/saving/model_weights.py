@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat, weight_format
-from accel_checkpoint.files import force_to_disk
+from accel_checkpoint.files import force_to_disk, resolved
 from accel_checkpoint.saving.pending_files import (
     Advance,
     JsonFile,
@@ -21,7 +21,7 @@ from accel_checkpoint.saving.pending_files import (
     second_names_of,
     write_file,
 )
-from accel_checkpoint.saving.staging import temporary_folder
+from accel_checkpoint.saving.staging import check_is_utf8, temporary_folder
 from accel_checkpoint.tensors import DeferredTensor, deferred_in, fetching_all, second_names_in, sharable_in
 from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import CheckpointError, ConfigError
@@ -125,6 +125,7 @@ def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
 
 def _make_folder(save_directory: str | os.PathLike[str]) -> Path:
     folder = Path(save_directory)
+    check_is_utf8(resolved(folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`save_directory` must be a folder, but `{folder}` is a file.")
     folder.mkdir(parents=True, exist_ok=True)

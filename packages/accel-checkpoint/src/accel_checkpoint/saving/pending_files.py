@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TORCH_SUFFIXES, is_trained_file
-from accel_checkpoint.files import Digest, FileEntry, is_plain_name
+from accel_checkpoint.files import Digest, FileEntry, is_plain_name, shown
 from accel_checkpoint.formats.weight_files import DTYPES
 from accel_checkpoint.saving.snapshot import CallersStreams, HostBuffers
 from accel_checkpoint.tensors import (
@@ -390,7 +390,13 @@ def write_safetensors(
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"safetensors cannot store the name of a tensor with {error.object[error.start]!a}, which is not UTF-8. "
+            f"Rename it, or pass `safe_serialization=False`. The names are {shown(ascii(names))}."
+        ) from error
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     here = {name: tensors[name] for name in names if isinstance(tensors[name], torch.Tensor)}
     nonfinite = nonfinite_in(here) if must_be_finite else ""

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_checkpoint.file_names import PINNED_NAME, TEMPORARY_PREFIX, checkpoint_number
+from accel_checkpoint.file_names import (
+    MANIFEST_NAME,
+    PINNED_NAME,
+    TEMPORARY_PREFIX,
+    checkpoint_number,
+    is_checkpoint_file,
+)
 from accel_checkpoint.files import remove_folder
+from accel_checkpoint.manifest import check_whole
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
@@ -78,6 +85,9 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     The newest checkpoint whose values are all finite is kept beyond the limit. A checkpoint that an interrupted save
     moved aside counts under its original name. ``newest``, which has just been saved, is never removed.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
+
+    Raises:
+        CheckpointError: If ``newest`` is not whole. Then nothing is removed.
     """
     from accel_checkpoint.listing import checkpoints_in, inspect
     from accel_checkpoint.saving.staging import name_of_displaced
@@ -86,39 +96,55 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     limit = retention.newest
     if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
         return  # without reading any manifest
+    others = [found for found in checkpoints_in(folder) if found.number is not None and found.path != newest]
     numbered = sorted(
-        (
-            found
-            for found in checkpoints_in(folder)
-            if found.number is not None and found.can_be_loaded and found.path != newest
-        ),
+        (found for found in others if found.can_be_loaded),
         key=lambda found: (found.number or 0, found.path),
     )
     added = inspect(newest)
     everything = [*numbered, *([] if added is None else [added])]
     kept = {*retention.kept(everything), newest}
     last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
-    for found in numbered:
-        if found.path in kept:
-            continue
-        if found.path != last_finite:
-            remove_checkpoint(found.path)
-            continue
+    if last_finite not in kept and last_finite is not None:
+        kept.add(last_finite)
         warn_user(
-            f"`{found.path}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or infinity. "
-            "Load it to resume from before they came.",
+            f"`{last_finite}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or "
+            "infinity. Load it to resume from before they came.",
             main_process_only=False,
         )
+    first = (everything[-limit].number or 0) if len(everything) >= limit else 0
+    check_whole(newest)
+    for found in [*numbered, *(one for one in others if (one.number or 0) < first and _is_broken(one))]:
+        if found.path not in kept and _has_checkpoint_inside(found.path):
+            problem = "is kept beyond the limit: another checkpoint is inside. Save that in another folder"
+            warn_user(f"`{found.path}` {problem}.", main_process_only=False)
+        elif found.path not in kept:
+            remove_checkpoint(found.path, problem=found.state.value if found.problem else "")
 
 
-def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed."""
+def _is_broken(found: Found) -> bool:
+    """Whether it is an incomplete or damaged checkpoint of this package, which has no files of the user."""
+    if found.state.name not in ("INCOMPLETE", "DAMAGED"):
+        return False
+    names = found.files.names
+    return PINNED_NAME not in names and bool(names) and all(map(is_checkpoint_file, names))
+
+
+def _has_checkpoint_inside(folder: Path) -> bool:
+    return any(MANIFEST_NAME in names for path, _, names in os.walk(folder) if path != str(folder))
+
+
+def remove_checkpoint(folder: Path, *, problem: str = "") -> None:
+    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed.
+
+    Warns if it had a problem, or cannot be removed.
+    """
     hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
+    text = f"The old checkpoint `{folder}`, which was {problem}, is removed." if problem else ""
     try:
         folder.rename(hidden)
         remove_folder(hidden)
     except OSError as error:
-        warn_user(
-            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",
-            main_process_only=False,
-        )
+        text = f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand."
+    if text:
+        warn_user(text, main_process_only=False)

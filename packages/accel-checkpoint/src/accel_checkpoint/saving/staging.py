@@ -8,14 +8,13 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
-from accel_checkpoint.manifest import has_manifest, read_manifest
+from accel_checkpoint.manifest import check_whole, has_manifest, read_manifest
 from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, new_token, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
@@ -43,9 +42,12 @@ class Staging:
         self.target = target
         self._is_in_place = target.is_mount() or _is_around_working_directory(target)
         around = target if self._is_in_place else target.parent
-        self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
+        self.path = around / temporary_name(target.name, token)
+        self._token = token
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
+        self.is_saved: bool | None = False
+        """Whether the target is the new checkpoint; None if that could not be undone."""
 
     def make(self) -> None:
         """Create the folder unless another rank has. It is not stale as long as the main process runs.
@@ -62,8 +64,10 @@ class Staging:
         """Rename the folder to its final name. The manifest must be in it, and everything on disk.
 
         An existing checkpoint of that name is replaced; other files in its folder are kept. The old checkpoint exists
-        until `finalize`, and `roll_back` restores it. If this raises, nothing has changed.
+        until `finalize`, and `roll_back` restores it. If this raises, nothing has changed. It does if a file that the
+        manifest lists is missing, before or after the rename.
         """
+        check_whole(self.path)
         try:
             self._restore_displaced()
             if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
@@ -73,9 +77,11 @@ class Staging:
             else:
                 self._move_files_in()
             force_to_disk(self.target.parent)
+            check_whole(self.target)
         except BaseException:
             self.roll_back()
             raise
+        self.is_saved = True
 
     def finalize(self, *, keep_finite: bool = False) -> None:
         """Remove the checkpoint that `commit` replaced, or rename it if it is to be kept; release the folder."""
@@ -101,13 +107,10 @@ class Staging:
     def roll_back(self) -> None:
         """Undo `commit`, also where it stopped halfway."""
         if self._undo is not None:
+            self.is_saved = None
             self._undo()
             self._undo = self._old = None
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether `commit` has succeeded, or could not be undone."""
-        return self._undo is not None
+            self.is_saved = False
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
@@ -132,10 +135,10 @@ class Staging:
         was_there = self.target.exists()
         if was_there:  # an empty folder of the user's: keep its permissions
             shutil.copymode(self.target, self.path)
-        self.path.rename(self.target)
+        _rename(self.path, self.target)
 
         def undo() -> None:
-            self.target.rename(self.path)
+            _rename(self.target, self.path)
             if was_there:
                 self.target.mkdir()
 
@@ -144,22 +147,22 @@ class Staging:
     def _replace(self) -> None:
         link_foreign_files(self.target, self.path)
         force_to_disk(self.path)
-        if exchange(self.path, self.target):
+        if _rename(self.path, self.target, by=exchange):
             self._old = self.path
-            self._undo = lambda: exchange(self.path, self.target)
+            self._undo = lambda: _rename(self.path, self.target, by=exchange)
             return
-        old = self.target.parent / self.path.name.replace(TEMPORARY_PREFIX, PREVIOUS_PREFIX, 1)
+        old = self.target.parent / f"{PREVIOUS_PREFIX}{self.target.name}-{self._token}"
         try:
-            self.target.rename(old)
+            _rename(self.target, old)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
             raise CheckpointError(f"{reason} Save to another folder.") from error
-        self._undo = lambda: old.rename(self.target)
-        self.path.rename(self.target)
+        self._undo = lambda: _rename(old, self.target)
+        _rename(self.path, self.target)
         self._old = old
-        self._undo = lambda: (self.target.rename(self.path), old.rename(self.target))
+        self._undo = lambda: (_rename(self.target, self.path), _rename(old, self.target))
 
     def _move_files_in(self) -> None:
         """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint.
@@ -187,13 +190,24 @@ class Staging:
         self._old = self.path
 
 
+def _rename(one: Path, other: Path, *, by: Callable[[Path, Path], object] = Path.rename) -> bool:
+    """Rename a folder; return whether ``by`` can. A server may report an error for a request that it has repeated."""
+    before = one.lstat()
+    try:
+        return by(one, other) is not False
+    except OSError:
+        if not os.path.lexists(other) or not os.path.samestat(before, other.lstat()):
+            raise
+        return True
+
+
 @contextmanager
 def temporary_folder(around: Path, name: str) -> Iterator[Path]:
     """Create a temporary folder in ``around``, on the same disk, and remove it at the end of the block."""
-    remove_stale_folders(around)
     path = around / f"{TEMPORARY_PREFIX}{name}-{new_token()}"
     _active.add(path)
     path.mkdir()
+    remove_stale_folders(around)
     try:
         yield path
     finally:
@@ -207,10 +221,7 @@ def check_target(target: Path) -> None:
     Raises:
         ConfigError: If it is a file, or a mount point that holds a checkpoint, or if its name is not UTF-8.
     """
-    if any("\udc80" <= letter <= "\udcff" for letter in str(target)):
-        raise ConfigError(
-            f"The path {str(target)!a} is not UTF-8, so safetensors could not read it. Choose another."
-        )
+    check_is_utf8(target)
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if target.is_mount() and holds_checkpoint(target):
@@ -218,6 +229,20 @@ def check_target(target: Path) -> None:
             f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "
             f"Save to a folder in it, such as `{target / 'checkpoint'}`."
         )
+
+
+def check_is_utf8(path: Path) -> None:
+    """Raise a `ConfigError` if a path could not be read by safetensors."""
+    if any("\udc80" <= letter <= "\udcff" for letter in str(path)):
+        raise ConfigError(
+            f"The path {str(path)!a} is not UTF-8, so safetensors could not read it. Choose another."
+        )
+
+
+def temporary_name(name: str, token: str | int) -> str:
+    """Return a temporary name for what gets that name; of a long one, the beginning, since 255 bytes are allowed."""
+    room = 255 - len(f"{TEMPORARY_PREFIX}-{token}")
+    return f"{TEMPORARY_PREFIX}{os.fsencode(name)[:room].decode(errors='ignore')}-{token}"
 
 
 def holds_checkpoint(folder: Path) -> bool:
@@ -258,8 +283,9 @@ def remove_stale_folders(folder: Path) -> None:
     """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
 
     A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
-    have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
-    use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
+    have not changed for a day before the last change in ``folder``, which the caller has made. Both are times of the
+    file system. Only folders whose full name matches our pattern are removed, since other programs may use the prefix.
+    Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
     """
     wanted = set(displaced_in(folder))
     with os.scandir(folder) as entries:
@@ -278,7 +304,7 @@ def remove_stale_folders(folder: Path) -> None:
             )
 
 
-def is_stale(path: Path, *, now_s: float | None = None) -> bool:
+def is_stale(path: Path) -> bool:
     """Whether a folder is the temporary folder of an interrupted save or removal."""
     match = _OURS.fullmatch(path.name)
     if match is None:
@@ -290,7 +316,7 @@ def is_stale(path: Path, *, now_s: float | None = None) -> bool:
     if has_ended is not None:
         return has_ended or left == stamp()
     try:
-        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
+        age_s = path.parent.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         return False
     return age_s > STALE_AFTER_S

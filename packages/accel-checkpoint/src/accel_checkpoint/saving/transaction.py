@@ -21,7 +21,7 @@ from accel_checkpoint.files import (
     make_durably,
     regular_file,
 )
-from accel_checkpoint.manifest import Manifest, first_nonfinite, write_manifest
+from accel_checkpoint.manifest import Manifest, check_whole, first_nonfinite, write_manifest
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
@@ -82,8 +82,10 @@ class Stage:
         self._is_collective = False
         self._foreign: list[str] = []
         self._failure: BaseException | None = None
+        self._verdicts: dict[str, tuple[list[FileEntry], list[FileEntry] | None]] = {}
+        self._is_decided = False
         self.handle: SaveHandle | None = None
-        """Handle of a save in the background, set when the block ends."""
+        """Handle of a save in the background, set when the block ends. Its thread owns the staging folder."""
 
     @property
     def path(self) -> Path:
@@ -166,13 +168,17 @@ class Stage:
 
     def _complete_in_background(self, files: list[PendingFile]) -> None:
         def finish() -> Path:
-            with self._undone_after_error():
+            try:
                 self._complete(files)
+            except BaseException as error:
+                self._abort(error)
+                raise
             return self.target
 
         if self._is_interrupted:
             finish()  # which raises the interruption here
         self.handle = SaveHandle(finish, target=self.target)
+        self.handle.start()
 
     def _complete(self, files: Sequence[PendingFile], *, num_threads: int = 1) -> None:
         """Write the files, and commit the checkpoint when every rank has written its own.
@@ -221,21 +227,20 @@ class Stage:
         """Write the files, force them to disk, and return the entries of those that this rank writes."""
         self._check_all_collected()
         folder, written = self.path, list[FileEntry]()
+        with suppress(OSError):
+            os.utime(folder)  # so that other machines see that it is in use
         is_shown = self._topology.rank == 0 and self._buffers is None
         with progress_bar(f"Saving {self.target.name}", is_shown=is_shown) as advance:
             for file in files:
                 if file.deferred:
                     entry = self._attempt(write_file, file, folder, advance=advance)
                     written += [] if entry is None else [entry]
-            if self._failure is None:
-                own = [file for file in files if file.is_writer and not file.deferred]
-                written += (
-                    self._attempt(write_files, own, folder, num_threads=num_threads, advance=advance) or ()
-                )
-        if self._failure is None:
-            self._attempt(self._force_folders_to_disk, [entry.name for entry in written])
-        if self._failure is None and self._foreign:
-            written += self._attempt(self._foreign_entries, self._foreign) or ()
+            if self._failure is not None:
+                return []
+            own = [file for file in files if file.is_writer and not file.deferred]
+            written += write_files(own, folder, num_threads=num_threads, advance=advance)
+        self._force_folders_to_disk([entry.name for entry in written])
+        written += self._foreign_entries(self._foreign)
         return [replace(entry, rank=self._topology.rank, place=self.place) for entry in written]
 
     def _check_all_collected(self) -> None:
@@ -256,21 +261,19 @@ class Stage:
         is_main = self._topology.rank == 0
         # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
         if parts is not None:
-            others = None
-            if self.is_owner and not is_main:
-                others = self._attempt(self._commit_part, [one for one in parts if one.place == self.place])
-            entries += self._agree("parts", others or ())[0]
-        is_saved: bool | None = False
-        if is_main:
-            self._attempt(self._commit_main, files, entries)
-            is_saved = self._failure is None or (None if self._staging.is_committed else False)
+            others = list[FileEntry]()
+            if self.is_owner and not is_main and self._failure is None:
+                others = self._commit_part([one for one in parts if one.place == self.place])
+            entries += self._agree("parts", others)[0]
+        if is_main and self._failure is None:
+            self._commit_main(files, entries)
         if parts is not None:
             # Keep the parts that were replaced until rank 0 has committed.
-            self._agree("published", is_saved=is_saved)
+            self._agree("published")
         if self.is_owner and self._failure is None:
-            self._attempt(self._clean_up, first_nonfinite(entries or parts or ()))
+            self._clean_up(first_nonfinite(entries or parts or ()))
         self._staging.release()
-        self._agree("committed", is_saved=is_saved)
+        self._agree("committed")
 
     def _commit_main(self, files: Sequence[PendingFile], entries: list[FileEntry]) -> None:
         """On rank 0: write the tables of states that the ranks have written in parts, and commit."""
@@ -322,10 +325,14 @@ class Stage:
                 main_process_only=False,
             )
         try:
-            self._staging.finalize(keep_finite=bool(nonfinite))
             if self._retention is not None:
                 remove_old(self.target.parent, retention=self._retention, newest=self.target)
+            check_whole(self.target)
+            self._staging.finalize(keep_finite=bool(nonfinite))
             remove_stale_folders(self._staging.path.parent)
+        except CheckpointError:
+            self._staging.roll_back()
+            raise
         except OSError as error:
             warn_user(
                 f"`{self.target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
@@ -333,7 +340,7 @@ class Stage:
             )
 
     def _attempt(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | None:
-        """Return the result of ``work``; record its error for the next round of reports instead of raising it."""
+        """Return the result of ``work``; record its error for the next round, as long as others may wait in between."""
         try:
             return work(*args, **options)
         except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
@@ -352,24 +359,40 @@ class Stage:
 
     @contextmanager
     def _undone_after_error(self) -> Iterator[None]:
-        """Remove the staging folder after an error, unless other ranks may already count the checkpoint as saved."""
+        """Abort the save after an error, unless a thread is completing it."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if self.handle is None or self.handle.abandon():
+                self.handle = None
+                self._abort(error)
+            raise
+
+    def _abort(self, error: BaseException) -> None:
+        """Report an error to the other ranks unless they know, and remove the staging folder.
+
+        It stays if other ranks may already count the checkpoint as saved.
+
+        Raises:
+            CheckpointError: As on all ranks, if they did not know.
+        """
+        try:
+            if not self._is_decided:
+                self._fail(error)
+                self._complete(())
+        finally:
             if self.is_owner:
                 self._staging.discard()
             self._staging.release()
-            raise
 
     def _agree(
-        self, stage: str, files: Sequence[FileEntry] = (), *, is_saved: bool | None = False
+        self, stage: str, files: Sequence[FileEntry] = ()
     ) -> tuple[list[FileEntry], list[FileEntry] | None]:
-        """Report this rank's outcome of a stage.
+        """Report this rank's outcome of a stage, unless it has been agreed on before.
 
         Args:
             stage: Name of the stage.
             files: The files that this rank has written since the last round.
-            is_saved: On rank 0, whether the checkpoint is committed; None if that could not be undone.
 
         Returns:
             On rank 0, the files of all ranks; on every rank, these files if they are on several file systems, or else
@@ -378,6 +401,8 @@ class Stage:
         Raises:
             CheckpointError: If any rank has failed. After Ctrl-C and the like, that error is raised instead.
         """
+        if stage in self._verdicts:
+            return self._verdicts[stage]
         entries = list[FileEntry]()
 
         def verdict_on(texts: Sequence[str]) -> str:
@@ -387,9 +412,9 @@ class Stage:
             is_split = any(report.place != 0 for report in reports)
             return json.dumps([error_in(reports), reports[0].is_saved, files if is_split else None])
 
-        report = Report(
-            str(self.target), self.place, self._topology.node_rank, list(files), self._reason(), is_saved
-        )
+        target, node = str(self.target), self._topology.node_rank
+        report = Report(target, self.place, node, list(files), self._reason(), self._staging.is_saved)
+        self._is_decided = self._topology.rank == 0  # whose agreement reports any error
         try:
             verdict = self._agreement.agree(
                 self._topic(stage), json.dumps(asdict(report)), verdict_on, is_begun=True
@@ -400,10 +425,13 @@ class Stage:
                     self._staging.roll_back()
                 raise CheckpointError(error)
         except CheckpointError as error_of_all:
+            self._is_decided = True
             if self._failure is not None and self._is_interrupted:
                 raise self._failure from None
             raise error_of_all from self._failure
-        return entries, None if parts is None else [FileEntry(**entry) for entry in parts]
+        self._is_decided = stage == "committed"
+        self._verdicts[stage] = entries, None if parts is None else [FileEntry(**entry) for entry in parts]
+        return self._verdicts[stage]
 
     def _reason(self) -> str | None:
         if self._failure is None:

@@ -179,7 +179,7 @@ def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]
 
 
 def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device=_CPU)
 
 
 def _received(piece: Any, arrive: Callable[[], torch.Tensor], device: torch.device) -> Any:
@@ -242,7 +242,7 @@ def dispatch_batch(
         num_bytes = max((piece.stop for piece in pieces if piece is not NO_BATCH), default=0)
         if not num_bytes:
             return steps, _nothing
-        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=_CPU)
         for start, tensor in tensors:
             flat = tensor.reshape(-1).view(torch.uint8)
             buffer[start : start + flat.numel()].copy_(flat)

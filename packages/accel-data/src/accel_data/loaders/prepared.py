@@ -92,7 +92,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         is_finalizing = sys.is_finalizing  # a pass that is open at exit may end when module globals are gone
-        self.begin()
+        reading, note_batch = self.begin(), self.gradient_state._note_batch
         current = None
         try:
             with fork_rng(enabled=self._is_resumed()):
@@ -103,6 +103,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 num_read += 1
                 current.step = step
                 self.enter(step)
+                note_batch(reading)
                 yield batch
             if num_missed():
                 warn_of_fewer_batches(self.data_ranks.rank, num_read, num_read + num_missed())
@@ -287,8 +288,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         device = None if self.device is None else torch.device(self.device)
         # Without an accelerator, batches are on the CPU already.
         if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
-            # What was received is not in pinned memory.
-            is_pinned = source.loader.pin_memory and not self._reads_for_all
+            # What was received is not in pinned memory. Without workers, a batch that is read ahead would draw random
+            # numbers before the state of the generators is saved with the position of the one before.
+            loader = source.loader
+            is_pinned = loader.pin_memory and loader.num_workers > 0 and not self._reads_for_all
             steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
         return current, steps, num_missed
 
@@ -352,7 +355,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @cached_property
     def _reader(self) -> Reader:
-        return Reader(self._source, num_ranks=self.data_ranks.num_ranks, reads_all=self._reads_for_all)
+        ranks = self.data_ranks
+        return Reader(self._source, num_ranks=ranks.num_ranks, rank=ranks.rank, reads_all=self._reads_for_all)
 
     @property
     def _is_shared(self) -> bool:
@@ -373,7 +377,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self._is_shared and not self._ends_alike:
             # If the loop was left early, ranks with fewer batches may be in the next epoch; the first has the most.
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
-        self._source.set_epoch(self._progress.epoch)
+        self._reader.set_epoch(self._progress.epoch)
         others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
         if others:
             synchronize_rng_states(others)

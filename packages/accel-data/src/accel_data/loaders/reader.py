@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -93,18 +94,33 @@ class Reader:
     Args:
         source: What to read.
         num_ranks: Ranks that share a stream.
+        rank: This one among those that read different data.
         reads_all: Whether this rank reads all of the stream, for all ranks.
     """
 
-    def __init__(self, source: Source, *, num_ranks: int = 1, reads_all: bool = False) -> None:
+    def __init__(self, source: Source, *, num_ranks: int = 1, rank: int = 0, reads_all: bool = False) -> None:
         self._source = source
         self._num_ranks = num_ranks
+        self._rank = rank
         self._reads_all = reads_all
+        self._epoch = 0
         self._made_from: dict[str, Any] = {}
         self._sampler: PassSampler | None = None
         self._latest: Latest | None = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of samplers and data set; end persistent workers, whose copies of the data set have another.
+
+        Not if it is shared with them, as a tensor of the data set, as the package `datasets` does.
+        """
+        self._source.set_epoch(epoch)
+        dataset, is_new, self._epoch = self._source.dataset, epoch != self._epoch, epoch
+        if is_new and hasattr(dataset, "set_epoch") and getattr(self.loader, "persistent_workers", False):
+            tensors = [one for one in vars(dataset).values() if isinstance(one, torch.Tensor)]
+            if not any(one.is_shared() for one in tensors):  # type: ignore[no-untyped-call]
+                self.loader = None
 
     def read_indices(self, sampler_pass: SamplerPass, *, state: Any = None) -> Iterator[Any]:
         """Start a pass over map-style data, and return its batches.
@@ -224,7 +240,9 @@ class Reader:
 
     def _new_copy(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         self._sampler, self._latest = None, Latest() if self._source.is_stream else None
-        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest}
+        # Ranks that share a stream read all of it, and a stream may draw its order.
+        rank = self._rank if self._source.stream_shard is None else 0
+        fields: dict[str, Any] = {"_iterator": None, "_accel_latest": self._latest, "_accel_rank": rank}
         for name in ("batch_sampler", "sampler"):
             shard = getattr(loader, name)
             if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
@@ -322,13 +340,22 @@ class Latest:
 
 
 class _ReadingLoader(DataLoader[Any]):
-    """The copy that a `Reader` reads through. It adds one attribute to the user's."""
+    """The copy that a `Reader` reads through. It adds two attributes to the user's."""
 
     _accel_latest: Latest | None
+    _accel_rank: int
 
     def _get_iterator(self) -> Any:
-        with forking_workers() if self.num_workers else nullcontext():
-            inner = super()._get_iterator()
+        given = self.generator
+        if self.num_workers and self._accel_rank:
+            # Torch seeds workers with what it draws, which may be the same on all ranks, as the generator is.
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=given)
+            self.generator = torch.Generator(drawn.device).manual_seed(int(drawn) + self._accel_rank)
+        try:
+            with forking_workers() if self.num_workers else nullcontext():
+                inner = super()._get_iterator()
+        finally:
+            self.generator = given
         return inner if self._accel_latest is None else _PlainBatches(inner, self._accel_latest)
 
 

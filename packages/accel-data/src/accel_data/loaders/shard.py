@@ -25,6 +25,9 @@ from accel_state.user_warnings import warn_user
 class DataLoaderShard(PreparedLoader):
     """Read this rank's batches, put them on the device, and report which is the last.
 
+    A loader that is built by this class from data that nothing has sharded reads what it is given: if that is the data
+    of this rank, `gather_for_metrics` returns the rows of all ranks.
+
     Args:
         dataset: As for `DataLoader`.
         device: Where to put the batches. None: they stay where they are.
@@ -119,13 +122,13 @@ def _stream_steps(batches: Batches, current: Pass, *, ends_alike: bool) -> Steps
         upcoming = following
 
 
-def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:
-    """Return the ranks of the run if ``loader`` is sharded for as many, None if that is not known."""
-    source = source_of(loader)
+def _ranks_of(loader: DataLoader[Any]) -> DataRanks:
+    """Return the ranks of the run if ``loader`` is sharded for as many, else those of a loader that knows no others."""
+    source, alone = source_of(loader), DataRanks(1, 0, ())
     if source.shard is None and not source.is_stream:
-        return None
+        return alone
     ranks = ranks_of_run()
-    return ranks if source.shard is None or source.shard.num_processes == ranks.num_ranks else None
+    return ranks if source.shard is None or source.shard.num_processes == ranks.num_ranks else alone
 
 
 @contextmanager

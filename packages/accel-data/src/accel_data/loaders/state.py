@@ -298,7 +298,7 @@ def load_progress(
     if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
         sampler.load_seed(state["seed"])
     if state["generator"] is not None:
-        order = torch.tensor(list(base64.b64decode(state["generator"])), dtype=torch.uint8)
+        order = torch.tensor(list(base64.b64decode(state["generator"])), dtype=torch.uint8, device="cpu")
     if not state["is_order_drawn"]:
         if generator is not None and order is not None:
             generator.set_state(order)

@@ -15,7 +15,7 @@ from accel_data.mesh import DataRanks
 from accel_data.samplers.batch_shard import BatchSamplerShard, IndexSamplerShard
 from accel_data.step import StepShape
 from accel_state.errors import ConfigError
-from accel_state.gradient_state import GradientState, current_gradient
+from accel_state.gradient_state import GradientState, Reading, current_gradient
 
 Loader = TypeVar("Loader", bound=DataLoader[Any])
 
@@ -182,10 +182,10 @@ class DataLoaderStateMixin:
         self.step_shape = None
         self.will_pad = False
 
-    def begin(self) -> None:
+    def begin(self) -> Reading:
         """Start a pass: this loader becomes the active one."""
         self.reset()
-        self.gradient_state._add_dataloader(self)
+        return self.gradient_state._add_dataloader(self)
 
     def end(self) -> None:
         """End a pass, complete or not: the loader around this one becomes active again."""

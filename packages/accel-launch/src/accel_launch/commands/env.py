@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +20,16 @@ from accel_launch.launchers.relaunch import is_secret
 from accel_launch.messages import show
 from accel_launch.options import OPTIONS
 from accel_state.environment import snapshot
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.nvidia import get_driver_version, query_gpus
 
 _LIBRARIES = ("torch", "numpy", "safetensors")
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_VERSIONS = """
+import json, torch
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+print(json.dumps({"cuda": torch.version.cuda, "nccl": nccl, "cudnn": torch.backends.cudnn.version()}))
+"""
 
 
 class EnvCommand:
@@ -61,6 +68,7 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
         "cpu_cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
+        "nvidia": _nvidia(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
         "variables": {
             name: "(secret)" if is_secret(name, value) else value
@@ -106,6 +114,18 @@ def _version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _nvidia() -> Mapping[str, Any] | str | None:
+    """Return the NVIDIA GPUs, their driver and the libraries of torch for them, or why they are unknown."""
+    try:
+        gpus = {f"GPU {number}": gpu for number, gpu in enumerate(query_gpus("name,memory.total"))}
+        told: Mapping[str, Any] = {**gpus, "driver": get_driver_version()}
+    except NotAvailableError as error:
+        return str(error) if "nvidia" in present_accelerators() else None
+    # In a process of its own, since importing torch takes seconds, and it may be what is broken.
+    python = subprocess.run([sys.executable, "-c", _VERSIONS], capture_output=True, text=True, check=False)
+    return {**told, **({"torch": python.stderr[-200:]} if python.returncode else json.loads(python.stdout))}
 
 
 def _memory_gib() -> float:

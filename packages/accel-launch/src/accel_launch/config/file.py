@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from accel_state.environment import read
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
+_MAX_CHARACTERS = 2**18
 FILE_NAMES = ("default_config.yaml", "default_config.yml", "default_config.json")
 
 
@@ -136,9 +139,20 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
         raise ConfigError(f"Unknown key `{shown}` in {where}.{did_you_mean(shown, names)}")
 
 
+def read_text_file(path: Path) -> str:
+    """Return the text of a small file; one that is larger than 256 KiB, or a pipe, is an `OSError`."""
+    if stat.S_ISFIFO(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe")
+    with path.open(encoding="utf-8") as file:
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise OSError(errno.EFBIG, f"it is larger than {_MAX_CHARACTERS >> 10} KiB")
+    return text
+
+
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text_file(path)
     except FileNotFoundError:
         raise MissingFileError(
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "

@@ -51,7 +51,10 @@ class PlainAsker:
         try:
             return input(shown).strip()
         except (EOFError, RuntimeError):  # at its end, or closed from the start
-            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
+            raise ConfigError(
+                f"The input ended before there was an answer to: {question} Run `accel config` in a terminal, or "
+                "`accel config default`, which asks nothing."
+            ) from None
 
 
 class MenuAsker(PlainAsker):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from accel_launch.config.file import read_text_file
 from accel_launch.request import LaunchRequest, chooses_gpus
 from accel_state.errors import ConfigError
 
@@ -90,7 +91,7 @@ def _from_names(text: str) -> tuple[Host, ...]:
 
 def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
     try:
-        lines = (request.cwd / file).read_text(encoding="utf-8").splitlines()
+        lines = read_text_file(request.cwd / file).splitlines()
     except OSError as error:
         raise ConfigError(
             f"The hostfile `{file}` cannot be read: {error.strerror}. Check its path."

@@ -94,7 +94,7 @@ def _compare(hosts: Mapping[str, Mapping[str, Any]], *, cwd: str, script: str | 
         if small:
             warn(f"{name} differs from {first}: {_named(small)}.")
     here = digest_of_script(cwd, script)
-    if here and not complaints and here not in {there["script"] for there in hosts.values()}:
+    if here and hosts and not complaints and here not in {there["script"] for there in hosts.values()}:
         warn(f"`{script}` on this machine is another than on the hosts, which run theirs.")
     return complaints
 

@@ -20,6 +20,7 @@ from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
+from accel_state.open_files import raise_open_file_limit
 
 # Variables of torchrun's that keep what a person has set.
 _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
@@ -40,6 +41,7 @@ def plan_here(
         ConfigError: If the machine has fewer accelerators than ranks.
     """
     check_accelerators(request)
+    _check_open_files(request.num_local_processes)
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
@@ -156,10 +158,27 @@ def check_accelerators(request: LaunchRequest) -> None:
     """
     gpus = request.machine.gpus
     _warn_of_missing_gpus(request)
-    if gpus and not request.value("use_cpu") and request.num_local_processes > len(gpus):
+    is_shared = request.value("use_cpu") or request.value("share_gpus")
+    if gpus and not is_shared and request.num_local_processes > len(gpus):
         raise ConfigError(
             f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
-            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer, or add `--cpu`."
+            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer (`--num_processes {len(gpus)}`), add "
+            "`--cpu`, or, for tests, let several processes share a GPU (`--share_gpus`)."
+        )
+
+
+def _check_open_files(num_here: int) -> None:
+    """Raise the limit of open files for the ranks of this machine, whose output comes through pipes.
+
+    Raises:
+        ConfigError: If the hard limit is too low.
+    """
+    num_files = 4 * num_here + 16
+    limit = raise_open_file_limit(num_files)
+    if limit < num_files:
+        raise ConfigError(
+            f"`--num_processes` asks for {num_here} on this machine, for which the launcher needs about {num_files} "
+            f"open files, but it may have {limit}. Ask for fewer, or raise the hard limit (`ulimit -Hn`)."
         )
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from accel_launch.config.file import read_text_file
 from accel_launch.installation import interpreter_command
 from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import asked_port, report_file
@@ -134,7 +135,7 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load((request.cwd / asked).read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text_file(request.cwd / asked))
     except OSError as error:
         raise ConfigError(
             f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}. Check its path."

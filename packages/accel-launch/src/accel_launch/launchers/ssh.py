@@ -61,6 +61,7 @@ class SSHLauncher(BuiltInLauncher):
                 "ssh_options": request.value("ssh_options") or "",
                 "script": request.command[0] if request.kind == "script" else "",
                 "use_cpu": _flag(request.value("use_cpu")),
+                "share_gpus": _flag(request.value("share_gpus")),
                 "no_preflight": _flag(request.value("no_preflight")),
             },
             secrets=library_variables(request.machine.environ),
@@ -141,10 +142,11 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
             )
         plan = _with_ranks(plan, max(1, *num_accelerators.values()))
     num_on_each = plan.num_ranks // len(num_accelerators)
-    if not plan.options["use_cpu"] and any(0 < number < num_on_each for number in num_accelerators.values()):
+    is_shared = plan.options["use_cpu"] or plan.options["share_gpus"]
+    if not is_shared and any(0 < number < num_on_each for number in num_accelerators.values()):
         raise LaunchError(
             f"Each host is to run {num_on_each} processes, but that is more than there are accelerators ({told}). "
-            "Ask for fewer, or add `--cpu`."
+            "Ask for fewer, or add `--cpu` or, for tests, `--share_gpus`."
         )
     return plan
 

@@ -10,13 +10,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel_launch.processes.logs import LogFile, RankLogs
 
 # A line that begins with it is a message for the launcher and not for the screen.
-MESSAGE_MARK = b"\x1e"
+MESSAGE_MARK = b"\x1eaccel-launch:"
 
 _STDOUT, _STDERR = 1, 2
 _CHUNK = 65536
@@ -25,10 +25,24 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
+_NUM_CHARACTERS = 2000  # of a line in reports
 _LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
 # A worker of a loader that crashes writes a NUL before the traceback (torch 2.13).
-_UNPRINTABLE = bytes(code for code in range(32) if code not in b"\t\n\r\x1b" + MESSAGE_MARK)
+_UNPRINTABLE = bytes(code for code in range(32) if code not in b"\t\n\r\x1b\x1e")
+
+
+def complete_lines(pending: bytearray, chunk: bytes) -> list[bytes]:
+    """Return the lines that end in ``chunk``, the first of them after what is ``pending``, which keeps the rest."""
+    end = (
+        max(chunk.rfind(b"\r"), chunk.rfind(b"\n")) + 1
+    )  # beyond it, a search would try each byte as a beginning
+    if end == 0:
+        pending += chunk
+        return []
+    lines = _LINE.findall(pending + chunk[:end])
+    pending[:] = chunk[end:]
+    return lines
 
 
 class Tail:
@@ -48,13 +62,16 @@ class Tail:
             self.traceback_at = now
         *complete, self._partial = (self._partial + chunk.translate(None, _UNPRINTABLE)).split(b"\n")
         self._lines.extend(complete)
-        self._partial = self._partial[-_MAX_PARTIAL:]
+        if len(self._partial) > _MAX_PARTIAL:
+            written_over = self._partial.rstrip(b"\r").rfind(b"\r") + 1
+            self._partial = self._partial[written_over:][:_MAX_PARTIAL]
 
     def lines(self) -> tuple[str, ...]:
         """Return the lines, oldest first, as text; of a line that was written over, what stood there last."""
         whole = [*self._lines, self._partial] if self._partial else self._lines
         texts = (line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip() for line in whole)
-        return tuple(text for text in texts if text)
+        mark = MESSAGE_MARK.decode()
+        return tuple(text if text.startswith(mark) else text[:_NUM_CHARACTERS] for text in texts if text)
 
 
 @dataclass(slots=True)
@@ -72,7 +89,7 @@ class Channel:
     prefix: bytes = b""
     is_by_line: bool = False
     log: LogFile | None = None
-    pending: bytes = b""
+    pending: bytearray = field(default_factory=bytearray)
     is_open: bool = True
 
     def pump(self) -> bool:
@@ -100,7 +117,7 @@ class Channel:
         """Pass on a line that is not whole, such as a question to somebody at the terminal."""
         if self.pending and not self.prefix:
             self._write(self.pending)
-            self.pending = b""
+            self.pending.clear()
 
     def close(self) -> None:
         """Pass on what is left of a line, and let the process know that nobody reads any more."""
@@ -113,13 +130,10 @@ class Channel:
                 self.log.close()
 
     def _whole_lines(self, chunk: bytes) -> bytes:
-        text = self.pending + chunk
-        # Beyond the last end, a search would try each byte as a beginning.
-        end = max(text.rfind(b"\r"), text.rfind(b"\n")) + 1
-        lines, self.pending = _LINE.findall(text[:end]), text[end:]
+        lines = complete_lines(self.pending, chunk)
         return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         while view:
             try:
@@ -127,7 +141,7 @@ class Channel:
             except BlockingIOError:  # somebody made our output non-blocking: wait until it takes more
                 _wait_until_writable(self.destination)
             except BrokenPipeError:  # our reader has gone, so the process's has too
-                self.pending = b""
+                self.pending.clear()
                 self.close()
                 return
             except OSError:  # a terminal that was closed, a full disk: no reason to disturb the process

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from accel_launch.messages import complain
-from accel_launch.processes.output import MESSAGE_MARK
+from accel_launch.processes.output import MESSAGE_MARK, complete_lines
 from accel_launch.processes.signals import ENDING_SIGNALS, FORWARDED_SIGNALS
 from accel_launch.ray.placement import Place, PlacedRank, placed_ranks
 from accel_launch.ray.rank_actor import RankActor
@@ -28,7 +27,6 @@ from accel_state.errors import AccelError, LaunchError
 # Beyond the time that the ranks have: for the way to the nodes and back.
 _SLACK_S = 3.0
 _STEP_S = 0.1
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 
 def main() -> int:
@@ -144,7 +142,7 @@ class _Run:
         self._actors = {rank.rank: actors[rank.actor] for rank in ranks}
         self._ranks = {rank.rank: rank for rank in ranks}
         self._signals: list[int] = []
-        self._rest: dict[tuple[int, int], bytes] = {}
+        self._rest: dict[tuple[int, int], bytearray] = {}
         self._endings: dict[int, dict[str, Any]] = {}
         self._interrupted_by: int | None = None
         self._deadline: float | None = None
@@ -204,9 +202,7 @@ class _Run:
         except ray.exceptions.RayError as error:
             self._end(rank, lost_by=str(error).strip().splitlines()[-1])
             return False
-        text = self._rest.get((rank, number), b"") + chunk
-        lines = _LINE.findall(text)
-        self._rest[rank, number] = text[sum(map(len, lines)) :]
+        lines = complete_lines(self._rest.setdefault((rank, number), bytearray()), chunk)
         for line in lines:
             if line.startswith(MESSAGE_MARK):
                 self._read_message(rank, line.removeprefix(MESSAGE_MARK))
@@ -227,7 +223,7 @@ class _Run:
 
     def _end(self, rank: int, lost_by: str = "its process on the node ended without a word") -> None:
         for number in (1, 2):
-            _write(number, self._rest.pop((rank, number), b""))
+            _write(number, self._rest.pop((rank, number), bytearray()))
         if rank not in self._endings:
             self._endings[rank] = {
                 "rank": rank,
@@ -272,7 +268,7 @@ class _Run:
         Path(self._order["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write(descriptor: int, data: bytes | bytearray) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]

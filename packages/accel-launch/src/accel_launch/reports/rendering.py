@@ -45,6 +45,7 @@ def describe(report: RunReport) -> str:
     assert first is not None
     if report.num_ranks == 1:
         return f"The script {_how(first)}."
+    has_lost_peer = first.exception is not None and first.exception.is_about_a_lost_peer
     lines = [f"Rank {first.rank} on {first.host} failed first: it {_how(first)}."]
     others = [rank for rank in report.ranks if rank is not first]
     too: dict[str, list[int]] = {}
@@ -57,7 +58,9 @@ def describe(report: RunReport) -> str:
         lines.append(f"  {_ranks(had_ended)} had ended with exit code 0 before.")
     died = [rank.rank for rank in others if rank.outcome == "died of it"]
     if died:
-        lines.append(f"  {_ranks(died)} only died of it.")
+        lines.append(f"  {_ranks(died)} {'failed, too' if has_lost_peer else 'only died of it'}.")
+    if has_lost_peer and not had_ended:
+        lines.append("  It lost a rank, or waited for one that made another call; `--debug` names the calls.")
     last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
     if last_lines:
         lines.append(f"  The last lines of rank {first.rank}:")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
+from accel_launch.config.file import read_text_file
 from accel_state.errors import ConfigError
 
 Hyperparameter = str | int | float | bool
@@ -91,7 +92,7 @@ def metrics_of(path: Path) -> list[dict[str, str]]:
 
 def _pairs(path: Path, what: str) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text_file(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The file `{path}`, with {what}, cannot be read: {error}. Check its path."

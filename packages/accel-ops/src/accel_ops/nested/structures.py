@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+_TRACES_NO_COPY = torch.__version__ < "2.13"
+"""Whether torch's compiler breaks the graph at `copy.copy`. Delete when we require torch 2.13."""
+
 
 def is_torch_tensor(tensor: object) -> bool:
     """Whether the value is a ``torch.Tensor``."""
@@ -37,16 +40,19 @@ def is_dataclass_instance(data: object) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Return the values of ``generator`` in a sequence of the type of ``obj``.
 
-    A named tuple takes its fields one by one, every other list or tuple takes them as one sequence.
+    The constructor of a named tuple, which may be the user's, is not called; that of another takes one sequence.
     """
     if is_namedtuple(obj):
-        return type(obj)(*generator)
+        return tuple.__new__(type(obj), generator)
     # torch's structured results (`torch.return_types.max`) accept a sequence, not a generator.
     return type(obj)(tuple(generator))
 
 
 def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     """Return a mapping like ``data`` (type, attributes) with ``values`` for the same keys."""
+    make: Callable[..., Any] = type(data)
+    if _TRACES_NO_COPY and torch.compiler.is_compiling() and is_dataclass_instance(data):
+        return make(**values)  # such as a `ModelOutput` of transformers
     if isinstance(data, (dict, UserDict)):
         # These two have a shallow copy that does not share its items with the original.
         try:
@@ -58,12 +64,13 @@ def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
         else:
             return rebuilt
     # The convention of Mapping classes: one positional argument.
-    make: Callable[[dict[Any, Any]], Any] = type(data)
     return make(dict(values))
 
 
 def rebuild_dataclass(data: Any, values: Mapping[str, Any]) -> Any:
     """Return a shallow copy of the dataclass ``data`` with the given field values, frozen or not."""
+    if _TRACES_NO_COPY and torch.compiler.is_compiling():
+        return dataclasses.replace(data, **values)
     rebuilt = copy.copy(data)
     for name, value in values.items():
         object.__setattr__(rebuilt, name, value)

@@ -120,8 +120,8 @@ class DeviceBackend:
             return self.device(0)
         raise ConfigError(
             f"{topology.local_world_size} processes run on this machine, but each of them sees {num_devices} "
-            f"`{self.name}` devices. Start at most {num_devices}, show each process one device of its own, or pass "
-            "`cpu=True` (`--cpu`) to run on the CPU."
+            f"`{self.name}` devices. Start at most {num_devices} (`--num_processes {num_devices}`), show each process "
+            "one device of its own, or pass `cpu=True` (`--cpu`) to run on the CPU."
         )
 
     def set_device(self, device: torch.device) -> None:
@@ -131,6 +131,10 @@ class DeviceBackend:
     def refine_topology(self, topology: Topology) -> Topology:
         """Return the topology, with the ranks of the device's runtime if it has its own."""
         return topology
+
+    def claim(self, device: torch.device, topology: Topology) -> str:
+        """Return the name of what only one rank may use, empty if the ranks can share the device."""
+        return ""
 
     def process_group_options(self) -> dict[str, Any]:
         """Return what ``init_process_group`` needs on this device beyond backend and rendezvous."""

@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 
 from accel_state.devices.backend import DeviceBackend
-from accel_state.environment import export, patch_environment, variable
+from accel_state.environment import export, patch_environment, read, variable
+from accel_state.nodes import this_host
 from accel_state.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
+from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
 # Without peer-to-peer access NCCL copies through CPU memory.
@@ -28,6 +30,18 @@ class CudaBackend(DeviceBackend):
         if torch.version.cuda is None and torch.version.hip is None:
             return f"This torch ({torch.__version__}) is built without CUDA and ROCm. Install a build that has them."
         return "torch finds no CUDA device. Check the driver with `nvidia-smi` and `CUDA_VISIBLE_DEVICES`."
+
+    def place(self, topology: Topology) -> torch.device:
+        if read("share_gpus"):
+            return self.device(topology.local_rank % self.count())
+        return super().place(topology)
+
+    def claim(self, device: torch.device, topology: Topology) -> str:
+        """Return what NCCL compares: host and GPU. Ranks that share GPUs name different hosts."""
+        if read("share_gpus") and variable("NCCL_HOSTID") is None:
+            export({"NCCL_HOSTID": f"rank{topology.rank}"})
+        uuid = getattr(self.module.get_device_properties(device), "uuid", None)
+        return f"{variable('NCCL_HOSTID') or this_host()} GPU-{uuid}" if uuid else ""
 
     def process_group_options(self) -> dict[str, Any]:
         """Return no options; disable peer-to-peer access in NCCL where these GPUs would hang in it."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
 from accel_state.environment import parsers
 from accel_state.environment.settings import SETTINGS, find_setting
 from accel_state.errors import ConfigError
 
-_ARE_SETTINGS_IGNORED = ContextVar("settings are ignored", default=False)
 # Characters that the readers of files of variables cannot unquote.
 _FORBIDDEN = (";", "\n", "<", ">", " ")
 
@@ -28,16 +25,6 @@ def variable(key: str) -> str | None:
     return os.environ.get(key)
 
 
-@contextmanager
-def ignored() -> Iterator[None]:
-    """Make all settings unset for `read` and `is_set` in the block and this thread; the environment is unchanged."""
-    token = _ARE_SETTINGS_IGNORED.set(True)
-    try:
-        yield
-    finally:
-        _ARE_SETTINGS_IGNORED.reset(token)
-
-
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return the value of the setting ``name``, or its default if it is unset or empty.
 
@@ -50,19 +37,14 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
         ConfigError: If the text is not what the setting accepts.
     """
     setting = SETTINGS.get(name) or find_setting(name)
-    given = _variables(environ).get(setting.variable)
+    given = (os.environ if environ is None else environ).get(setting.variable)
     return setting.value_of(given) if given else setting.default
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:
     """Whether the setting ``name`` is set, and not empty."""
-    return bool(_variables(environ).get(find_setting(name).variable, "").strip())
-
-
-def _variables(environ: Mapping[str, str] | None) -> Mapping[str, str]:
-    if environ is not None:
-        return environ
-    return {} if _ARE_SETTINGS_IGNORED.get() else os.environ
+    variables = os.environ if environ is None else environ
+    return bool(variables.get(find_setting(name).variable, "").strip())
 
 
 def write(name: str, value: Any) -> None:

@@ -186,6 +186,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         # `auto` in a DeepSpeed run leaves the number to the script, as an unset variable does.
         run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are accumulated before an optimizer step.", config_key="deepspeed_config.gradient_accumulation_steps"),
         run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
+        run("share_gpus", boolean, False, "Run more processes than there are GPUs, several on each, which is slow and for tests (NVIDIA and AMD only).", variable="ACCEL_SHARE_GPUS", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
         run("debug_mode", boolean, False, "Check before each collective that all ranks call it with tensors of the same shape.", flag="--debug", config_key="debug", is_switch=True),
         only_variable("use_ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}."),
         only_variable("fp16_on_cpu", boolean, False, "Allow `mixed_precision=fp16` on the CPU, where it is slower than fp32, to try a script out.", variable="ACCEL_FP16_ON_CPU"),

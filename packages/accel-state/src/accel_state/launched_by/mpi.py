@@ -56,12 +56,16 @@ class MPIEnvironment:
                 f"`{names.world_size}` (`{world_size}`)."
             )
         num_nodes = -(-world_size // local_world_size)
+        is_consecutive = (
+            local_rank == rank % local_world_size
+        )  # else as by `--map-by node`, as far as one rank can see
+        node_rank = rank // local_world_size if is_consecutive else rank % num_nodes
         return Topology(
             rank,
             world_size,
             local_rank,
             local_world_size,
-            node_rank=min(rank // local_world_size, num_nodes - 1),
+            node_rank=min(node_rank, num_nodes - 1),
             num_nodes=num_nodes,
             source=self.name,
             master_addr=environ.get("MASTER_ADDR") or ("127.0.0.1" if num_nodes == 1 else None),

@@ -19,6 +19,7 @@ from accel.configuration import ProjectConfiguration, RunConfiguration
 from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.files import resolved
 from accel_checkpoint.ranks.agreement import first
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
@@ -65,6 +66,8 @@ class Checkpointer:
         self.custom_objects: list[Any] = []
         self.project: ProjectConfiguration = configuration.project
         """Folders of the project, and how its checkpoints are named and kept."""
+        # A script may change the working directory, and one that has vanished matters to relative paths alone.
+        self._start = Path() if Path(self.project.project_dir or "/").is_absolute() else Path.cwd()
         self._processes = processes
         self._strategy = strategy
         self._precision = precision
@@ -123,6 +126,7 @@ class Checkpointer:
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
+        self._stepper.check_loaded("save_state")
         is_main = saver.topology.rank == 0
         run, choices = self._run_and_choices(options, safe=safe_serialization)
         # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
@@ -130,7 +134,7 @@ class Checkpointer:
         is_numbered, step = self.project.automatic_checkpoint_naming, self._stepper.num_windows
         token, number, absence = saver.call(
             "save_state",
-            folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
+            folder="" if is_numbered or output_dir is None else resolved(output_dir).name,
             step=step,
             number=self.project.iteration,
             needs_all=self._strategy.capabilities.shards_parameters or run.form.needs_shared_disk,
@@ -147,27 +151,30 @@ class Checkpointer:
                 "about the same time: move it out of `if accelerator.is_main_process`.",
                 main_process_only=False,
             )
-        # The number of a save in the background is used up if it fails, too; with Ctrl-C as with any error.
-        is_counted = is_late or not blocking
+        if is_late:
+            self._count(number)
+            return _handle_of_main_process(target, blocking=blocking) or str(target)
+        manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
+        if is_numbered:
+            manifest = replace(manifest, iteration=number)
+        stage = saver.stage(target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence))
         try:
-            if is_late:
-                handle = _handle_of_main_process(target, blocking=blocking)
-            else:
-                manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
-                if is_numbered:
-                    manifest = replace(manifest, iteration=number)
-                stage = saver.stage(
-                    target, manifest, retention=retention, blocking=blocking, is_alone=bool(absence)
-                )
-                handle = self._write(stage, run, choices)
-            is_counted = True
-        finally:
-            if is_numbered and (is_counted or target.exists()):
-                self.project.iteration = number + 1
+            handle = self._write(stage, run, choices, number=number)
+        except BaseException:
+            # The number of a save in the background is used up, also if it fails.
+            if blocking and is_numbered and not target.exists():
+                self.project.iteration = number
+            raise
         return str(target) if handle is None else handle
 
+    def _count(self, number: int) -> None:
+        if self.project.automatic_checkpoint_naming:
+            self.project.iteration = number + 1
+
     @torch.inference_mode(False)  # in which torch cannot detach a `DTensor`
-    def _write(self, stage: Stage, run: RunObjects, choices: SaveChoices) -> SaveHandle | None:
+    def _write(
+        self, stage: Stage, run: RunObjects, choices: SaveChoices, *, number: int
+    ) -> SaveHandle | None:
         """Write the files, on all ranks; return the handle if that is done in the background."""
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
         # Hooks on replicated models may run on rank 0 alone.
@@ -182,6 +189,7 @@ class Checkpointer:
                 value_of_rank_0=value_of_rank_0,
             )
             stage.gather(files, is_collective=is_sharded)
+            self._count(number)  # before the commit, so that no interrupt leaves the number of what is there
         return stage.handle
 
     def load(
@@ -200,6 +208,7 @@ class Checkpointer:
         ``options`` are those of `LoadOptions.of`.
         """
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
+        from accel.checkpoints.numbered import newest_checkpoint
         from accel_checkpoint.ranks.agreement import ReplacedError
 
         if restore_loaders is None:
@@ -207,20 +216,17 @@ class Checkpointer:
         how = LoadOptions.of(load_kwargs, engine_options, restore_loaders=restore_loaders, **options)
         current_runtime().await_arrival("load_state")
         saver = self._get_saver()
-        if input_dir is None:
-            from accel.checkpoints.numbered import newest_checkpoint
-
-            newest = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
-            if newest is None:
-                return False
-            input_dir = newest
-        elif missing_ok:
+        if input_dir is not None and missing_ok:
             raise ConfigError(
                 "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
             )
-        folder = Path(input_dir)
-        is_trusted = trusted or self._is_of_project(folder)
         for is_last in (False, False, True):
+            chosen = input_dir
+            if chosen is None:
+                chosen = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            if chosen is None:
+                return False
+            folder = resolved(chosen)
             try:
                 # What optimizers create while they load must stay trainable.
                 with torch.inference_mode(False):
@@ -231,7 +237,8 @@ class Checkpointer:
                         layout=current_runtime().layout,
                         hooks=tuple(self.load_hooks.values()),
                         options=how,
-                        is_trusted=is_trusted,
+                        is_trusted=trusted or self._is_of_project(folder),
+                        may_vanish=input_dir is None and not is_last,
                     )
                 break
             except ReplacedError:
@@ -287,7 +294,7 @@ class Checkpointer:
         from accel_backends.sharding.full_state import deferred_state
         from accel_checkpoint.saving.model_weights import save_weights
 
-        is_sharded, name = self._strategy.capabilities.shards_parameters, Path(folder).resolve().name
+        is_sharded, name = self._strategy.capabilities.shards_parameters, resolved(folder).name
         if is_sharded:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
         is_writer = self.is_model_writer
@@ -398,13 +405,13 @@ class Checkpointer:
     def _is_of_project(self, folder: Path) -> bool:
         """Whether a folder lies in that of the run's own checkpoints."""
         own = self._folder_of_checkpoints()
-        return own is not None and folder.resolve().is_relative_to(own.resolve())
+        return own is not None and folder.is_relative_to(own.resolve())
 
     def _folder_of_checkpoints(self) -> Path | None:
         from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
 
         folder = self.project.project_dir
-        return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
+        return None if folder is None else self._start / folder / FOLDER_OF_CHECKPOINTS
 
     def _target(
         self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
@@ -424,7 +431,7 @@ class Checkpointer:
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Path(output_dir).resolve(), None
+        return resolved(output_dir), None
 
 
 def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
@@ -451,4 +458,4 @@ def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | Non
     """Return the handle of a save in the background that the main process does alone."""
     from accel_checkpoint.saving.handle import SaveHandle
 
-    return None if blocking else SaveHandle(lambda: target, target=target)
+    return None if blocking else SaveHandle(lambda: target, target=target).start()

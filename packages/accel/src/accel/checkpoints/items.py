@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -24,6 +25,7 @@ from accel_backends.checkpoint_formats.protocol import (
     SaveChoices,
     SavedModel,
 )
+from accel_backends.unwrap import inner_optimizer
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
     ACCUMULATED_GRADIENTS,
@@ -49,6 +51,7 @@ from accel_data.loaders.state import load_into, to_file
 from accel_ops.random import capture_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
+from accel_state.user_warnings import warn_user
 
 logger = get_logger(__name__)
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
@@ -277,6 +280,28 @@ class SchedulerItem(CustomItem):
             if not key.startswith("_") and key not in content:
                 raise ValueError(f"it has no `{key}`, so it is the state of another kind of scheduler")
         return content
+
+
+def keep_rates_together(run: RunObjects, loaded: Sequence[StateItem]) -> None:
+    """Give optimizers the learning rates of their schedules where only one of both has been loaded, with a warning."""
+    values = {id(item.value) for item in loaded}
+    optimizers = {id(run.strategy.bare_optimizer(optimizer)): optimizer for optimizer in run.optimizers}
+    for scheduler in run.schedulers:
+        schedule = getattr(scheduler, "scheduler", scheduler)
+        its_own: Any = getattr(schedule, "optimizer", None)
+        optimizer = optimizers.get(id(inner_optimizer(its_own)))
+        is_together = (id(scheduler) in values) == (id(optimizer) in values)
+        if optimizer is None or is_together or not hasattr(schedule, "get_last_lr"):
+            continue
+        rates, before = schedule.get_last_lr(), [float(group["lr"]) for group in optimizer.param_groups]
+        if before == [float(rate) for rate in rates]:
+            continue
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else float(rate)
+        warn_user(
+            f"Of a `{type(schedule).__name__}` and its optimizer only one was loaded. The learning rate is that of the "
+            f"schedule, {rates[0]:g}, and not {before[0]:g} as in the optimizer. Load both to resume the training."
+        )
 
 
 class ScalerItem(CustomItem):

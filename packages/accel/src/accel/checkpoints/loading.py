@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from accel.checkpoints.items import (
     ScalerItem,
     SchedulerItem,
     StateItem,
+    keep_rates_together,
     other_items,
 )
 from accel.checkpoints.runs import RunObjects, SavedRun, saved_formats
@@ -37,7 +39,7 @@ from accel_checkpoint.manifest import version_of
 from accel_checkpoint.ranks.agreement import DeferredError, first
 from accel_checkpoint.saving.saver import Saver, is_saved_here
 from accel_checkpoint.strictness import LOADING_ERRORS, Strictness
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 from accel_state.user_warnings import warn_user
@@ -152,10 +154,12 @@ def load_checkpoint(
     hooks: Sequence[LoadHook],
     options: LoadOptions,
     is_trusted: bool,
+    may_vanish: bool = False,
 ) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
 
     With ``is_trusted``, or if this process has saved it, its pickles are read by any torch; see `trusted_files`.
+    With ``may_vanish``, a folder that is removed meanwhile counts as replaced.
 
     Returns:
         Number of the next checkpoint; None if the checkpoints have no numbers.
@@ -164,7 +168,7 @@ def load_checkpoint(
         CheckpointError: On every rank, if any rank failed.
         ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
     """
-    folder, topology = input_dir.resolve(), saver.topology
+    folder, topology = input_dir, saver.topology
     saver.log_failure()
     has_nodes = topology.num_nodes > 1
     if topology.world_size > 1:
@@ -174,13 +178,14 @@ def load_checkpoint(
     if has_nodes:
         # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
         folder = part_of_save(folder, of_rank_0)
-    version = version_of(folder)
+    is_replaced = partial(_is_replaced, folder, version_of(folder), may_vanish=may_vanish)
     found: Found | None = None
     token = next_number = ""
     with _not_loaded(saver, "checked", folder) as deferred:
         found = check_loadable(folder)
         token, next_number = found.token, found.next_number() if topology.local_rank == 0 else ""
-    of_rank_0 = deferred.agree(token, is_replaced=_is_replaced(folder, version))
+    report = json.dumps([topology.node_rank, str(folder), token])
+    of_rank_0 = deferred.agree(report, _token_of_rank_0, is_replaced=is_replaced())
     assert found is not None
     contents, is_open = list[Content](), True
     with trusted_files(is_trusted or is_saved_here(of_rank_0)):
@@ -192,12 +197,11 @@ def load_checkpoint(
                 hook(left, str(found.path))
             saved = _saved_run(run, found, rank=topology.rank, layout=layout, options=options)
             contents, is_open = _read(run, left, saved, skipped=options.skipped), saved.formats.are_open
-        deferred.agree(is_replaced=token != of_rank_0 or _is_replaced(folder, version))
-        with _not_loaded(saver, "loaded", folder) as deferred:
-            _load(contents, saved)
-    next_number = deferred.agree(
-        next_number, _highest, is_replaced=not is_open and _is_replaced(folder, version)
-    )
+        deferred.agree(is_replaced=token != of_rank_0 or is_replaced())
+        with run.stepper.loading():
+            with _not_loaded(saver, "loaded", folder) as deferred:
+                _load(run, contents, saved)
+            next_number = deferred.agree(next_number, _highest, is_replaced=not is_open and is_replaced())
     return int(next_number) if next_number else None
 
 
@@ -263,8 +267,9 @@ def _read(
     return contents
 
 
-def _load(contents: list[Content], saved: SavedRun) -> None:
+def _load(run: RunObjects, contents: list[Content], saved: SavedRun) -> None:
     """Load the items that have been read."""
+    loaded = [item for item, _, _ in contents]
     while contents:
         item, name, content = contents.pop(0)
         try:
@@ -272,6 +277,7 @@ def _load(contents: list[Content], saved: SavedRun) -> None:
         except LOADING_ERRORS as error:
             item.strictness(saved).report_error(error, file_name=name, into=item.label)
         del content  # closes the file that it is mapped from
+    keep_rates_together(run, loaded)
     if saved.restarted_loaders:
         logger.warning(
             "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
@@ -301,9 +307,24 @@ def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
     return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
-def _is_replaced(folder: Path, version: tuple[int, ...] | None) -> bool:
-    """Whether a folder with a manifest holds another one than at first; not if it has been removed."""
-    return version is not None and os.path.isdir(folder) and version_of(folder) != version  # noqa: PTH112 (raises nothing)
+def _is_replaced(folder: Path, version: tuple[int, ...] | None, *, may_vanish: bool) -> bool:
+    """Whether a folder with a manifest holds another one than at first; if it has been removed, ``may_vanish``."""
+    if not os.path.isdir(folder):  # noqa: PTH112 (raises nothing)
+        return may_vanish
+    return version is not None and version_of(folder) != version
+
+
+def _token_of_rank_0(reports: Sequence[str]) -> str:
+    """Return the token of rank 0; raise a `CheckpointError` if ranks of a node were given different checkpoints."""
+    given: dict[int, tuple[int, str, str]] = {}
+    for rank, (node, folder, token) in enumerate(map(json.loads, reports)):
+        other_rank, other, other_token = given.setdefault(node, (rank, folder, token))
+        if folder != other and (token != other_token or not token):
+            raise CheckpointError(
+                f"The ranks were asked to load different checkpoints: rank {other_rank} `{other}`, rank {rank} "
+                f"`{folder}`. Pass the same folder on every rank."
+            )
+    return str(json.loads(reports[0])[2])
 
 
 def _highest(numbers: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel.accelerator import Accelerator
+from accel.profiling import device_name
 from accel_data import prepare_data_loader
 from accel_ops import broadcast, gather, gather_object, pad_across_processes, reduce, set_seed
 
@@ -42,7 +43,8 @@ def check_processes(accelerator: Accelerator) -> str:
         parts = gather_object(list(mine))
     expect(sorted(parts) == items, f"{items} was divided into {parts}")
     accelerator.wait_for_everyone()
-    return f"{accelerator.num_processes} process(es) on {accelerator.device.type}"
+    places = gather_object([f"{accelerator.device} {device_name(accelerator.device)}".strip()])
+    return f"{accelerator.num_processes} process(es) on {', '.join(dict.fromkeys(places))}"
 
 
 def check_collectives(accelerator: Accelerator) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from accel_backends.handlers.fp8 import TERecipeKwargs
 from accel_backends.precisions.fp8.te_package import transformer_engine
 from accel_backends.precisions.fp8.te_recipes import make_recipe
-from accel_backends.transforms.activation_checkpointing import AUTOCAST
+from accel_backends.transforms.activation_checkpointing import recomputed_within
 from accel_backends.wrapped_forward import WrappedForward
 
 
@@ -36,11 +36,8 @@ class ScaledForward(WrappedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         enabled = self.use_during_eval or self.model.training
-        token = AUTOCAST.set(lambda forward: functools.partial(self._run, forward, enabled))
-        try:
+        with recomputed_within(lambda forward: functools.partial(self._run, forward, enabled)):
             return self._run(self.original, enabled, *args, **kwargs)
-        finally:
-            AUTOCAST.reset(token)
 
     def _run(self, forward: Callable[..., Any], enabled: bool, /, *args: Any, **kwargs: Any) -> Any:
         with self._autocast(enabled=enabled, recipe=self.recipe):

@@ -1,26 +1,13 @@
-"""Train 50 steps of a GPT-2 by Megatron-LM and by plain PyTorch in one process, and compare losses and speed.
-
-    accel launch --num_processes 8 --use_megatron_lm --megatron_lm_tp_degree 2 --megatron_lm_pp_degree 2 \\
-        --megatron_lm_num_micro_batches 4 --megatron_lm_use_distributed_optimizer true -m tools.gpu.megatron
-    accel launch --num_processes 1 --use_megatron_lm -m tools.gpu.megatron --generate
-
-Every rank computes the plain model too, from the same weights and batches. It fails where the losses lie further apart
-than `--distance`, or where a checkpoint does not go on with the same losses.
-"""
+"""A GPT-2 trained by Megatron-LM and by plain PyTorch, from the same weights and batches."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 import time
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-NUM_STEPS = 50
 NUM_WARM = 10
 
 
@@ -148,64 +135,6 @@ def train_megatron(accelerator: Any, engine: Any, optimizer: Any, loader: Any) -
     return losses, num_tokens / (time.perf_counter() - began)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run all and print a table; return 1 where something differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="bf16")
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--num_layers", type=int, default=8)
-    parser.add_argument("--num_tokens", type=int, default=1024)
-    parser.add_argument("--batch_size", type=int, default=4, help="rows of a micro-batch")
-    parser.add_argument("--generate", action="store_true", help="continue the first row")
-    parser.add_argument(
-        "--distance", type=float, default=0.05, help="between the mean losses of the last 10 steps"
-    )
-    args = parser.parse_args(arguments)
-
-    from accel import Accelerator
-    from accel_ops import set_seed
-
-    accelerator = Accelerator(mixed_precision=args.mixed_precision)
-    plugin = accelerator.state.megatron_lm_plugin
-    plugin.other_megatron_args["make_vocab_size_divisible_by"] = 1
-    set_seed(0)
-    shape = {"num_tokens": args.num_tokens, "vocabulary": 4096}
-    source = gpt2(width=args.width, num_layers=args.num_layers, num_heads=args.width // 64, **shape)
-    optimizer = torch.optim.AdamW(source.parameters(), lr=1e-3, weight_decay=0.0)
-    num_rows = args.batch_size * plugin.num_micro_batches * plugin.num_data_ranks
-    rows: Any = batches(NUM_STEPS * num_rows, **shape)
-    loader: Any = DataLoader(rows, batch_size=args.batch_size)
-    prepared: Any = accelerator.prepare(source, optimizer, loader)
-    engine, optimizer, loader = prepared
-    load_gpt2(accelerator, engine, source)
-    found, speed = train_megatron(accelerator, engine, optimizer, loader)
-    dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
-    expected, plain_speed = train_plain(source, rows, num_rows, device=accelerator.device, dtype=dtype)
-    accelerator.print(f"{'':10}{'first loss':>12}{'last 10':>10}{'tokens/s':>12}")
-    for name, losses, figure in (("plain", expected, plain_speed), ("megatron", found, speed)):
-        accelerator.print(f"{name:10}{losses[0]:12.4f}{sum(losses[-10:]) / 10:10.4f}{figure:12.0f}")
-    distance = abs(sum(found[-10:]) - sum(expected[-10:])) / 10
-    accelerator.print(f"distance {distance:.4f}, at most {args.distance}")
-    failed = distance > args.distance
-    with tempfile.TemporaryDirectory() as folder:
-        kept = accelerator.save_state(shared_folder(accelerator, folder))
-        first, _ = train_megatron(accelerator, engine, optimizer, loader)
-        accelerator.load_state(kept)
-        again, _ = train_megatron(accelerator, engine, optimizer, loader)
-        accelerator.wait_for_everyone()
-    gap = max(abs(one - other) for one, other in zip(first, again, strict=True))
-    accelerator.print(f"after loading: losses differ by {gap:.2e}")
-    failed |= gap > 1e-3
-    if args.generate:
-        tokens = rows[0]["input_ids"][None, :16].to(accelerator.device)
-        made = engine.megatron_generate(tokens, max_new_tokens=16)
-        accelerator.print(f"generated {made[0, 16:].tolist()}")
-    accelerator.end_training()
-    return int(failed)
-
-
 def load_gpt2(accelerator: Any, engine: Any, source: Any) -> None:
     """Give a prepared model the weights of the model that it was prepared from."""
     model = accelerator.unwrap_model(engine)
@@ -215,15 +144,3 @@ def load_gpt2(accelerator: Any, engine: Any, source: Any) -> None:
     copy_gpt2(source, parts, rank=rank, num_ranks=layout.tp)
     if engine.optimizer is not None:
         engine.optimizer.reload_model_params()
-
-
-def shared_folder(accelerator: Any, folder: str) -> str:
-    """Return the folder of the main process, on every rank."""
-    from accel_ops import broadcast_object_list
-
-    (shared,) = broadcast_object_list([f"{folder}/checkpoint"])
-    return str(shared)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The meeting of the ranks before they form a process group, where what each was started with is compared."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from accel_state.environment import variable
+from accel_state.errors import ConfigError, LaunchError
+from accel_state.topology import Topology
+
+_num_meetings = 0
+
+
+def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> None:
+    """Block until all ranks have called this.
+
+    Args:
+        claim: The name of what only one rank may use, such as its GPU; may be empty.
+
+    Raises:
+        ConfigError: On every rank, if they were started with different numbers, or two with the same rank or claim.
+        LaunchError: If a rank does not arrive in time.
+    """
+    global _num_meetings
+    store = PrefixStore(f"accel_join/{_num_meetings}", store)
+    rank, world_size = topology.rank, topology.world_size
+    process = f"`{socket.gethostname()}` (process {os.getpid()})"
+    # Other launchers than accel's set the variables of these flags, those of MPI and SLURM not the second.
+    num_machines = variable("GROUP_WORLD_SIZE")
+    flags = f"`--num_processes {world_size}` (`WORLD_SIZE`)"
+    flags += f", `--num_machines {num_machines}` (`GROUP_WORLD_SIZE`)" if num_machines else ""
+    problem = ""
+    try:
+        first = store.compare_set(f"process/{rank}", "", process).decode()
+        store.set(f"rank/{rank}", f"{flags}\n{process}\n{claim}")
+        flags_of_0, process_of_0, _ = _entry(store, 0)
+        if not flags.startswith(flags_of_0) and not flags_of_0.startswith(flags):
+            problem = (
+                f"Rank 0 on {process_of_0} was started with {flags_of_0}, but rank {rank} on {process} with {flags}. "
+                "Give all machines the same; `--num_processes` counts the processes of all machines."
+            )
+        elif first != process:
+            problem = (
+                f"Rank {rank} was started twice, on {first} and on {process}. Check each `--machine_rank`."
+            )
+        elif store.add("arrived", 1) >= world_size:
+            store.set("outcome", _conflict([_entry(store, other)[2] for other in range(world_size)]))
+        if problem:
+            store.set("outcome", problem)
+        store.wait(["outcome"], timeout)
+    except dist.DistStoreError as error:
+        absent = [str(other) for other in range(world_size) if not store.check([f"rank/{other}"])]
+        raise LaunchError(
+            f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks, of which these did not "
+            f"arrive: {', '.join(absent)}. Start the script on all machines."
+        ) from error
+    problem = store.get("outcome").decode()
+    if problem:
+        if rank == 0:
+            time.sleep(1)  # it has the store, from which the others read the problem
+        raise ConfigError(problem)
+    _num_meetings += 1
+
+
+def _entry(store: Store, rank: int) -> list[str]:
+    return store.get(f"rank/{rank}").decode().split("\n")
+
+
+def _conflict(claims: list[str]) -> str:
+    """Return what is wrong if two ranks claim the same."""
+    for claim in filter(None, claims):
+        ranks = [str(rank) for rank, other in enumerate(claims) if other == claim]
+        if len(ranks) > 1:
+            return (
+                f"Ranks {' and '.join(ranks)} would run on one GPU, `{claim}`, where NCCL takes one rank. Start one "
+                "process per GPU (`--num_processes 1`), run on the CPU (`--cpu`), or, for tests, let the ranks share "
+                "it (`--share_gpus`)."
+            )
+    return ""

@@ -1,0 +1,81 @@
+"""Hold the page of what ran on a GPU against the stored rows; ``--update`` rewrites it."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.checks.tables import if_old, run_check
+from tools.gpu.results import STORED, Row, read
+from tools.workspace import ROOT
+
+PAGE = Path("docs") / "reference" / "gpu.md"
+BEGIN = "<!-- the tables begin -->\n"
+COLUMNS = ("plain", "bound", "accel", "accelerate")
+STATES = {True: "yes", False: "**no**", None: "not run"}
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the tables of the stored rows."""
+    before, found, _ = page.partition(BEGIN)
+    if not found:
+        raise ValueError(f"{PAGE} has no place for the tables, after `{BEGIN.strip()}`.")
+    return f"{before}{BEGIN}\n{''.join(_lines(read(ROOT / STORED)))}"
+
+
+def problems(root: Path) -> list[str]:
+    """Return what is to be done if the page is not current."""
+    return if_old(root, PAGE, with_tables, what="rows on a GPU", check="gpu_table")
+
+
+def _lines(rows: list[Row]) -> Iterator[str]:
+    runs = [row for row in rows if "device" in row]
+    yield "## Runs\n\n| run (day, commit) | device | driver | torch | Python |\n|-|-|-|-|-|\n"
+    for run in runs:
+        cells = [run.get(name) or "–" for name in ("run", "device", "driver", "torch", "python")]
+        yield f"| {' | '.join(cells)} |\n"
+    parts: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if "row" in row:
+            parts[row["part"]].append(row)
+    yield "\n## Speed\n\n"
+    yield "| | unit | plain torch | bound | accel | Accelerate 1.15.0 | goal | reached | run |\n|-|-|-|-|-|-|-|-|-|\n"
+    for row in parts["fast"]:
+        numbers = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
+        said = "; ".join(filter(None, [row.get("note"), row["why"]]))
+        state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
+        cells = [row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"]]
+        yield f"| {' | '.join(cells)} |\n"
+    for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
+        if parts[part]:
+            yield f"\n## {title}\n\n| | right | not run | wrong | run |\n|-|-|-|-|-|\n"
+            yield from _counted(parts[part])
+    wrong = [row for part in ("right", "suite") for row in parts[part] if row["ok"] is False]
+    if wrong:
+        yield "\n## Wrong\n\n"
+        yield from (f"- `{row['row']}` ({row['run']}): {_escaped(row['why'])[:300]}\n" for row in wrong)
+
+
+def _counted(rows: list[Row]) -> Iterator[str]:
+    """Yield a line for each file of tests, or other group, and run."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["row"].partition("::")[0], row["run"]].append(row)
+    for (name, run), those in sorted(groups.items()):
+        counts = [sum(row.get(key, row["ok"] is state) for row in those)
+                  for key, state in (("num_right", True), ("num_not_run", None), ("num_wrong", False))]  # fmt: skip
+        yield f"| {name} | {' | '.join(map(str, counts))} | {run} |\n"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(run_check(PAGE, with_tables, problems))

@@ -1,0 +1,71 @@
+"""Run device tests and measure speed on a GPU; each row goes to a file, from which a page and a table are made."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from tools.commands.protocol import Command
+from tools.gpu import results
+from tools.gpu.driver import PARTS, Driver, commit_of_checkout
+from tools.gpu.interpreter import environ_of
+from tools.setup.failures import SetupError
+from tools.setup.presets import development
+from tools.setup.running import run
+from tools.workspace import ROOT
+
+CHECKS = ("gpu_table", "engine_table")
+
+
+def gpu(arguments: argparse.Namespace) -> int:
+    if arguments.write:
+        results.write(arguments.out)
+        environment = development().ensure()
+        environ, updates = environment.child_environ(), []
+        for name in CHECKS:
+            command: list[str | Path] = [environment.python, "-m", f"tools.checks.{name}", "--update"]
+            updates.append(run(command, cwd=ROOT, environ=environ))
+        return max(updates)
+    found = arguments.python and shutil.which(arguments.python)
+    if arguments.python and not found:
+        raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
+    python = Path(found).absolute() if found else development().ensure().python
+    driver = Driver(
+        python=str(python),
+        environ=environ_of(str(python)) if found else development().child_environ(),
+        out=arguments.out.resolve(),
+        device=arguments.device,
+        is_small=arguments.small,
+        commit=arguments.commit or commit_of_checkout(),
+        limit_s=arguments.limit_s,
+        only=arguments.only,
+    )
+    num_wrong = sum([driver.run_part(part) for part in arguments.part or PARTS])
+    print(f"{num_wrong} rows are wrong. Rows: {arguments.out}")
+    return int(num_wrong > 0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "only", nargs="*", metavar="NAME", help="speed cases or paths of tests; all of the part if left out"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="may be given several times (default: all)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/gpu/rows.jsonl"), metavar="FILE",
+                        help="where rows go; what it has of the same day and commit is not run again")  # fmt: skip
+    parser.add_argument("--python", metavar="PROGRAM", help="a Python that has torch, instead of .venv's")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny models: whether it runs, not how fast")
+    parser.add_argument("--commit", help="what is measured, if git does not know")
+    parser.add_argument(
+        "--limit_s", type=float, default=290, help="begin nothing after this time (default: 290)"
+    )
+    parser.add_argument("--write", action="store_true",
+                        help="run nothing: write the pages of docs/reference from the rows of --out")  # fmt: skip
+
+
+command = Command(
+    help="test and measure on a GPU, and write the table of it", run=gpu, add_arguments=add_arguments
+)
