@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.strategies.placement import place_model
 from accel_backends.transforms.compile import compile_regions_deepspeed
-from accel_backends.wrapped_forward import WrappedForward
 from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import ConfigError
 
@@ -82,34 +80,8 @@ def start_engine(
     dtype = _dtype_of(config)
     if dtype is not None:  # inputs are the engine's: it casts them with `fp16.auto_cast`
         wrap_forward(part.model, device_type=context.device.type, dtype=dtype, enabled=False)
-        engine.forward = _InputsNamed(engine.forward, dtype)
     _compile(engine, context.dynamo)
     return engine
-
-
-class _InputsNamed(WrappedForward):
-    """A forward whose errors about dtypes name the inputs that are not in the dtype of the parameters."""
-
-    def __init__(self, original: Callable[..., Any], dtype: torch.dtype) -> None:
-        super().__init__(original)
-        self.dtype = dtype
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.original(*args, **kwargs)
-        except RuntimeError as error:
-            inputs = {**dict(enumerate(args)), **kwargs}
-            found = [
-                f"input `{name}` in {one.dtype}"
-                for name, one in inputs.items()
-                if isinstance(one, torch.Tensor) and one.is_floating_point() and one.dtype != self.dtype
-            ]
-            if "dtype" not in str(error) or not found:
-                raise
-            raise ConfigError(
-                f"The model got {', '.join(found)}, but its parameters are in {self.dtype}: {error}. Cast features, "
-                f"`batch.to({self.dtype})`, or replace the `bf16` or `fp16` section by a `torch_autocast` section."
-            ) from error
 
 
 def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:
