@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import mmap
 
 import pytest
@@ -114,33 +113,34 @@ def test_a_copy_has_the_values_and_strides_of_what_is_stored(streams, name, besi
     assert copied.data_ptr() != stored.data_ptr() or not stored.numel()
 
 
-def test_memory_is_locked_where_it_is_in_whole_pages_and_only_once(runtime):
-    flat = torch.zeros(3 << 20)
+def test_large_memory_is_locked_where_it_is_in_whole_pages_and_only_once(runtime):
+    flat = torch.zeros(9 << 20)
     parts = [flat[: 1 << 20], flat[(1 << 20) : 2 << 20], flat]
-    alone = torch.zeros(1 << 20)
-    pinned = PinnedMemory([*parts, alone, alone[1:], torch.zeros(10)])
-    covered = sorted(runtime.locked.items())
-    for tensor in (flat, alone):
-        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-        assert any(first <= begin and end <= first + size for first, size in covered)
-    assert all(first % mmap.PAGESIZE == size % mmap.PAGESIZE == 0 for first, size in covered)
-    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(covered))
-    assert sum(size for _, size in covered) <= flat.nbytes + alone.nbytes + 4 * mmap.PAGESIZE
+    alone = torch.zeros(8 << 20)
+    pinned = PinnedMemory([*parts, alone, alone[1:], torch.zeros(7 << 20)])
+    assert len(runtime.locked) == 2
+    for (first, size), tensor in zip(
+        sorted(runtime.locked.items()), sorted((flat, alone), key=torch.Tensor.data_ptr), strict=True
+    ):
+        assert first % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+        assert first <= tensor.data_ptr()
+        assert tensor.data_ptr() + tensor.nbytes <= first + size
+        assert size < tensor.nbytes + 2 * mmap.PAGESIZE
     del pinned
     assert not runtime.locked
 
 
 def test_files_that_are_mapped_are_not_locked(runtime, tmp_path):
     path = tmp_path / "values"
-    path.write_bytes(bytes(2 << 20))
-    pinned = PinnedMemory([torch.from_file(str(path), size=2 << 20, dtype=torch.uint8)])
+    path.write_bytes(bytes(32 << 20))
+    pinned = PinnedMemory([torch.from_file(str(path), size=32 << 20, dtype=torch.uint8)])
     assert not runtime.locked
     del pinned
 
 
 @pytest.mark.gpu
 def test_memory_that_cannot_be_locked_leaves_the_device_usable():
-    tensor = torch.zeros(1 << 20)
+    tensor = torch.zeros(8 << 20)
     pinned = PinnedMemory([tensor])
     assert tensor.is_pinned()
     address = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
@@ -151,9 +151,9 @@ def test_memory_that_cannot_be_locked_leaves_the_device_usable():
 
 @pytest.mark.gpu
 def test_an_offloaded_model_is_pinned_where_it_is_and_unpinned_with_its_hooks():
-    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+    model = nn.Sequential(*[nn.Linear(3072, 3072) for _ in range(3)])
     weights = [layer.weight.detach() for layer in model]
-    x = torch.randn(2, 1024)
+    x = torch.randn(2, 3072)
     wanted = model(x)
     cpu_offload(model, "cuda:0")
     with torch.no_grad():
@@ -164,6 +164,20 @@ def test_an_offloaded_model_is_pinned_where_it_is_and_unpinned_with_its_hooks():
     gc.collect()
     assert not any(weight.is_pinned() for weight in weights)
     torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.gpu
+def test_tensors_next_to_an_offloaded_model_can_be_copied_to_the_device():
+    sizes = (100, 1 << 10, 1 << 18, 1 << 21)
+    around = [torch.randn(size) for size in sizes]
+    model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(8)], nn.Linear(600, 16_000))
+    around += [torch.randn(size) for size in sizes]
+    cpu_offload(model, "cuda:0")
+    with torch.no_grad():
+        assert model(torch.randn(2, 600)).shape == (2, 16_000)
+    assert all(torch.equal(tensor.cuda().cpu(), tensor) for tensor in around)
+    with torch.no_grad():
+        assert model(torch.randn(2, 600, device="cuda")).is_cuda
 
 
 @pytest.mark.gpu

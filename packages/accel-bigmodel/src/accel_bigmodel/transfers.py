@@ -17,7 +17,12 @@ from accel_state.devices import device_backend
 
 _STAGED_BYTES = 4 << 20
 _NUM_STAGED = 4
-_LEAST_PINNED = 1 << 20  # bytes; smaller values pass through the buffers
+_LEAST_PINNED = 32 << 20
+"""Bytes of a storage that is worth to be pinned; smaller ones pass through the buffers.
+
+Allocators give one of this size pages of its own (glibc: `DEFAULT_MMAP_THRESHOLD_MAX`). If a part of another tensor lay
+in a locked page, CUDA would refuse every copy of that tensor, also the user's own.
+"""
 
 
 class Staged:
@@ -152,9 +157,11 @@ class PinnedMemory:
         locked: list[int] = []
         # Released by this object alone: memory that is freed while it is locked can never be locked again.
         weakref.finalize(self, _unlock, locked, list(storages.values())).atexit = False
-        for begin, end in _page_ranges(storages.values()):
-            room -= end - begin
-            if room < 0 or not _lock(begin, end - begin):
+        for storage in storages.values():
+            begin = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            num_bytes = -(-(storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+            room -= num_bytes
+            if room < 0 or not _lock(begin, num_bytes):
                 return
             locked.append(begin)
 
@@ -162,21 +169,9 @@ class PinnedMemory:
 def is_worth_pinning(tensor: torch.Tensor) -> bool:
     """Whether a tensor is large, and has ordinary memory: a mapped file would be read, and copied, as a whole."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu
-    return is_plain and tensor.nbytes >= _LEAST_PINNED and tensor.untyped_storage().resizable()
-
-
-def _page_ranges(storages: Iterable[torch.UntypedStorage]) -> list[tuple[int, int]]:
-    """Return ranges of addresses, in whole pages and without overlap: no page can be locked twice."""
-    ranges: list[tuple[int, int]] = []
-    for begin, num_bytes in sorted((storage.data_ptr(), storage.nbytes()) for storage in storages):
-        first, end = (
-            begin // mmap.PAGESIZE * mmap.PAGESIZE,
-            -(-(begin + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE,
-        )
-        if ranges and first < ranges[-1][1]:
-            first = ranges.pop()[0]
-        ranges.append((first, end))
-    return ranges
+    return (
+        is_plain and (storage := tensor.untyped_storage()).nbytes() >= _LEAST_PINNED and storage.resizable()
+    )
 
 
 def _lock(address: int, num_bytes: int) -> bool:
