@@ -1,9 +1,14 @@
+import math
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel import Accelerator
-from accel_backends.stepping.weighted_loss import check_count
+from accel_backends import Strategy
+from accel_backends.stepping.weighted_loss import WeightedLoss, check_count
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -138,3 +143,44 @@ def test_no_item_at_all_is_an_error():
 def test_what_is_no_count_is_refused(count):
     with pytest.raises(ConfigError, match="finite number from 0 up, got"):
         check_count(count)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the values that the host waits for."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def on_the_device(counts):
+    """Return the gradient of a window whose losses are 0, 1, …, and how many values were read."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    losses = WeightedLoss(num_ranks=1, keeps_tensors=True)
+    scale = partial(Strategy.scale_gradients, None, [nn.ParameterList([weight])])
+    with Reads() as reads:
+        for index, count in enumerate(counts):
+            loss, is_last = (weight * index).sum(), index == len(counts) - 1
+            losses.backward(loss, count, is_last=is_last, run=torch.Tensor.backward, scale=scale)
+    return weight.grad.item(), reads.num
+
+
+@pytest.mark.parametrize("counts", [[1, 3, 4], [2**24 + 1, 1, 2**53 - 2**25], [0, 0, 7]])
+def test_counts_on_the_device_are_not_read_and_exact(counts):
+    gradient, num_reads = on_the_device([torch.tensor(count) for count in counts])
+    assert gradient == pytest.approx((counts[1] + 2 * counts[2]) / sum(counts), rel=1e-15)
+    assert num_reads == 0
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [-1, 2], [float("nan"), 1], [1, float("inf")]])
+def test_gradients_are_nan_if_counts_on_the_device_are_none(counts):
+    assert math.isnan(on_the_device([torch.tensor(count) for count in counts])[0])
+
+
+def test_a_half_precision_gradient_is_scaled_by_an_exact_number():
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    weight.grad = torch.full_like(weight, 3.0)
+    Strategy.scale_gradients(None, [nn.ParameterList([weight])], torch.tensor(1 / 3))
+    assert weight.grad.item() == 1.0

@@ -214,7 +214,7 @@ class Accelerator(ProcessView):
             strategy=self._strategy,
             precision=self._precision,
             gradient=self.gradient_state,
-            weights=engine.make_weighted_loss(runtime.layout, state.device_mesh),
+            weights=engine.make_weighted_loss(runtime, state.device_mesh),
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             num_processes=runtime.topology.world_size,

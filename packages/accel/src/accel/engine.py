@@ -77,10 +77,13 @@ def make_strategy(
     return strategy
 
 
-def make_weighted_loss(layout: MeshLayout, mesh: DeviceMesh | None) -> WeightedLoss:
+def make_weighted_loss(runtime: Runtime, mesh: DeviceMesh | None) -> WeightedLoss:
     """Return the weighting of losses by their number of items, over the ranks with different items."""
+    layout, backend = runtime.layout, runtime.device_backend
     num_ranks = layout.num_loss_ranks
     group = None
     if mesh is not None and 1 < num_ranks < layout.world_size:
         group = mesh.get_group("loss")
-    return WeightedLoss(num_ranks=num_ranks, group=group)
+    # On the CPU, a value is read without a wait.
+    keeps_tensors = runtime.device.type != "cpu" and backend.supports(torch.float64)
+    return WeightedLoss(num_ranks=num_ranks, group=group, keeps_tensors=keeps_tensors)

@@ -98,7 +98,10 @@ class Stepper:
             "step": self._step,
             "num_steps": num_steps,
             "is_accumulating": self._step % num_steps != 0,
-            **vars(self._weights.window),
+            **{
+                name: getattr(one, "item", lambda one=one: one)()
+                for name, one in vars(self._weights.window).items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, num_windows: int | None = None) -> None:
@@ -391,7 +394,7 @@ class Stepper:
             self.unscale_gradients()
             self._strategy.clip_grad_value(parameters, clip_value)
 
-    def _scale_gradients(self, factor: float) -> None:
+    def _scale_gradients(self, factor: float | Tensor) -> None:
         self._strategy.scale_gradients(self._block_models or self._models, factor)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,10 +26,10 @@ class WeightedWindow:
         unit: The number that losses of a longer window are weighted relative to, the same on all ranks.
     """
 
-    items: float = 0.0
+    items: float | Tensor = 0.0
     num_weighted: int = 0
     has_plain: bool = False
-    unit: float | None = None
+    unit: float | Tensor | None = None
 
 
 class WeightedLoss:
@@ -43,10 +44,15 @@ class WeightedLoss:
     Args:
         num_ranks: Ranks that compute losses of different items, over which gradients are averaged.
         group: These ranks, where they are not all.
+        keeps_tensors: Whether one rank computes with counts on their device, without waiting for their values. Gradients
+            are NaN then where an error would be raised.
     """
 
-    def __init__(self, *, num_ranks: int, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, *, num_ranks: int, group: dist.ProcessGroup | None = None, keeps_tensors: bool = False
+    ) -> None:
         self._num_ranks = num_ranks
+        self._keeps_tensors = keeps_tensors and num_ranks == 1
         self._group = group
         self.window = WeightedWindow()
         """The state of the weighting. The gradients so far belong to it."""
@@ -59,7 +65,7 @@ class WeightedLoss:
         *,
         is_last: bool,
         run: Callable[[Tensor], None],
-        scale: Callable[[float], None],
+        scale: Callable[[float | Tensor], None],
         block: object = None,
     ) -> None:
         """Run backward of a mean loss with its weight; every rank must call it as often.
@@ -77,20 +83,25 @@ class WeightedLoss:
             StateError: If the window has no item at all, or a loss without a count, or if it is the second in
                 a micro-batch of a longer window.
         """
-        count, window = check_count(num_items), self.window
+        window = self.window
+        if self._keeps_tensors and isinstance(num_items, Tensor) and num_items.device == loss.device:
+            wide = num_items.detach().to(torch.float64)
+            count: float | Tensor = torch.where(wide >= 0, wide, math.nan)
+        else:
+            count = check_count(num_items)
         if window.has_plain:
             self._refuse_mixture()
         if block and block is self._block:
             self._refuse_second()
         if is_last and not window.num_weighted:
-            run(loss * (count * self._num_ranks / self._agree(count)))
+            run(_weighted(loss, count * self._num_ranks / self._agree(count)))
             return
         self._block = block
         if window.unit is None:
-            window.unit = self._total(count) or 1.0
+            window.unit = count.clamp(min=1) if isinstance(count, Tensor) else self._total(count) or 1.0
         window.num_weighted += 1
         window.items += count
-        run(loss * (count / window.unit))
+        run(_weighted(loss, count / window.unit))
         if is_last:
             scale(window.unit * self._num_ranks / self._agree(window.items))
             self.window = WeightedWindow(unit=window.unit)
@@ -144,7 +155,9 @@ class WeightedLoss:
         dist.all_gather_object(of_rank, count, group=self._group)
         return math.fsum(of_rank)
 
-    def _agree(self, count: float) -> float:
+    def _agree(self, count: float | Tensor) -> float | Tensor:
+        if isinstance(count, Tensor):
+            return count
         total = self._total(count)
         if total == 0:
             raise StateError(
@@ -164,3 +177,7 @@ def check_count(num_items: float | Tensor) -> float:
     if not math.isfinite(count) or count < 0:
         raise ConfigError(f"`num_items` must be a finite number from 0 up, got {count:g}.")
     return count
+
+
+def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
+    return loss * (weight.to(loss.dtype) if isinstance(weight, Tensor) else weight)

@@ -198,14 +198,20 @@ class Strategy:
         self.context.precision.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Multiply the complete gradients of ``models``, in place."""
         parameters = [parameter for model in models for parameter in model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # `_foreach` functions do not take `DTensor`s and plain tensors in one list.
         gradients = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        for device, dtype in {(one.device, one.dtype) for one in gradients}:
+            of_kind = [one for one in gradients if (one.device, one.dtype) == (device, dtype)]
+            if isinstance(factor, torch.Tensor):
+                # On the device, kernels round it to the gradients' dtype, which is too coarse in half precision.
+                number = factor.to(device, dtype) if dtype.itemsize >= 4 else factor.item()
+                torch._foreach_mul_(of_kind, number)
+            else:
+                torch._foreach_mul_(of_kind, factor)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context for forward and backward in which gradients are reduced as ``sync`` specifies."""

@@ -255,10 +255,10 @@ class DeepSpeedStrategy(EngineStates):
             loss = loss / self._sequences.num_summed
         self._engines.backward(loss, is_last=is_last, **kwargs)
 
-    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Multiply the complete gradients of ``models``."""
         for engine in self._engines.of(models):
-            engine.scale_gradients(factor)
+            engine.scale_gradients(float(factor))
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which backward completes no gradients; those after it do.

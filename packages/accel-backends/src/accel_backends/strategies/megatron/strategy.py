@@ -310,7 +310,7 @@ class MegatronStrategy(Strategy):
                 "MegatronLMPlugin; `calculate_per_token_loss` weighs by tokens."
             )
 
-    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Refuse: only the loss function weighs losses.
 
         Raises:

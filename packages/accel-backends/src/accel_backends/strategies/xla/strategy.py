@@ -101,7 +101,7 @@ class XlaStrategy(Strategy):
         """Return the parameters that models had before they were moved."""
         return self._replaced
 
-    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Multiply the gradients of ``models``, averaged over the processes."""
         chosen = list(models)
         self._gradients.reduce(parameter for model in chosen for parameter in model.parameters())
