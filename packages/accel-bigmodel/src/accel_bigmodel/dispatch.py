@@ -32,7 +32,7 @@ from accel_bigmodel.planning.max_memory import MaxMemory
 from accel_bigmodel.ties import remember_ties
 from accel_ops.named_tensors import named_tensors
 from accel_state.devices.vendors import known_vendors
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user
 
 
@@ -170,6 +170,12 @@ def dispatch_model(
         model.to(main)
     else:
         tensors = named_tensors(model)
+        alone = [name for one in tensors for name in one.names if name in offloaded and one.tensor.is_meta]
+        if alone:
+            raise ConfigError(
+                f"`device_map` puts the tensor `{alone[0]}` on `{device_map[alone[0]]}`, which is possible only for "
+                "modules. Map it to the device that computes, or its module to `disk`."
+            )
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
         check_tied_parameters_on_same_device([named.names for named in tied], device_map)
         weights = None

@@ -19,7 +19,7 @@ from accel_bigmodel import (
 )
 from accel_checkpoint.files import FileEntry, digest_of
 from accel_checkpoint.manifest import Manifest, write_manifest
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -226,3 +226,20 @@ def test_a_device_with_another_name_takes_no_second_copy_of_the_weights(tmp_path
         load_checkpoint_in_model(model, tmp_path / "model.safetensors", device_map={"": "cpu:0"})
     assert counting.num_elements < 100
     assert torch.equal(model.weight, wanted["weight"])
+
+
+def test_an_expanded_buffer_gets_the_values_of_the_file(tmp_path):
+    model = nn.Module()
+    model.register_buffer("table", torch.zeros(1, 3).expand(2, 3))
+    safetensors.torch.save_file({"table": torch.arange(6.0).view(2, 3)}, tmp_path / "model.safetensors")
+    load_checkpoint_in_model(model, tmp_path)
+    assert model.table.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_a_single_tensor_on_disk_is_an_error_that_names_it(tmp_path):
+    model = nn.Linear(2, 2, device="meta")
+    safetensors.torch.save_file(nn.Linear(2, 2).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="`device_map` puts the tensor `weight` on `disk`"):
+        load_checkpoint_and_dispatch(
+            model, tmp_path, {"weight": "disk", "bias": "cpu"}, offload_folder=tmp_path / "offload"
+        )

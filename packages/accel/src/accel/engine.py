@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from accel.configuration import RunConfiguration
 from accel_backends import Precision, Strategy, StrategyContext, select_strategy
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.selection import check_axes
-from accel_state import AcceleratorState, MeshLayout, ParallelismConfig
+from accel_state import AcceleratorState, ParallelismConfig
 from accel_state.enums import DynamoBackend
 from accel_state.kwargs_handler import InitProcessGroupKwargs
 from accel_state.runtime import Runtime

@@ -148,7 +148,7 @@ class Scaled(torch.optim.SGD):
             self.param_groups[0].setdefault(name, value)
 
 
-def save_and_load_with_a_new_setting(path, how):
+def save_and_load_with_a_new_setting(path, how, name):
     def prepared(**added):
         reset_runtime(keep_process_group=True)
         plugin = None
@@ -160,21 +160,26 @@ def save_and_load_with_a_new_setting(path, how):
 
     accelerator, *_ = prepared()
     accelerator.save_state(path)
-    accelerator, _, optimizer = prepared(scale=3.0)
+    accelerator, _, optimizer = prepared(**{name: 3.0})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         accelerator.load_state(path)
     (group,) = optimizer.param_groups
     told = [str(one.message) for one in caught if "older release" in str(one.message)]
-    return group["scale"], group["lr"], told
+    return group[name], group["lr"], told
 
 
-@pytest.mark.parametrize("how", ["no", "FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-def test_a_setting_that_the_saved_optimizer_had_not_keeps_its_value_with_one_warning(world, tmp_path, how):
-    first, second = world(2).run(save_and_load_with_a_new_setting, tmp_path / "a", how)
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("no", "scale"), ("no", "eps"), ("FULL_STATE_DICT", "scale"), ("SHARDED_STATE_DICT", "eps")],
+)
+def test_a_setting_that_the_saved_optimizer_had_not_keeps_its_value_with_one_warning(
+    world, tmp_path, how, name
+):
+    first, second = world(2).run(save_and_load_with_a_new_setting, tmp_path / "a", how, name)
     assert first[:2] == second[:2] == (3.0, 0.5)
     (message,) = first[2]
-    assert "`Scaled` lacks `scale`" in message
+    assert f"`Scaled` lacks `{name}`" in message
     assert second[2] == []
 
 

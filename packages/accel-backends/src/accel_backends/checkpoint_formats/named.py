@@ -185,7 +185,8 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
             )
         own = {**inner.defaults, **inner.param_groups[number]}
         missing = {name: own[name] for name in inner.defaults if name not in saved}
-        if distinctive := [name for name in missing if name in _DISTINCTIVE]:
+        distinctive = [name for name in missing if name in _DISTINCTIVE]
+        if distinctive and not optimizer.is_of_saved_class:
             raise ValueError(
                 f"group {number} has no `{distinctive[0]}`, so it is the state of another kind of optimizer"
             )

@@ -59,12 +59,14 @@ class PreparedOptimizer:
         optimizer: The user's optimizer, without wrappers.
         models: The users' models; its parameters have their names in them.
         names_in_file: Names that parameters have in a checkpoint, by their names in the models, as far as they differ.
+        is_of_saved_class: Whether the checkpoint is known to be of an optimizer of this class.
     """
 
     strategy: Strategy
     optimizer: torch.optim.Optimizer
     models: Sequence[nn.Module]
     names_in_file: Mapping[str, str] = field(default_factory=dict)
+    is_of_saved_class: bool = False
 
 
 class SavedModel(ABC):

@@ -44,8 +44,8 @@ class WeightedLoss:
     Args:
         num_ranks: Ranks that compute losses of different items, over which gradients are averaged.
         group: These ranks, where they are not all.
-        keeps_tensors: Whether one rank computes with counts on their device, without waiting for their values. Gradients
-            are NaN then where an error would be raised.
+        keeps_tensors: Whether one rank computes with counts on their device, without waiting for their values.
+            Gradients are NaN then where an error would be raised.
     """
 
     def __init__(

@@ -343,7 +343,10 @@ def _now(named: NamedTensor) -> torch.Tensor:
 
 def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether values for this device and dtype can be written to the tensor itself."""
-    return not tensor.is_meta and tensor.device == device and tensor.dtype == dtype
+    is_expanded = any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    return not (tensor.is_meta or is_expanded) and tensor.device == device and tensor.dtype == dtype
 
 
 def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:

@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -225,8 +225,9 @@ class OptimizerItem(StateItem):
 
     def read(self, saved: SavedRun, name: str) -> Callable[[], None]:
         """Read the state, which may be mapped from its file."""
-        saved.check_class(self.key, self.index, self.of_class)
-        form, prepared = saved.formats.optimizers[self.index], self._prepared(saved.names_in_file)
+        is_same = saved.check_class(self.key, self.index, self.of_class)
+        form = saved.formats.optimizers[self.index]
+        prepared = replace(self._prepared(saved.names_in_file), is_of_saved_class=is_same)
         return form.open_optimizer(saved.files, prepared, index=self.index)
 
     def load(self, content: Callable[[], None], saved: SavedRun) -> None:

@@ -196,8 +196,8 @@ class SavedRun:
             )
         self.strict.report(f"{what} is missing in `{self.found.path}`{note}.{elsewhere}")
 
-    def check_class(self, key: str, index: int, now: type) -> None:
-        """Compare a class of the user with the one that the manifest records.
+    def check_class(self, key: str, index: int, now: type) -> bool:
+        """Compare a class of the user with the one that the manifest records; return whether it records one.
 
         Raises:
             ValueError: If they differ.
@@ -208,6 +208,7 @@ class SavedRun:
             raise ValueError(
                 f"it was saved from a `{saved[index]}`, which `{now.__module__}.{now.__qualname__}` is not"
             )
+        return index < len(saved)
 
 
 @dataclass(frozen=True)
