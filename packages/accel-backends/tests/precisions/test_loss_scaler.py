@@ -214,3 +214,11 @@ def test_get_grad_scaler_for_sharded_parameters_sees_all_shards(fresh_state, wor
 
 def body_sharded_scaler():
     return type(get_grad_scaler("FSDP")).__name__
+
+
+def test_parameters_that_were_cast_to_fp16_are_an_error_that_names_the_way_out(scaler):
+    (first, _), (one, _) = pair()
+    first.data = first.data.half()
+    scaler.scale(first.sum()).backward()
+    with pytest.raises(StateError, match=r"fp16 parameters.*do not cast it after `prepare`"):
+        step_scaled(scaler, one)

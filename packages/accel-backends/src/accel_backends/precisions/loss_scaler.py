@@ -15,6 +15,10 @@ from accel_state.enums import DistributedType
 from accel_state.errors import StateError
 
 Outputs = torch.Tensor | Iterable[torch.Tensor]
+_HALF_PARAMETERS = (
+    "The model has fp16 parameters, whose gradients cannot be unscaled. Load it in fp32, and do not cast it after "
+    "`prepare`: `mixed_precision=fp16` computes in fp16 and keeps the parameters in fp32."
+)
 
 
 class LossScaler(torch.amp.GradScaler):
@@ -66,17 +70,17 @@ class LossScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale what this rank holds of each gradient; torch's own takes no `DTensor` beside a plain tensor."""
         if not self._is_shared:
-            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            try:
+                return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            except ValueError as error:
+                raise StateError(_HALF_PARAMETERS) from error
         from torch.distributed.tensor import DTensor  # takes long, and only sharded runs need it
 
         of_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for gradient in _gradients(optimizer):
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             if local.dtype is torch.float16 and not allow_fp16:
-                raise StateError(
-                    "The model has fp16 parameters, whose gradients cannot be unscaled. Load it in fp32: "
-                    "`mixed_precision=fp16` computes in fp16 and keeps the parameters in fp32."
-                )
+                raise StateError(_HALF_PARAMETERS)
             of_kind.setdefault((local.device, local.dtype), []).append(local)
         overflows: dict[torch.device, torch.Tensor] = {}
         for (device, _), gradients in of_kind.items():
