@@ -205,13 +205,12 @@ class Strategy:
         # `_foreach` functions do not take `DTensor`s and plain tensors in one list.
         gradients = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
         for device, dtype in {(one.device, one.dtype) for one in gradients}:
-            of_kind = [one for one in gradients if (one.device, one.dtype) == (device, dtype)]
+            number = factor
             if isinstance(factor, torch.Tensor):
                 # On the device, kernels round it to the gradients' dtype, which is too coarse in half precision.
                 number = factor.to(device, dtype) if dtype.itemsize >= 4 else factor.item()
-                torch._foreach_mul_(of_kind, number)
-            else:
-                torch._foreach_mul_(of_kind, factor)
+            of_kind = [one for one in gradients if (one.device, one.dtype) == (device, dtype)]
+            torch._foreach_mul_(of_kind, number)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context for forward and backward in which gradients are reduced as ``sync`` specifies."""
