@@ -257,7 +257,9 @@ def zipped_with_a_shorter_one(run):
 
 
 def test_a_zip_that_ends_with_a_later_loader_warns_of_an_open_window():
-    with pytest.warns(UserWarning, match="ended within an accumulation window.*put the shorter loader first"):
+    with pytest.warns(
+        UserWarning, match="ended within an accumulation window.*put the loader first at whose"
+    ):
         zipped_with_a_shorter_one(run := Run())
     assert run.ended() == ["open: 3"]
 

@@ -223,7 +223,7 @@ class GradientState:
                 warn_user(
                     "The loop over a loader ended within an accumulation window, because a loader that is read after "
                     "it in each iteration ended. Windows end with the one that is read first, so this window "
-                    "continues in the next loop. In `zip`, put the shorter loader first."
+                    "continues in the next loop. In `zip`, put the loader first at whose end the loop ends."
                 )
             self._ended = reading, self._clock
 
