@@ -179,7 +179,7 @@ def map_tensors(content: Any, copy: Copy) -> Any:
 def _mapped(value: Any, copy: Copy, copies: dict[Hashable, torch.Tensor]) -> Any:
     if isinstance(value, DeferredTensor):
         if id(value) not in copies:
-            copies[id(value)] = own_copy(value.fetch())
+            copies[id(value)] = value.fetch().detach().cpu().clone(memory_format=torch.contiguous_format)
         return copies[id(value)]
     if isinstance(value, torch.Tensor):
         if not is_plain(value):
@@ -214,11 +214,6 @@ def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
         for name, value in state.items()
         if isinstance(value, DeferredTensor) or (isinstance(value, torch.Tensor) and is_plain(value))
     }
-
-
-def own_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new contiguous tensor on the CPU, with a storage of its own size."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -100,7 +100,7 @@ class Rendezvous:
                 return
 
     def _next_question(self) -> dict[str, Any] | None:
-        while self._is_watching and not _is_input_ready(self._given.monitor_interval):
+        while self._is_watching and not select.select([sys.stdin], [], [], self._given.monitor_interval)[0]:
             self._look_for_calls()
         line = sys.stdin.buffer.readline()
         found: dict[str, Any] | None = json.loads(line) if line else None
@@ -250,10 +250,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--monitor-interval", type=float, default=0.1)
     parser.add_argument("--verbose", action="store_true")
     return parser
-
-
-def _is_input_ready(within_s: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], within_s)[0])
 
 
 def _say(answer: dict[str, Any]) -> None:

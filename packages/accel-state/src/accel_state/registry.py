@@ -55,7 +55,13 @@ class Registry(Generic[T]):
         owners = self._owners().get(name)
         if owners is None:
             raise UnknownNameError.of(self.kind, name, self.names())
-        return cast(T, self._load(self._only_owner(name, owners)))
+        if len(owners) > 1:
+            packages = " and ".join(f"`{distribution_of(owner)}` ({owner.value})" for owner in owners)
+            raise ConfigError(
+                f"The {self.kind} `{name}` is owned by more than one installed package: {packages}. "
+                "Uninstall all but one of them."
+            )
+        return cast(T, self._load(owners[0]))
 
     def items(self) -> list[tuple[str, T]]:
         """Return all members with their names, sorted by name, importing each of them."""
@@ -80,15 +86,6 @@ class Registry(Generic[T]):
         for entry_point in entry_points(self.group):
             owners.setdefault(entry_point.name, []).append(entry_point)
         return owners
-
-    def _only_owner(self, name: str, owners: list[EntryPoint]) -> EntryPoint:
-        if len(owners) > 1:
-            packages = " and ".join(f"`{distribution_of(owner)}` ({owner.value})" for owner in owners)
-            raise ConfigError(
-                f"The {self.kind} `{name}` is owned by more than one installed package: {packages}. "
-                "Uninstall all but one of them."
-            )
-        return owners[0]
 
     def _load(self, entry_point: EntryPoint) -> object:
         where = (

@@ -24,7 +24,7 @@ import accel_data
 import accel_ops
 import accel_trackers
 from accel import engine
-from accel.checkpoints.checkpointer import Checkpointer
+from accel.checkpoints.checkpointer import Checkpointer, add_hook
 from accel.configuration import NOT_GIVEN, RunConfiguration, resolve, resolve_rng_types
 from accel.configuration import ProjectConfiguration as ProjectConfiguration
 from accel.preemption import REQUEUE, SIGNALS, Preemption
@@ -991,7 +991,7 @@ class Accelerator(ProcessView):
         Returns:
             A handle; its `remove()` unregisters the hook.
         """
-        return self._checkpointer.add_save_hook(hook)
+        return add_hook(self._checkpointer.save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[[list[nn.Module], str], None]) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
@@ -1002,7 +1002,7 @@ class Accelerator(ProcessView):
         Returns:
             A handle; its `remove()` unregisters the hook.
         """
-        return self._checkpointer.add_load_hook(hook)
+        return add_hook(self._checkpointer.load_hooks, hook)
 
     @overload
     def save_state(
@@ -1145,7 +1145,10 @@ class Accelerator(ProcessView):
             f: Path of the file.
             safe_serialization: Write a safetensors file; otherwise use `torch.save`. Default: False.
         """
-        self._checkpointer.save_object(obj, f, safe_serialization=safe_serialization)
+        from accel_checkpoint.functions import save
+
+        on_each_node = self._checkpointer.project.save_on_each_node
+        save(obj, f, save_on_each_node=on_each_node, safe_serialization=safe_serialization)
 
     # Trackers
 

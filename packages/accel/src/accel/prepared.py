@@ -103,7 +103,8 @@ class Prepared:
         """Return the prepared objects, and keep track of them."""
         self._check(bundle.models, bundle.optimizers)
         runtime = current_runtime()
-        if runtime.topology.world_size > 1 and any(map(_is_trainable, bundle.models)):
+        parameters = (parameter for model in bundle.models for parameter in model.parameters())
+        if runtime.topology.world_size > 1 and any(parameter.requires_grad for parameter in parameters):
             # The ranks communicate anyway, to replicate or shard the model.
             runtime.await_arrival("prepare")
             rank_settings.prepare(
@@ -261,7 +262,3 @@ def _add(things: list[Any], new: Iterable[Any]) -> None:
         one._is_accelerate_prepared = True  # read by libraries
         if not any(one is old for old in things):
             things.append(one)
-
-
-def _is_trainable(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())

@@ -151,7 +151,8 @@ def _naming_damage(path: Path) -> Iterator[None]:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
-            reason = _unsafe_global_in(str(error))
+            lines = (line for line in str(error).splitlines() if "GLOBAL" in line or "global" in line)
+            reason = next(lines, str(error)).strip()[:300]
         raise CheckpointError(
             f"`{path}` is not loaded: it is damaged or holds more than tensors and plain values ({reason})."
         ) from error
@@ -178,11 +179,6 @@ def _check_archive(source: BinaryIO, path: Path, num_bytes: int) -> None:
             f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
-
-
-def _unsafe_global_in(message: str) -> str:
-    found = next((line for line in message.splitlines() if "GLOBAL" in line or "global" in line), message)
-    return found.strip()[:300]
 
 
 @cache

@@ -115,19 +115,14 @@ class Heartbeat:
         ranks = list(ranks)
         unknown = [rank for rank in ranks if rank not in self._processes]
         if unknown:
-            self._look_up(unknown)
+            if not self._store.check([f"heartbeat/{rank}" for rank in unknown]):
+                unknown = [rank for rank in unknown if self._store.check([f"heartbeat/{rank}"])]
+            processes = self._store.values([f"process/{rank}" for rank in unknown])
+            self._processes.update(zip(unknown, processes, strict=True))
         started = [rank for rank in ranks if rank in self._processes]
         beats = self._store.values([f"heartbeat/{rank}" for rank in started])
         self.num_bytes = sum(int(beat.split()[1]) for beat in beats)
         return [rank for rank, beat in zip(started, beats, strict=True) if self._has_ended(rank, beat)]
-
-    def _look_up(self, ranks: list[int]) -> None:
-        """Remember the processes of those of ``ranks`` that have started."""
-        if not self._store.check([f"heartbeat/{rank}" for rank in ranks]):
-            ranks = [rank for rank in ranks if self._store.check([f"heartbeat/{rank}"])]
-        self._processes.update(
-            zip(ranks, self._store.values([f"process/{rank}" for rank in ranks]), strict=True)
-        )
 
     def _has_ended(self, rank: int, beat: str) -> bool:
         has_ended = has_ended_by_stamp(self._processes[rank], own=self._own)

@@ -44,7 +44,8 @@ def to_version_2(config: ConfigFile) -> Conversion | None:
     Raises:
         ConfigError: If it says nothing of FSDP, or asks for what version 2 does not have.
     """
-    if config.values.get("distributed_type") != "FSDP" and not any(map(_is_of_fsdp, config.values)):
+    has_section = any(key.startswith(_SECTION) for key in config.values)
+    if config.values.get("distributed_type") != "FSDP" and not has_section:
         raise ConfigError(
             f"`{config.path}` says nothing of FSDP, so there is nothing to convert. "
             "Name a config file with FSDP."
@@ -129,10 +130,6 @@ def _checkpoints(kind: str | None) -> tuple[dict[str, Any], list[str]]:
 
 def _shown(value: bool) -> str:
     return str(value).lower()
-
-
-def _is_of_fsdp(key: str) -> bool:
-    return key.startswith(_SECTION)
 
 
 class ToFsdp2Command:

@@ -41,13 +41,16 @@ def accepting_launchers(
 
     Raises:
         UnknownNameError: If `--launcher` names none that is installed.
-        ConfigError: If it names one that lacks something.
+        ConfigError: If it names one that lacks what only other settings say.
         LaunchError: If none accepts the request.
     """
     launchers = Registry("launcher", LAUNCHER_GROUP) if registry is None else registry
     if request.value("launcher") != AUTO:
-        named = launchers.get(request.value("launcher"))()
-        _check_named(request)
+        name = request.value("launcher")
+        named = launchers.get(name)()
+        is_met, needs = _NEEDS.get(name, (None, ""))
+        if is_met is not None and not is_met(request):
+            raise ConfigError(f"`--launcher {name}` needs {needs}. Add that, or leave `--launcher` out.")
         return [named]
     others = [launchers.get(name)() for name in launchers.names() if name not in BUILT_IN]
     accepting = [launcher for launcher in others if launcher.accepts(request)]
@@ -61,18 +64,6 @@ def accepting_launchers(
             "Leave out what asks for another, or install the package that adds one."
         )
     return accepting
-
-
-def _check_named(request: LaunchRequest) -> None:
-    """Make sure that the launcher which `--launcher` names can do what else is asked for.
-
-    Raises:
-        ConfigError: If it lacks something that only other settings say.
-    """
-    name = route(request)
-    is_met, needs = _NEEDS.get(name, (_always, ""))
-    if not is_met(request):
-        raise ConfigError(f"`--launcher {name}` needs {needs}. Add that, or leave `--launcher` out.")
 
 
 def route(request: LaunchRequest) -> str:
@@ -94,7 +85,8 @@ def _route_by_signs(request: LaunchRequest) -> str:
     if rank_of_outer_run(request.machine.environ) is not None:
         return "single"
     if engine == "XLA":
-        return "tpu-pod" if _wants_pod(request) else "tpu"
+        is_pod = request.value("tpu_cluster") and not request.value("no_tpu_cluster")
+        return "tpu-pod" if is_pod else "tpu"
     if is_in_allocation_of_several_nodes(request):
         return "srun"
     return _route_of_ranks(request)
@@ -128,38 +120,25 @@ def is_in_allocation_of_several_nodes(request: LaunchRequest) -> bool:
     return is_shell and not by_hand and int(environ.get("SLURM_JOB_NUM_NODES") or 1) > 1
 
 
-def _wants_pod(request: LaunchRequest) -> bool:
-    return bool(request.value("tpu_cluster")) and not request.value("no_tpu_cluster")
-
-
-def _always(request: LaunchRequest) -> bool:
-    return True
-
-
-# All of our launchers, and what each needs that nothing but other settings says.
+# What our launchers need that nothing but other settings says.
 _NEEDS: Mapping[str, tuple[Callable[[LaunchRequest], bool], str]] = {
     "sagemaker": (
         lambda request: request.engine == "AMAZON_SAGEMAKER",
         "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it",
     ),
-    "slurm": (_always, ""),
     "ssh": (
         lambda request: bool(request.value("hosts") or request.value("hostfile")),
         "`--hosts` or `--hostfile`",
     ),
-    "mpi": (_always, ""),
     "tpu-pod": (lambda request: request.engine == "XLA", "`--tpu`"),
     "tpu": (lambda request: request.engine == "XLA", "`--tpu`"),
     "srun": (lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ, "a SLURM job around it"),
     "deepspeed": (wants_deepspeed_runner, "`--use_deepspeed` and `--num_machines` of more than 1"),
     "elastic": (lambda request: request.num_machines > 1, "`--num_machines` of more than 1"),
-    "machines": (_always, ""),
     "local": (lambda request: request.num_machines == 1, "`--num_machines 1`"),
     "single": (
         lambda request: request.num_processes == request.num_machines == 1,
         "`--num_processes 1` and `--num_machines 1`",
     ),
-    "ray": (_always, ""),
-    "kubernetes": (_always, ""),
 }
-BUILT_IN = frozenset(_NEEDS)
+BUILT_IN = frozenset({*_NEEDS, "slurm", "mpi", "machines", "ray", "kubernetes"})

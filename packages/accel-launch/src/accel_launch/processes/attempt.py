@@ -153,7 +153,7 @@ class Attempt:
         if self._deadline is None and self.running:
             self.start_grace_period()
             for child in self.children:
-                child.note_asked_to_end()
+                child.was_ended = child.is_running
             self.send(signal.SIGTERM)
 
     def start_grace_period(self) -> None:
@@ -161,14 +161,9 @@ class Attempt:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace_period_s
 
-    def kill_late(self) -> None:
-        """Kill what still runs, if its time is over."""
-        if self.time_left_s == 0:
-            self.kill()
-
     def send(self, signum: int) -> None:
         """Send a signal to the children, and one that ends a run to all of their group and session."""
-        if signum in ENDING_SIGNALS and not any(child.takes_orders for child in self.children):
+        if signum in ENDING_SIGNALS and not any(child.orders is not None for child in self.children):
             send_to_own_group(signum)
             self.send_outside_group(signum)
             return

@@ -40,13 +40,14 @@ class Child:
 
     def __init__(self, plan: ProcessPlan, output: Output, *, orders: bytes | None = None) -> None:
         self.plan = plan
-        self._orders = orders
+        self.orders = orders
         self._order_pipe: int | None = None
         self.output = output
         self.pid = 0
         self.return_code: int | None = None
         self._ended_at = 0.0
-        self._was_ended = False
+        self.was_ended = False
+        """Whether it still ran when the attempt was over."""
 
     @property
     def is_running(self) -> bool:
@@ -55,15 +56,6 @@ class Child:
     @property
     def has_failed(self) -> bool:
         return self.return_code not in (None, 0)
-
-    @property
-    def takes_orders(self) -> bool:
-        return self._orders is not None
-
-    @property
-    def was_ended(self) -> bool:
-        """Whether it still ran when the attempt was over."""
-        return self._was_ended
 
     @property
     def is_in_our_group(self) -> bool:
@@ -88,7 +80,7 @@ class Child:
 
     def _start_program(self, environ: Mapping[str, str]) -> None:
         orders_for_it = None
-        if self._orders is not None:
+        if self.orders is not None:
             orders_for_it, self._order_pipe = os.pipe()
         process = subprocess.Popen(
             tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
@@ -100,7 +92,7 @@ class Child:
         )
         if orders_for_it is not None:
             os.close(orders_for_it)
-            self._order(self._orders or b"")
+            self._order(self.orders or b"")
         self.pid = process.pid
         process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
 
@@ -108,10 +100,6 @@ class Child:
         """Take note that it has ended, with what `os.waitpid` says of it."""
         self.return_code = os.waitstatus_to_exitcode(status)
         self._ended_at = time.monotonic()
-
-    def note_asked_to_end(self) -> None:
-        """Take note that it is about to be asked to end because the run is over for another reason."""
-        self._was_ended = self.is_running
 
     def send(self, signum: int) -> None:
         """Send it a signal, if it still runs. Until we wait for it, the kernel gives its number to no other process."""
@@ -144,7 +132,7 @@ class Child:
         """Return how it ended."""
         assert self.return_code is not None
         tail = self.output.tail
-        is_by_exception = self.return_code == 1 or self._was_ended
+        is_by_exception = self.return_code == 1 or self.was_ended
         moment = (is_by_exception and tail.traceback_at) or self._ended_at
         failed_at = moment if self.return_code != 0 else None
-        return ChildEnding(self.return_code, failed_at, self._was_ended, tail.lines(), self._ended_at)
+        return ChildEnding(self.return_code, failed_at, self.was_ended, tail.lines(), self._ended_at)

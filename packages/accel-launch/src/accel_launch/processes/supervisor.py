@@ -203,7 +203,8 @@ class Supervisor:
                 self._pump(source)
             elif isinstance(source, RendezvousClient):
                 self._hear_rendezvous(source)
-        self._attempt.kill_late()
+        if self._attempt.time_left_s == 0:
+            self._attempt.kill()
         if self._notice_at is not None and time.monotonic() >= self._notice_at:
             self._give_notice()
 

@@ -41,11 +41,11 @@ class FoundException:
         if self.file is None:
             return told
         where = f"{self.file}:{self.line}"
-        return f"{told} ({where} in {self.function})" if self._is_in_function else f"{told} ({where})"
-
-    @property
-    def _is_in_function(self) -> bool:
-        return self.function is not None and self.function != "<module>"
+        return (
+            f"{told} ({where})"
+            if self.function in (None, "<module>")
+            else f"{told} ({where} in {self.function})"
+        )
 
     @property
     def is_about_a_lost_peer(self) -> bool:

@@ -58,14 +58,10 @@ def _typed(text: str) -> Hyperparameter:
         return _BOOLEANS[text]
     if _NUMBER.fullmatch(text) is None:
         return text
-    number = float(text) if _is_fraction(text) else int(text)
+    number = int(text) if text.lstrip("-").isdigit() else float(text)
     # With an exponent there are many ways to write the same number, and a script reads it as nothing else.
     is_same = str(number) == text or "e" in text.lower()
     return number if is_same and isfinite(number) else text
-
-
-def _is_fraction(text: str) -> bool:
-    return not text.lstrip("-").isdigit()
 
 
 # A heading has a plain word where a place or a pattern would stand.

@@ -42,7 +42,8 @@ class SLURMEnvironment:
         steps = [step for step in (optional_int(environ, name) for name in _STEP_IDS) if step is not None]
         if not steps or steps[0] >= _FIRST_SPECIAL_STEP or not is_set(environ, "SLURM_PROCID"):
             return False
-        return steps[0] > 0 or not _is_in_interactive_shell(environ)
+        is_in_shell = is_set(environ, "SLURM_PTY_PORT") and environ.get("SLURM_JOB_NAME", "") in _SHELLS
+        return steps[0] > 0 or not is_in_shell
 
     def topology(self, environ: Mapping[str, str]) -> Topology:
         size_variable = _first_set(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -86,10 +87,6 @@ class SLURMEnvironment:
         job = optional_int(environ, _first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID")) or 0
         step = optional_int(environ, _first_set(environ, *_STEP_IDS)) or 0
         return _FIRST_PORT + (job * 31 + step) % _NUM_PORTS
-
-
-def _is_in_interactive_shell(environ: Mapping[str, str]) -> bool:
-    return is_set(environ, "SLURM_PTY_PORT") and environ.get("SLURM_JOB_NAME", "") in _SHELLS
 
 
 def _first_set(environ: Mapping[str, str], *variables: str) -> str:

@@ -105,14 +105,6 @@ class Checkpointer:
             check_plain(state, file_name=CUSTOM_OBJECTS.name(number))
         self.custom_objects.extend(objects)
 
-    def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
-        """Call `hook` before each save; see `Accelerator.register_save_state_pre_hook`."""
-        return _add_hook(self.save_hooks, hook)
-
-    def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
-        """Call `hook` before each load; see `Accelerator.register_load_state_pre_hook`."""
-        return _add_hook(self.load_hooks, hook)
-
     def save(
         self,
         output_dir: str | os.PathLike[str] | None,
@@ -153,7 +145,9 @@ class Checkpointer:
             )
         if is_late:
             self._count(number)
-            return _handle_of_main_process(target, blocking=blocking) or str(target)
+            from accel_checkpoint.saving.handle import SaveHandle
+
+            return str(target) if blocking else SaveHandle(lambda: target, target=target).start()
         manifest = replace(_manifest_of(run), token=token, step=step, metrics=numbers)
         if is_numbered:
             manifest = replace(manifest, iteration=number)
@@ -304,17 +298,6 @@ class Checkpointer:
         if is_sharded:
             self._processes.wait_for_everyone()
 
-    def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
-        """Write one object to a file; see `Accelerator.save`."""
-        from accel_checkpoint.functions import save
-
-        save(
-            obj,
-            file,
-            save_on_each_node=self.project.save_on_each_node,
-            safe_serialization=safe_serialization,
-        )
-
     def close(self) -> None:
         """Wait for the save under way, if any, and end the heartbeats; call it before the process group ends.
 
@@ -434,7 +417,8 @@ class Checkpointer:
         return resolved(output_dir), None
 
 
-def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+def add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+    """Add a hook to `save_hooks` or `load_hooks`."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
@@ -452,10 +436,3 @@ def _manifest_of(run: RunObjects) -> Manifest:
         model_format=run.form.name,
         objects=class_names(run),
     )
-
-
-def _handle_of_main_process(target: Path, *, blocking: bool) -> SaveHandle | None:
-    """Return the handle of a save in the background that the main process does alone."""
-    from accel_checkpoint.saving.handle import SaveHandle
-
-    return None if blocking else SaveHandle(lambda: target, target=target).start()

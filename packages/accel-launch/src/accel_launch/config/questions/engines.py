@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from accel_launch.config.question import Answers, Question, answered, both, of_setting, yes_no
 from accel_launch.config.questions.place import MACHINE, has_several_machines, is_here, is_multi, is_tpu
 from accel_state.environment import find_setting
@@ -93,12 +95,12 @@ _v2 = both(_fsdp, answered("fsdp_config.fsdp_version", 2))
 _by_layers = answered(_WRAP, "TRANSFORMER_BASED_WRAP")
 
 
-def _may_be_fsdp(answers: Answers) -> bool:
-    return is_multi(answers) and not answers.get("?deepspeed")
-
-
 FSDP = (
-    yes_no("?fsdp", "Train with fully sharded data parallel (FSDP)?", when=_may_be_fsdp),
+    yes_no(
+        "?fsdp",
+        "Train with fully sharded data parallel (FSDP)?",
+        when=lambda answers: is_multi(answers) and not answers.get("?deepspeed"),
+    ),
     of_setting("fsdp_version", "Which version of FSDP?", default=2, when=_fsdp),
     # With version 1 the key holds the strategy: that is how the newest files have it.
     Question(
@@ -197,12 +199,8 @@ def _may_be_megatron(answers: Answers) -> bool:
     return answers.get(MACHINE) == "MULTI_GPU" and not answers.get("?deepspeed") and not answers.get("?fsdp")
 
 
-def _has_tensor_parallel(answers: Answers) -> bool:
-    return bool(answers.get("megatron_lm_config.megatron_lm_tp_degree", 1) > 1)
-
-
-def _has_pipeline(answers: Answers) -> bool:
-    return bool(answers.get("megatron_lm_config.megatron_lm_pp_degree", 1) > 1)
+def _more_than_one(key: str) -> Callable[[Answers], bool]:
+    return lambda answers: bool(answers.get(key, 1) > 1)
 
 
 MEGATRON = (
@@ -214,13 +212,13 @@ MEGATRON = (
         "megatron_lm_config.megatron_lm_sequence_parallelism",
         "Divide layer norms and dropouts along the sequence too?",
         default=True,
-        when=both(_megatron, _has_tensor_parallel),
+        when=both(_megatron, _more_than_one("megatron_lm_config.megatron_lm_tp_degree")),
     ),
     of_setting("megatron_lm_pp_degree", "How many stages (pipeline parallel)?", when=_megatron),
     of_setting(
         "megatron_lm_num_micro_batches",
         "Into how many pieces is a batch cut for the stages?",
-        when=both(_megatron, _has_pipeline),
+        when=both(_megatron, _more_than_one("megatron_lm_config.megatron_lm_pp_degree")),
     ),
     yes_no(
         "megatron_lm_config.megatron_lm_recompute_activations",
@@ -242,27 +240,12 @@ MEGATRON = (
 
 _PREFIX = "parallelism_config.parallelism_config_"
 _combined = answered("?parallelism")
+_sequence_shared = both(_combined, _more_than_one(f"{_PREFIX}sp_size"))
 
 
 def _may_be_combined(answers: Answers) -> bool:
     uses_fsdp2 = bool(answers.get("?fsdp")) and answers.get("fsdp_config.fsdp_version") == 2
     return uses_fsdp2 or bool(answers.get("?deepspeed"))
-
-
-def _more_than_one(kind: str, answers: Answers) -> bool:
-    return bool(answers.get(f"{_PREFIX}{kind}_size", 1) > 1)
-
-
-def _has_stages(answers: Answers) -> bool:
-    return _more_than_one("pp", answers)
-
-
-def _has_context(answers: Answers) -> bool:
-    return _more_than_one("cp", answers)
-
-
-def _has_sequence(answers: Answers) -> bool:
-    return _more_than_one("sp", answers)
 
 
 PARALLELISM = (
@@ -278,7 +261,9 @@ PARALLELISM = (
         when=_combined,
     ),
     of_setting(
-        "parallelism_pp_schedule", "In which order do its stages compute?", when=both(_combined, _has_stages)
+        "parallelism_pp_schedule",
+        "In which order do its stages compute?",
+        when=both(_combined, _more_than_one(f"{_PREFIX}pp_size")),
     ),
     of_setting(
         "parallelism_ep_size",
@@ -289,7 +274,9 @@ PARALLELISM = (
         "parallelism_cp_size", "How many processes share each sequence (context parallel)?", when=_combined
     ),
     of_setting(
-        "parallelism_cp_comm_strategy", "How do keys and values travel?", when=both(_combined, _has_context)
+        "parallelism_cp_comm_strategy",
+        "How do keys and values travel?",
+        when=both(_combined, _more_than_one(f"{_PREFIX}cp_size")),
     ),
     of_setting(
         "parallelism_sp_size",
@@ -300,7 +287,7 @@ PARALLELISM = (
         f"{_PREFIX}sp_seq_length_is_variable",
         "Does the length of the sequences differ from batch to batch?",
         default=True,
-        when=both(_combined, _has_sequence),
+        when=_sequence_shared,
     ),
     of_setting(
         "parallelism_sp_seq_length",
@@ -308,7 +295,5 @@ PARALLELISM = (
         default=1024,
         when=answered(f"{_PREFIX}sp_seq_length_is_variable", False),
     ),
-    of_setting(
-        "parallelism_sp_attn_implementation", "Around which attention?", when=both(_combined, _has_sequence)
-    ),
+    of_setting("parallelism_sp_attn_implementation", "Around which attention?", when=_sequence_shared),
 )
