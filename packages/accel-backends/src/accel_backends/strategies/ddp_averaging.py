@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _register_comm_hook
 from torch.nn.modules import module as registrations
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -138,29 +138,29 @@ class TrackedDDP(DistributedDataParallel):
     def is_averaged(self) -> bool:
         """Whether no parameter is missing in a backward that has begun."""
         try:
-            self._check_reducer_finalized()
+            self._check_reducer_finalized()  # type: ignore[no-untyped-call]
         except RuntimeError:
             return False
         return True
 
     def rebuild(self) -> None:
         """Make the reducer know the parameters that are trained now. All ranks together."""
-        self.reducer._remove_autograd_hooks()
-        parameters, expect_sparse = self._build_params_for_reducer()
-        names = self._build_debug_param_to_name_mapping(parameters)
-        self._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
-        self._has_rebuilt_buckets = False
-        if self.static_graph:
-            self.static_graph = False
-            self._set_static_graph()
-        for hook, state in self._comm_hooks:
+        # What the constructor of torch 2.9 to 2.15 does; there is no public way to other parameters.
+        ddp: Any = self
+        ddp.reducer._remove_autograd_hooks()
+        parameters, expect_sparse = ddp._build_params_for_reducer()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+        ddp._has_rebuilt_buckets = False
+        if ddp.static_graph:
+            ddp.static_graph = False
+            ddp._set_static_graph()
+        for hook, state in ddp._comm_hooks:
             restart(state)
-            dist._register_comm_hook(self.reducer, state, hook)
+            _register_comm_hook(ddp.reducer, state, hook)
         self._follow()
-        if (
-            self.track.is_due and not self.static_graph
-        ):  # the change was noticed in the backward of another model
-            self.reducer.prepare_for_backward([])
+        if self.track.is_due and not self.static_graph:
+            ddp.reducer.prepare_for_backward([])  # the change was noticed in the backward of another model
 
     def _follow(self) -> None:
         Registered.start()

@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
 
 from accel_backends.strategies.ddp_averaging import Registered, TrackedDDP
 from accel_backends.unwrap import innermost
@@ -125,9 +126,7 @@ class _Agreement:
 
     def __init__(self, model: TrackedDDP) -> None:
         group: dist.ProcessGroup = model.process_group
-        self._store = dist.PrefixStore(
-            f"accel_ddp/{model.number}/{model.num_changes}", group.get_group_store()
-        )
+        self._store = PrefixStore(f"accel_ddp/{model.number}/{model.num_changes}", group.get_group_store())
         self._rank, self._size = group.rank(), group.size()
         self._name = type(innermost(model)).__name__
 
