@@ -41,6 +41,7 @@ TOPIC_OF = {setting.name: name for name, topic in TOPICS.items() for setting in 
 ON_DEVICES = {
     "gpu_ids": ({}, "1"),
     "cpu_affinity": ({}, "true"),
+    "share_gpus": ({}, "true"),
 }
 
 # Flags that never reach the ranks as a variable: the other flags they need, and what the plan then says.

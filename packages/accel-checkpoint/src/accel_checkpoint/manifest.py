@@ -189,10 +189,14 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def check_whole(folder: Path) -> None:
-    """Raise a `CheckpointError` if the manifest or a file that it lists is missing, or has another size."""
+def check_whole(folder: Path, *, token: str | None = None) -> None:
+    """Raise a `CheckpointError` if the manifest or a file that it lists is missing, or has another size.
+
+    Args:
+        token: Of the save that wrote it. If another save has replaced it since, that one checks its own files.
+    """
     problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=False)
-    if problems:
+    if problems and token in (None, read_manifest(folder).token):
         raise CheckpointError(
             f"Another program has changed `{folder}`. {' '.join(problems)} Keep clean-up jobs away, and save again."
         )

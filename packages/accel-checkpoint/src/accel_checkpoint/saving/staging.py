@@ -77,7 +77,7 @@ class Staging:
             else:
                 self._move_files_in()
             force_to_disk(self.target.parent)
-            check_whole(self.target)
+            check_whole(self.target, token=self._token)
         except BaseException:
             self.roll_back()
             raise

@@ -327,7 +327,7 @@ class Stage:
         try:
             if self._retention is not None:
                 remove_old(self.target.parent, retention=self._retention, newest=self.target)
-            check_whole(self.target)
+            check_whole(self.target, token=self._manifest.token)
             self._staging.finalize(keep_finite=bool(nonfinite))
             remove_stale_folders(self._staging.path.parent)
         except CheckpointError:
