@@ -638,7 +638,8 @@ class Accelerator(ProcessView):
                 optimizers such as LOMO, whose `step` then does nothing.
 
         Raises:
-            ConfigError: If `loss` is None, or `num_items` is negative or not finite.
+            ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
+                looked at: none in a window, for instance, gives NaN as in plain torch.
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
         self._stepper.backward(loss, num_items, **kwargs)
