@@ -1,7 +1,7 @@
 """Random settings of a small training script, run with Accelerate and with accel, and compared.
 
 ``python integration-tests/random_configurations.py --ranks 2 --seeds 0:100`` prints how many seeds agree, how many
-differ on purpose (for each reason, with the section of docs/guides/coming_from_accelerate.md), and each other one with
+differ on purpose (for each reason, with the section of docs/start/from_accelerate.md), and each other one with
 the fewest settings that still differ. ``--library accelerate --seeds 7`` prints what that library's script sees.
 """
 

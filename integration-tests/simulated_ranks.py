@@ -2,7 +2,7 @@
 
 Its collectives move nothing, so values are those of one rank, while every call is the one that a real run makes.
 ``python integration-tests/simulated_ranks.py`` compares the plan with runs of 512 and 4,096 ranks,
-and prints the table of docs/guides/parallelism.md.
+and prints the table of docs/scale/choose_a_layout.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import parallelism_excerpts
 import pytest
 from documented import DOCS, fences
 
-PAGE = DOCS / "guides" / "parallelism.md"
+PAGE = DOCS / "scale" / "choose_a_layout.md"
 EXCERPTS = {
     "loss_parallel": (2, parallelism_excerpts.share_vocabulary),
     "sp_size=2": (4, parallelism_excerpts.share_sequences),

@@ -145,7 +145,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-GUIDE = DOCS / "guides" / "ray_and_kubernetes.md"
+GUIDE = DOCS / "launch" / "kubernetes_ray.md"
 
 
 def launches_of_the_guide() -> list[str]:

@@ -8,7 +8,7 @@ import simulated_ranks
 from tools.harness.scripts import run_script
 
 SCRIPT = Path(simulated_ranks.__file__)
-GUIDE = SCRIPT.parents[1] / "docs" / "guides" / "parallelism.md"
+GUIDE = SCRIPT.parents[1] / "docs" / "scale" / "choose_a_layout.md"
 
 
 def test_the_collectives_of_a_step_on_512_ranks_are_those_of_the_plan():

@@ -11,7 +11,7 @@ from accel_backends.plugins.deepspeed.values import setting_of
 from accel_state.environment.settings import SETTINGS
 from tools.checks.tables import if_old, run_check, with_rows
 
-PAGE = Path("docs") / "guides" / "fsdp_and_deepspeed.md"
+PAGE = Path("docs") / "scale" / "fsdp_and_deepspeed.md"
 BEGIN = "| | FSDP | DeepSpeed | |\n|-|-|-|-|\n"
 """The head of the table, which an empty line ends."""
 

@@ -19,7 +19,18 @@ from tools.site.sources import read_sources
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
-BOOSTS = {"start/*": 2, "guides/*": 2, "decisions/*": 0.5, "project/*": 0.5, "reference/messages/*": 0.2}
+BOOSTS = {
+    "start/*": 2,
+    "train/*": 2,
+    "scale/*": 2,
+    "launch/*": 2,
+    "infer/*": 2,
+    "help/*": 2,
+    "extend/*": 2,
+    "decisions/*": 0.5,
+    "project/*": 0.5,
+    "reference/messages/*": 0.2,
+}
 """What the search multiplies its scores by; a message that is pasted whole is found by `pasted_messages.js`."""
 
 

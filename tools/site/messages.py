@@ -22,7 +22,7 @@ FOLDER = "reference/messages"
 INTRODUCTION = """\
 Every error and every warning, by package: put what you got into the search above, or open the page of the package that
 the traceback names. `<name>` stands for a value of your run. [Errors](../errors.md) lists the classes, for `except`;
-[Troubleshooting](../../guides/troubleshooting.md) goes by symptom, also where nothing is printed.
+[Troubleshooting](../../help/troubleshooting.md) goes by symptom, also where nothing is printed.
 """
 _VERBS = """
 Accept Add Allocate Answer Ask Build Call Change Check Checkpoint Choose Clip Compute Construct Convert Copy Correct

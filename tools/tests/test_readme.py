@@ -7,7 +7,7 @@ import pytest
 from tools.workspace import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
 MEASURED = re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, re.MULTILINE)
 
 

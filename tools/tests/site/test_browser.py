@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine("site")
 SCREENSHOTS = ROOT / "build" / "site-screenshots"
 PAGES = {
     "front": "index.html",
-    "guide": "guides/data.html",
+    "guide": "train/data.html",
     "reference": "reference/packages/accel-data.html",
     "tables": "reference/settings.html",
 }
@@ -125,9 +125,9 @@ WORDS = {
     "gather_for_metrics": "reference/packages/accel.html#accel.Accelerator.gather_for_metrics",
     "notebook_launcher": "reference/packages/accel-launch.html#accel_launch.notebook_launcher",
     "save_state": "reference/packages/accel.html#accel.Accelerator.save_state",
-    "slurm": "guides/slurm.html",
-    "fsdp": "guides/fsdp_and_deepspeed.html",
-    "out of memory": "guides/troubleshooting.html",
+    "slurm": "launch/slurm.html",
+    "fsdp": "scale/fsdp_and_deepspeed.html",
+    "out of memory": "help/troubleshooting.html",
 }
 """What users look for, and where they are led first."""
 
