@@ -56,7 +56,7 @@ class Table:
                 timeout=LIMIT_S,
             )
         if len(notes) < self.world_size:
-            raise CheckpointError(f"Rank {self.killed} has ended before it came to `{topic}`.")
+            raise CheckpointError(f"Rank {self.killed} has ended before it reached `{topic}`.")
         return [notes[one] for one in range(self.world_size)]
 
 
