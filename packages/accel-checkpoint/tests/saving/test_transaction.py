@@ -102,7 +102,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
         )
         try:
             if killed is not None and killed[0] == rank:
-                stage._begin()
+                stage._start()
                 collect(rank, stage)
                 stage._complete(stage._files)
             else:
