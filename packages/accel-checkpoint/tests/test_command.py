@@ -46,7 +46,7 @@ def test_checkpoints_are_listed_by_number_with_their_state(project, capsys):
 
 def test_an_unchanged_checkpoint_passes(project, capsys):
     assert main("verify", project / "checkpoints" / "checkpoint_2") == 0
-    assert "as they were saved" in capsys.readouterr().out
+    assert "unchanged since the save" in capsys.readouterr().out
 
 
 def test_a_changed_checkpoint_is_reported_with_the_file(project, capsys):
@@ -57,7 +57,7 @@ def test_a_changed_checkpoint_is_reported_with_the_file(project, capsys):
     assert main("verify", project) == 1
     captured = capsys.readouterr()
     assert "checkpoint_2: `model.safetensors` is not what was saved" in captured.err
-    assert captured.out.count("as they were saved") == 10
+    assert captured.out.count("unchanged since the save") == 10
 
 
 def test_a_folder_without_checkpoints_is_an_error(tmp_path):

@@ -23,10 +23,10 @@ _ACTIONS = (
     ),
     ("verify", "read every file and compare it with its digest", "one checkpoint, or a folder of them"),
     ("show", "list names, dtypes and shapes of everything in a checkpoint", "a checkpoint"),
-    ("pin", "keep a checkpoint whatever the limits are", "a checkpoint"),
+    ("pin", "keep a checkpoint regardless of the limits", "a checkpoint"),
     ("unpin", "undo `pin`", "a checkpoint"),
 )
-"""Those of one folder: name, what they do, and the folder."""
+"""The actions on one folder: name, help, and help of the folder."""
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -50,7 +50,11 @@ class CheckpointCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the chosen action and return the exit code."""
+        """Run the chosen action and return the exit code.
+
+        Raises:
+            CheckpointError: If there is no such folder, or no checkpoint in it.
+        """
         folder = Path(arguments.dir)
         if not folder.is_dir():
             raise CheckpointError(f"There is no folder `{folder}`. Check its path.")
@@ -58,17 +62,17 @@ class CheckpointCommand:
             return show(folder)
         if arguments.action == "diff":
             return diff(folder, Path(arguments.other), values=not arguments.names_only)
-        found = find(folder)
-        if not found:
+        checkpoints = find(folder)
+        if not checkpoints:
             raise CheckpointError(
-                f"There is no checkpoint in `{folder}`. Name the folder in which checkpoints lie."
+                f"There is no checkpoint in `{folder}`. Name the folder with the checkpoints."
             )
         if arguments.action == "list":
-            print(as_table(found))
+            print(as_table(checkpoints))
             return 0
         if arguments.action in ("pin", "unpin"):
-            return pin(found, is_pinned=arguments.action == "pin")
-        return max([verify(one) for one in found])
+            return pin(checkpoints, is_pinned=arguments.action == "pin")
+        return max([verify(each) for each in checkpoints])
 
 
 command = CheckpointCommand()
@@ -79,30 +83,32 @@ def find(folder: Path) -> list[Found]:
     return inspect_all([folder]) or checkpoints_in(folder_of_checkpoints(folder))
 
 
-def verify(found: Found) -> int:
+def verify(checkpoint: Found) -> int:
     """Print whether a checkpoint is unchanged since it was saved; return 0 if so."""
-    if found.manifest is None:
-        _print_error(
-            f"{found.path}: {found.problem or 'it has no manifest, so there is nothing to compare it with.'}"
-        )
+    if checkpoint.manifest is None:
+        _print_error(f"{checkpoint.path}: {checkpoint.problem or 'it has no manifest to compare it with.'}")
         return 1
-    problems = [found.problem] if found.problem else found.files.problems(digests=True)
+    problems = [checkpoint.problem] if checkpoint.problem else checkpoint.files.problems(digests=True)
     for problem in problems:
-        _print_error(f"{found.path}: {problem}")
+        _print_error(f"{checkpoint.path}: {problem}")
     if problems:
         return 1
-    size = convert_bytes(found.manifest.num_bytes)
-    print(f"{found.path}: {len(found.manifest.files_here)} files, {size}, as they were saved")
+    size = convert_bytes(checkpoint.manifest.num_bytes)
+    print(f"{checkpoint.path}: {len(checkpoint.manifest.files_here)} files, {size}, unchanged since the save")
     return 0
 
 
-def pin(found: list[Found], *, is_pinned: bool) -> int:
-    """Mark one checkpoint to be kept, or remove the mark."""
-    if len(found) > 1:
+def pin(checkpoints: list[Found], *, is_pinned: bool) -> int:
+    """Mark one checkpoint to be kept, or remove the mark.
+
+    Raises:
+        CheckpointError: If there are several, or the mark cannot be changed.
+    """
+    if len(checkpoints) > 1:
         raise CheckpointError(
             "There are several checkpoints in this folder. Name the folder of one checkpoint."
         )
-    mark = found[0].path / PINNED_NAME
+    mark = checkpoints[0].path / PINNED_NAME
     try:
         if is_pinned:
             mark.touch()
@@ -117,7 +123,11 @@ def pin(found: list[Found], *, is_pinned: bool) -> int:
 
 
 def show(folder: Path) -> int:
-    """Print name, dtype and shape of everything in a checkpoint."""
+    """Print name, dtype and shape of everything in a checkpoint.
+
+    Raises:
+        CheckpointError: If there is no checkpoint.
+    """
     from accel_checkpoint.contents import contents_of
 
     group = ""
@@ -132,7 +142,11 @@ def show(folder: Path) -> int:
 
 
 def diff(old: Path, new: Path, *, values: bool) -> int:
-    """Print how two checkpoints differ; return 1 if they do."""
+    """Print how two checkpoints differ; return 1 if they do.
+
+    Raises:
+        CheckpointError: If there is no such folder, or no checkpoint in one.
+    """
     from accel_checkpoint.contents import differences
 
     if not new.is_dir():
@@ -148,31 +162,34 @@ def _print_error(text: str) -> None:
     print(f"error: {text}", file=sys.stderr)
 
 
-def as_table(found: list[Found]) -> str:
+def as_table(checkpoints: list[Found]) -> str:
     """Return one line per checkpoint, oldest first."""
-    rows = [("checkpoint", "step", "size", "age", "processes", "state"), *(_row(one) for one in found)]
+    rows = [
+        ("checkpoint", "step", "size", "age", "processes", "state"),
+        *(_row(each) for each in checkpoints),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(f"{text:<{width}}" for text, width in zip(row, widths)).rstrip() for row in rows
     )
 
 
-def _row(found: Found) -> tuple[str, ...]:
-    manifest, step, processes = found.manifest, "?", "?"
-    if found.state is State.UNREADABLE:
-        return (found.path.name, "?", "?", "?", "?", found.state.value)
+def _row(checkpoint: Found) -> tuple[str, ...]:
+    manifest, step, processes = checkpoint.manifest, "?", "?"
+    if checkpoint.state is State.UNREADABLE:
+        return (checkpoint.path.name, "?", "?", "?", "?", checkpoint.state.value)
     if manifest is None:
-        num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
+        num_bytes = sum(path.stat().st_size for path in checkpoint.path.rglob("*") if path.is_file())
     else:
         step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
-    state = found.state.value
-    state += "" if found.is_finite else ", not finite"
-    state += ", pinned" if (found.path / PINNED_NAME).exists() else ""
-    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, state)
+    state = checkpoint.state.value
+    state += "" if checkpoint.is_finite else ", not finite"
+    state += ", pinned" if (checkpoint.path / PINNED_NAME).exists() else ""
+    return (checkpoint.path.name, step, convert_bytes(num_bytes), _age(checkpoint), processes, state)
 
 
-def _age(found: Found) -> str:
-    seconds = max(0.0, time.time() - found.modified_s)
+def _age(checkpoint: Found) -> str:
+    seconds = max(0.0, time.time() - checkpoint.modified_s)
     for length, unit in _UNITS:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"

@@ -24,12 +24,12 @@ from accel_state.errors import ConfigError
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader like ``dataloader`` without the first ``num_batches`` batches of each epoch.
 
-    Skipped batches of map-style data are not read. They are counted from the start of the epoch, whatever
-    position the loader was resumed at. Both loaders count the same epochs.
+    Skipped batches of map-style data are not read. They are counted from the start of the epoch, also after a
+    resume. Both loaders count the same epochs.
 
     Args:
         dataloader: A prepared or an ordinary loader.
-        num_batches: Batches of this rank to leave out.
+        num_batches: Batches of this rank to omit.
 
     Raises:
         ConfigError: If ``num_batches`` is negative, or ``dataloader`` is not a loader.
@@ -44,11 +44,11 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """Leave out the first batches of each epoch of an ordinary loader, without reading them from map-style data.
+    """Omit the first batches of each epoch of an ordinary loader, without reading them from map-style data.
 
     Args:
         dataset: As for `DataLoader`.
-        skip_batches: Batches to leave out.
+        skip_batches: Batches to omit.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
         **kwargs: As for `DataLoader`.
     """
@@ -93,7 +93,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was yielded, where the inner loader has one."""
+        """Return the state after the last batch that was yielded, if the inner loader has one."""
         return super().state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,11 +108,11 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
 class SkipBatchSampler(BatchSamplerWrapper):
     """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
 
-    If the order can be entered anywhere, this takes no longer than starting at its beginning.
+    If a pass can start anywhere in the order, this takes no longer than starting at its first batch.
 
     Args:
         batch_sampler: Yields lists of indices.
-        skip_batches: Batches to leave out in each epoch.
+        skip_batches: Batches to omit in each epoch.
     """
 
     def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:

@@ -28,7 +28,7 @@ class BaseEnum(enum.StrEnum, metaclass=EnumWithContains):
 
 
 class DistributedType(BaseEnum):
-    """The type of a distributed run, for user code; accel itself never branches on it."""
+    """The type of a distributed run, for user code; accel never branches on it."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"

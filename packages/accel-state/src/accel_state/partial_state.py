@@ -95,10 +95,10 @@ class ProcessView:
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the local main process of each machine only."""
         if self.is_local_main_process:
-            builtins.print(*args, **kwargs)  # noqa: T201 -- this is what the user asked for
+            builtins.print(*args, **kwargs)  # noqa: T201 -- the user prints
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
+        """Run the block on rank 0 first, then on all other ranks, which reuse the cache of rank 0.
 
             with accelerator.main_process_first():
                 dataset = dataset.map(tokenize)
@@ -175,7 +175,7 @@ class ProcessState(ProcessView):
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Destroy a process group, the default one if none is named; nothing happens if there is none.
 
-        Not needed at the end of a script: accel ends the group it set up by itself.
+        Not needed at the end of a script: accel destroys the group that it set up.
         """
         if dist.is_available() and dist.is_initialized():
             if group is None or group is dist.group.WORLD:

@@ -27,8 +27,8 @@ def convert_to_fp32(tensor: Any) -> Any:
 class ConvertOutputsToFp32:
     """A callable that runs ``model_forward`` and returns its outputs in float32.
 
-    It carries the name, doc and attributes of what it wraps (``__wrapped__`` leads back to it), and pickles
-    whenever that does.
+    It has the name, doc and attributes of the wrapped callable (``__wrapped__`` is that callable), and pickles
+    if that pickles.
     """
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
@@ -45,7 +45,7 @@ class ConvertOutputsToFp32:
         return MethodType(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by name where a module or a class holds this object by that name, as with a decorated function."""
+        """Pickle by name if a module or a class has this object under that name, as a decorated function does."""
         name = getattr(self, "__qualname__", "")
         value: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):

@@ -26,8 +26,8 @@ def slice_tensors(
 ) -> Any:
     """Return nested data with ``tensor[tensor_slice]`` (views where indexing gives them) for each tensor.
 
-    Tensors without dimensions have no rows and are returned, as is everything that is not a tensor.
-    ``process_index`` and ``num_processes`` are for slice functions that need them, and unused here.
+    Tensors may be on any device. 0-dim tensors have no rows and are returned, as are values that are not tensors.
+    ``process_index`` and ``num_processes`` are unused here; other slice functions of the same interface need them.
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
 
@@ -65,17 +65,17 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
 def _check_alike(containers: Sequence[Any]) -> None:
     """Raise ConfigError unless all containers have the same keys or length: the rest would be lost."""
-    wanted = _places(containers[0])
+    wanted = _keys(containers[0])
     for other in containers[1:]:
-        if _places(other) != wanted:
+        if _keys(other) != wanted:
             raise ConfigError(
-                "`data` must hold equal structures to concatenate, but one has the places "
-                f"{list(wanted)} and another {list(_places(other))}. Give all of them the same."
+                "`data` must hold equal structures to concatenate, but one has the keys "
+                f"{list(wanted)} and another {list(_keys(other))}. Pass structures with equal keys and lengths."
             )
 
 
-def _places(container: Any) -> range | set[Any]:
-    """Return the keys or the indices of a container, none of anything else."""
+def _keys(container: Any) -> range | set[Any]:
+    """Return the keys or indices of a container; for any other value an empty range."""
     if isinstance(container, Mapping):
         return set(container)
     return range(len(container)) if isinstance(container, (tuple, list)) else range(0)

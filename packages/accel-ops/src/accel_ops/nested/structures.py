@@ -30,7 +30,7 @@ def is_namedtuple(data: object) -> bool:
 
 
 def is_dataclass_instance(data: object) -> bool:
-    """Whether the value is an instance of a dataclass (the class itself is a leaf)."""
+    """Whether the value is an instance of a dataclass (a dataclass type is a leaf)."""
     # torch.compile of torch 2.9 cannot trace `is_dataclass(None)`. Delete when we require torch 2.13.
     if data is None:
         return False
@@ -40,7 +40,7 @@ def is_dataclass_instance(data: object) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Return the values of ``generator`` in a sequence of the type of ``obj``.
 
-    The constructor of a named tuple, which may be the user's, is not called; that of another takes one sequence.
+    A named tuple is built without its constructor, which may be the user's; any other type is called with one sequence.
     """
     if is_namedtuple(obj):
         return tuple.__new__(type(obj), generator)
@@ -54,7 +54,7 @@ def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     if _TRACES_NO_COPY and torch.compiler.is_compiling() and is_dataclass_instance(data):
         return make(**values)  # such as a `ModelOutput` of transformers
     if isinstance(data, (dict, UserDict)):
-        # These two have a shallow copy that does not share its items with the original.
+        # Keeps attributes and default factories. Only for these two: a copy of another Mapping may share its items.
         try:
             rebuilt = copy.copy(data)
             for key, value in values.items():
@@ -119,9 +119,9 @@ def recursively_apply(
 
     Args:
         func: Called as ``func(leaf, *args, **kwargs)``.
-        data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested at will.
+        data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth.
         test_type: Which values are leaves to work on. A container that passes the test is not entered.
-        error_on_other_type: Raise for leaves that fail the test; otherwise they are returned unchanged.
+        error_on_other_type: Raise for leaves that fail the test instead of returning them unchanged.
 
     Raises:
         TypeError: If a leaf fails the test and ``error_on_other_type`` is set.
@@ -140,7 +140,7 @@ def recursively_apply(
 
 
 def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[torch.Tensor], str]:
-    """Return the tensors of nested data and the structure of its containers as text.
+    """Return the tensors of nested data, of any shape and device, and the structure of its containers as text.
 
     Raises:
         TypeError: If a leaf is not a tensor, or not dense with ``dense_only``; ``user`` is the function that
@@ -176,7 +176,7 @@ def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[t
 
 
 def rebuild(data: Any, leaves: Iterable[torch.Tensor]) -> Any:
-    """Return nested data with its tensors replaced by ``leaves``, in order."""
+    """Return nested data with its tensors replaced by ``leaves``, in order; shapes and devices may differ."""
     remaining: Iterator[torch.Tensor] = iter(leaves)
 
     def visit(value: Any) -> Any:
