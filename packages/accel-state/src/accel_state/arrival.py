@@ -93,6 +93,14 @@ def await_arrival(
     )
 
 
+def note_wait(error: RuntimeError, operation: str) -> None:
+    """Add to the error of a backend, which does not know for what it was used, where this rank waited."""
+    error.add_note(
+        f"This rank was in `{operation}`, called from {call_site()}, and waited for the other ranks to call it too. "
+        "`accel launch --debug` names the call that each rank made instead."
+    )
+
+
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
     return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])
