@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 QUIET_S = 3.0
-"""Shorter work shows no progress bar."""
+"""Shorter work shows no progress bar; with 0 all work shows one."""
 _POLL_S = 0.1
 
 Advance = Callable[[int], object]
@@ -57,7 +57,7 @@ def watched(
 def _watch(
     ended: threading.Event, label: str, num_bytes: Callable[[], int], before: int, total: int | None
 ) -> None:
-    if ended.wait(QUIET_S):
+    if QUIET_S and ended.wait(QUIET_S):
         return
     with progress_bar(label, total=total, quiet_s=0) as advance:
         has_ended = False
