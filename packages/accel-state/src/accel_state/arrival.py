@@ -101,6 +101,12 @@ def note_wait(error: RuntimeError, operation: str) -> None:
     )
 
 
+def note_lost_rank(error: RuntimeError, operation: str) -> None:
+    """Do as `note_wait` if a backend raised the error, and nothing for others, which ``operation`` may raise too."""
+    if "gloo" in str(error) or "NCCL" in str(error):
+        note_wait(error, operation)
+
+
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
     return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])

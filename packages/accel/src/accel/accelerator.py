@@ -50,7 +50,7 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
-from accel_state.arrival import note_wait
+from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
@@ -650,8 +650,7 @@ class Accelerator(ProcessView):
         try:
             self._stepper.backward(loss, num_items, **kwargs)
         except RuntimeError as error:
-            if "gloo" in str(error) or "NCCL" in str(error):
-                note_wait(error, "backward")
+            note_lost_rank(error, "backward")
             raise
 
     def forward_backward(

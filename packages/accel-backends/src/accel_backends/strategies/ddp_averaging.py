@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_backends.handlers.comm_hooks import restart
 from accel_backends.unwrap import innermost
+from accel_state.arrival import note_lost_rank
 from accel_state.user_warnings import warn_user
 
 _NOBODY: frozenset[int] = frozenset()
@@ -120,6 +121,7 @@ class TrackedDDP(DistributedDataParallel):
         except RuntimeError as error:
             if "find_unused_parameters=True" in str(error):  # torch names its own class only
                 error.add_note(_UNUSED)
+            note_lost_rank(error, "forward")
             raise
 
     def __getattr__(self, name: str) -> Any:
