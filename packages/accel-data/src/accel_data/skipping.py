@@ -103,7 +103,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         super().load_state_dict(state_dict)
 
     def __len__(self) -> int:
-        return max(0, len(self.base_dataloader) - self._num_read_over)
+        return max(0, self._base_length() - self._num_read_over)
 
 
 class SkipBatchSampler(BatchSamplerWrapper):

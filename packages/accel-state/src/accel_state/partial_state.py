@@ -11,6 +11,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 import torch
 import torch.distributed as dist
 
+from accel_state.arrival import note_wait
 from accel_state.delegation import delegated
 from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
@@ -98,7 +99,11 @@ class ProcessView:
     def wait_for_everyone(self) -> None:
         """Block until every rank has called it; return at once in a single process."""
         self._runtime.await_arrival("wait_for_everyone")
-        self._runtime.wait_for_everyone()
+        try:
+            self._runtime.wait_for_everyone()
+        except RuntimeError as error:
+            note_wait(error, "wait_for_everyone")
+            raise
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the local main process of each machine only."""

@@ -54,6 +54,7 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
+from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
@@ -63,6 +64,7 @@ from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
 from accel_state.errors import ConfigError, StateError
+from accel_state.gradient_state import current_gradient
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
@@ -198,12 +200,15 @@ class Accelerator(ProcessView):
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
         self.configuration = resolve(given)
         had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
+        gradient = current_gradient()
+        accumulation = gradient.plugin_kwargs, gradient.initialized
         try:
             self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
             self.gradient_state = GradientState(self.configuration.accumulation)
             self._make_components()
             self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
         except BaseException:
+            gradient.plugin_kwargs, gradient.initialized = accumulation
             if not had_state:  # so that the next call may have other arguments
                 AcceleratorState._reset_state(reset_partial_state=not had_processes)
             raise
@@ -731,7 +736,11 @@ class Accelerator(ProcessView):
                 looked at: none in a window, for instance, gives NaN as in plain torch.
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
-        self._stepper.backward(loss, num_items, **kwargs)
+        try:
+            self._stepper.backward(loss, num_items, **kwargs)
+        except RuntimeError as error:
+            note_lost_rank(error, "backward")
+            raise
 
     def forward_backward(
         self,
