@@ -1,8 +1,10 @@
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from tools.site.hooks import completed, generated_pages, llms_text
+from tools.workspace import ROOT
 
 NAV = [{"Examples": [{"To start from": [{"Digits": "examples/digits.md"}]}]}]
 
@@ -34,6 +36,12 @@ def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested(pages):
     """Scripts and commands of examples, README files, and what commands print: all tested where they come from."""
     fences = {line.strip() for page in pages.values() for line in page.splitlines() if "```" in line}
     assert fences <= {"```", "```bash", "```python", "```text", "```toml"}
+
+
+def test_each_decision_is_named_at_the_line_that_it_rules():
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "packages").glob("*/src/**/*.py")]
+    decisions = {f"docs/decisions/{file.name}" for file in (ROOT / "docs" / "decisions").glob("*.md")}
+    assert decisions == {name for text in sources for name in re.findall(r"docs/decisions/[\w-]+\.md", text)}
 
 
 def page(title, place):

@@ -131,6 +131,7 @@ class Staging:
                 path.rename(self.target)
                 return
 
+    # Why: docs/decisions/0003-checkpoints-become-visible-by-one-rename.md
     def _rename_to_target(self) -> None:
         was_there = self.target.exists()
         if was_there:  # an empty folder of the user's: keep its permissions
