@@ -137,7 +137,7 @@ QUESTIONS = {
     "variable length gradient accumulation": "train/accumulation.html",
     "resume mid epoch": "train/data.html",
     "log only main process": "train/loop.html",
-    "fsdp2 lora": "scale/fsdp.html",
+    "fsdp2 lora": "train/libraries.html",
     "slurm two nodes": "launch/slurm.html",
     "fp8": "train/precision.html",
     "learning rate scheduler steps": "train/loop.html",
