@@ -478,7 +478,7 @@ READ = {
 }
 EVERYTHING = NUMBERS | READ | {"error", "padded", "reduced", "skipped", "splits", "syncs"}
 ROWS, METRICS = "Rows and their order", "Learning rates, gradients and metrics"
-CHECKPOINTS, ERRORS = "Checkpoints and endings", "What is an error here, and passed there"
+CHECKPOINTS, ERRORS = "Checkpoints and endings", "Errors here, silent there"
 MEANT = (
     Difference("a gathered scalar has a dimension", METRICS, scalars_have_a_dimension),
     Difference("`reduce` scales", METRICS, scales_what_it_reduces),

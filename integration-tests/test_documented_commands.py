@@ -82,6 +82,8 @@ def check(words):
                 word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")
             } <= SLURM_OPTIONS
             check([word for word in rest if not word.startswith("--")])
+        case ["source", ".venv/bin/activate"]:
+            pass  # after a command of `tools/dev.py`, which makes it
         case ["docker", "build", "-t", "train", "."]:
             pass
         case ["docker", "run", *rest]:

@@ -5,7 +5,7 @@ from functools import partial
 
 import preloaded
 import pytest
-from documented import PAGES, blocks
+from documented import PAGES, ROOT, blocks
 
 from tools.harness.scripts import run_script
 
@@ -30,8 +30,8 @@ def script_of(page):
 
 
 def name_of(page):
-    """Return ``fsdp`` for a page of the documentation, ``accel-data`` for the README of a package."""
-    return page.parent.name if page.name == "README.md" else page.stem
+    """Return ``fsdp`` for a page of the documentation, ``accel-data`` for the README of a package, or ``README``."""
+    return page.parent.name if page.name == "README.md" and page.parent != ROOT else page.stem
 
 
 IN_ENGINES = {"deepspeed_checkpoints", "deepspeed_config", "megatron"}

@@ -1,10 +1,15 @@
-"""What mkdocs calls while it builds the site: it adds the pages made from code, and completes the navigation."""
+"""What mkdocs calls while it builds the site.
+
+It adds the pages made from code, completes the navigation, and writes the Markdown of each page beside it, which
+``llms.txt`` lists for programs that read (https://llmstxt.org).
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import posixpath
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tools.site.commands import command_pages
@@ -90,12 +95,41 @@ def _decisions() -> str:
     return "\n".join(lines) + "\n"
 
 
+def llms_text(config: Mapping[str, Any], sections: Iterator[Any], markdown: Mapping[str, str]) -> str:
+    """Return ``llms.txt``: the site in a line, and for each section of the navigation its pages with Markdown.
+
+    Args:
+        config: Of mkdocs; it has the name and the description.
+        sections: The top of mkdocs' navigation.
+        markdown: The Markdown of pages by their path.
+    """
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
+    for section in sections:
+        lines += ["", f"## {section.title}", ""]
+        lines += [
+            f"- [{page.title}]({page.file.src_uri})"
+            for page in _pages_in(section)
+            if page.file.src_uri in markdown
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _pages_in(item: Any) -> Iterator[Any]:
+    if item.is_page:
+        yield item
+    for child in item.children or ():
+        yield from _pages_in(child)
+
+
 _pages: dict[str, str] = {}
+_markdown: dict[str, str] = {}
+_sections: list[Any] = []
 
 
 def on_config(config: Any) -> Any:
     """Make the pages, which the navigation names."""
     _pages.clear()
+    _markdown.clear()
     _pages.update(generated_pages(config["nav"]))
     written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
     pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
@@ -118,9 +152,25 @@ def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files:
     place = page.file.src_uri
     boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
     page.meta["search"] = {"boost": boost}
-    if place in _pages:
-        return markdown
-    return for_site(markdown, source=posixpath.join("docs", place), page=place)
+    if place not in _pages:
+        markdown = for_site(markdown, source=posixpath.join("docs", place), page=place)
+    if "\n::: " not in markdown:  # else most of it comes from docstrings
+        _markdown[place] = markdown
+    return markdown
+
+
+def on_nav(nav: Any, config: Mapping[str, Any], files: Any) -> Any:
+    """Keep the sections for ``llms.txt``; titles of pages are known at the end."""
+    _sections[:] = nav.items
+    return nav
+
+
+def on_post_build(config: Mapping[str, Any]) -> None:
+    """Write the Markdown of each page beside it, and ``llms.txt``."""
+    site = Path(config["site_dir"])
+    for place, text in _markdown.items():
+        (site / place).write_text(text, encoding="utf-8")
+    (site / "llms.txt").write_text(llms_text(config, iter(_sections), _markdown), encoding="utf-8")
 
 
 def on_post_page(output: str, page: Any, config: Mapping[str, Any]) -> str:

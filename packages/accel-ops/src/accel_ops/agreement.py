@@ -113,6 +113,7 @@ def must_check(transport: Transport, devices: Collection[torch.device]) -> bool:
     return is_debugging() or any(transport.is_checked(device) for device in devices or (_CPU,))
 
 
+# Why: docs/decisions/0002-collectives-compare-a-digest-first.md
 def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
     """Compare this call on all ranks, and return the payloads that are small enough to be attached.
 

@@ -256,6 +256,20 @@ class Accelerator(ProcessView):
         """Pickle the constructor's arguments; unpickling constructs an Accelerator with nothing prepared."""
         return partial(type(self), **self._arguments), ()
 
+    def __repr__(self) -> str:
+        """Describe the run, with the effective batch size of each prepared loader: rows per step of all ranks."""
+        sizes = [
+            str(loader.total_batch_size * self.gradient_accumulation_steps)
+            for loader in self._dataloaders
+            if isinstance(loader, accel_data.PreparedLoader)
+            and (loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0))
+        ]
+        batches = f", effective batch size: {', '.join(sizes)}" if sizes else ""
+        return (
+            f"<{type(self).__name__}: {self.strategy.name}, processes: {self.num_processes}, device: {self.device}, "
+            f"mixed precision: {self.mixed_precision}{batches}>"
+        )
+
     strategy: Strategy = delegated("_strategy")
     """The training strategy."""
 

@@ -30,6 +30,7 @@ _STATE, _GROUPS = "state", "param_groups"
 _Path = tuple[str | int, ...]
 
 
+# Why: docs/decisions/0012-sharded-checkpoints-are-written-without-dcp.md
 class ShardedFormat(NamedFormat):
     """`pytorch_model_fsdp_0/` and `optimizer_0/`: parts by rank and a table, with names for keys.
 

@@ -201,6 +201,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         layout, mapped = read_layout(path), MappedFile(path)
         return {name: mapped.tensor(place) for name, place in layout.ranges.items()}
+    # Why: docs/decisions/0005-loading-copies-all-of-a-checkpoint.md
     content = read_torch_file(path, mmap=True, archives_only=False)
     if not isinstance(content, Mapping):
         raise CheckpointError(
