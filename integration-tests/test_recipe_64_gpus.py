@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 
 import numpy as np
+import preloaded
 import pytest
 import recipe_64_gpus
 from documented import DOCS, fences
@@ -28,7 +30,7 @@ SMALL = {
 }
 FOR_RANKS = re.compile("ACCELERATE_|FSDP_|PARALLELISM_|(LOCAL_)?(RANK|WORLD_SIZE)$")
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
-ARGUMENTS = ["--model=llama", "--tokens=tokens.bin", "--length=16", "--steps=10", "--save_every=5"]
+ARGUMENTS = ["--model=llama", "--tokens=tokens.bin", "--length=16", "--save_every=2", "--steps=2"]
 
 
 @pytest.fixture
@@ -58,30 +60,33 @@ def test_the_script_runs_on_a_rank_of_64(folder, capsys):
     assert done.returncode == 0, done.stderr
     assert "mesh {'dp_replicate': 2, 'dp_shard': 8, 'tp': 4}" in done.stdout
     assert "weight (64, 64) (2, 64)" in done.stdout  # rows over 8 × 4 ranks
-    assert "step 10, loss" in done.stdout
 
 
 def test_the_script_trains_and_resumes_on_two_tp_ranks(folder):
     sizes = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "PARALLELISM_CONFIG_TP_SIZE": "2"}
-    for steps in (10, 20):
+    for steps in (2, 4):
         done = run_script(
-            "train_llama.py", *ARGUMENTS, f"--steps={steps}", num_processes=2, env=sizes, cwd=folder
+            "train_llama.py",
+            *ARGUMENTS,
+            f"--steps={steps}",
+            num_processes=2,
+            env=sizes,
+            cwd=folder,
+            preload=preloaded.ACCEL,
         )
         assert done.returncode == 0, done.stderr
-        assert re.findall(r"step (\d+), loss", done.stdout) == [str(steps)]
+    saved = folder / "runs" / "llama" / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == ["checkpoint_0", "checkpoint_1"]  # the second run did two steps
     assert (folder / "runs" / "llama" / "weights" / "model.safetensors").is_file()
 
 
 def test_the_batch_script_is_that_of_the_dry_run(folder, capsys):
-    command, shown = (block.text for block in fences(PAGE) if "#SBATCH" in block.text or "--slurm " in block.text)
-    words = command.replace("\\\n", " ").replace("'", "").split()
-    options = "--slurm_options=--partition=gpu --gpus-per-node=8 --time=24:00:00"
-    given = [word for word in words[2 : words.index("train_llama.py")] if word.startswith("--") or word.isdigit()]
-    given = [word for word in given if word.partition("=")[0] not in ("--slurm_options", "--gpus-per-node", "--time")]
-    assert main(["launch", *given, options, *words[words.index("train_llama.py") :]]) == 0
+    (command,) = (block.text for block in fences(PAGE) if "--slurm " in block.text)
+    (shown,) = (block.text for block in fences(PAGE) if "#SBATCH" in block.text)
+    assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
     printed = capsys.readouterr().out
-    printed = printed[printed.index("#!") :].replace(str(folder), "/data").replace(sys.executable, "python")
-    assert printed.strip() == shown.strip()
+    printed = printed[printed.index("#!") :].replace(str(folder), "/data")
+    assert printed.replace(sys.executable, "/opt/venv/bin/python").replace(" -B ", " ").strip() == shown.strip()
 
 
 def test_the_layouts_are_those_of_the_plan(folder, capsys):
