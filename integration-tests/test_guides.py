@@ -40,7 +40,15 @@ WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 """Pages with code that is run, by their names."""
 
 
-ON_TWO_RANKS = ("context_parallel", "distributed_inference", "experts", "fsdp", "loop", "pipeline", "tensor_parallel")
+ON_TWO_RANKS = (
+    "context_parallel",
+    "distributed_inference",
+    "experts",
+    "fsdp",
+    "loop",
+    "pipeline",
+    "tensor_parallel",
+)
 RUNS = [
     *((name, 1) for name in WITH_CODE if name not in {*TESTED_BY_THEIR_PACKAGES, *IN_ENGINES}),
     *((name, 2) for name in ON_TWO_RANKS),

@@ -76,7 +76,11 @@ def test_the_script_trains_and_resumes_on_two_tp_ranks(folder):
         )
         assert done.returncode == 0, done.stderr
     saved = folder / "runs" / "llama" / "checkpoints"
-    assert sorted(path.name for path in saved.iterdir()) == ["checkpoint_0", "checkpoint_1"]  # the second run did two steps
+    # The second run did two steps.
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "checkpoint_0",
+        "checkpoint_1",
+    ]
     assert (folder / "runs" / "llama" / "weights" / "model.safetensors").is_file()
 
 
@@ -86,7 +90,9 @@ def test_the_batch_script_is_that_of_the_dry_run(folder, capsys):
     assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
     printed = capsys.readouterr().out
     printed = printed[printed.index("#!") :].replace(str(folder), "/data")
-    assert printed.replace(sys.executable, "/opt/venv/bin/python").replace(" -B ", " ").strip() == shown.strip()
+    assert (
+        printed.replace(sys.executable, "/opt/venv/bin/python").replace(" -B ", " ").strip() == shown.strip()
+    )
 
 
 def test_the_layouts_are_those_of_the_plan(folder, capsys):
