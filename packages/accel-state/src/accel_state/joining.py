@@ -17,8 +17,8 @@ from accel_state.topology import Topology
 _num_meetings = 0
 
 
-def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> None:
-    """Block until all ranks have called this.
+def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> Store:
+    """Block until all ranks have called this; return the part of the store that is theirs from now on.
 
     Args:
         claim: The name of what only one rank may use, such as its GPU; may be empty.
@@ -28,7 +28,7 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
         LaunchError: If a rank does not arrive in time.
     """
     global _num_meetings
-    store = PrefixStore(f"accel_join/{_num_meetings}", store)
+    store = PrefixStore(f"accel/{_num_meetings}", store)
     rank, world_size = topology.rank, topology.world_size
     process = f"`{socket.gethostname()}` (process {os.getpid()})"
     # Other launchers than accel's set the variables of these flags, those of MPI and SLURM not the second.
@@ -60,12 +60,13 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
             f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks, of which these did not "
             f"arrive: {', '.join(absent)}. Start the script on all machines."
         ) from error
+    _num_meetings += 1
     problem = store.get("outcome").decode()
     if problem:
         if rank == 0:
             time.sleep(1)  # it has the store, from which the others read the problem
         raise ConfigError(problem)
-    _num_meetings += 1
+    return PrefixStore("group", store)
 
 
 def _entry(store: Store, rank: int) -> list[str]:

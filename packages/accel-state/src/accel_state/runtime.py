@@ -40,6 +40,7 @@ class Runtime:
         distributed_type: Of the devices only; an engine's is that of the `AcceleratorState`.
         layout: The layout of the ranks: that of the `ParallelismConfig`, by default a replica of the model on every
             rank.
+        has_ended: Whether the process group was destroyed on request; the next `Accelerator` builds another runtime.
     """
 
     topology: Topology
@@ -51,6 +52,7 @@ class Runtime:
     debug: bool
     fork_launched: bool
     group_request: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = False
     layout: MeshLayout = field(init=False)
     _arranged: MeshLayout = field(init=False)
 
