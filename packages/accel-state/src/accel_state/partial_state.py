@@ -18,6 +18,7 @@ from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import SharedState
 from accel_state.group_exit import leave_group
+from accel_state.process_group import is_group_up
 from accel_state.runtime import Runtime, current_runtime, get_or_create_runtime, has_runtime, reset_runtime
 from accel_state.splitting import split_between_processes
 from accel_state.topology import Topology
@@ -214,8 +215,11 @@ class ProcessState(ProcessView):
 
         Not needed at the end of a script: accel destroys the group that it set up.
         """
-        if dist.is_available() and dist.is_initialized():
-            if group is None or group is dist.group.WORLD:
+        is_default = group is None or group is dist.group.WORLD
+        if is_default and has_runtime():
+            self._runtime.has_ended = True
+        if is_group_up():
+            if is_default:
                 leave_group()
             else:
                 dist.destroy_process_group(group)

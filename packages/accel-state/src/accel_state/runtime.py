@@ -39,6 +39,7 @@ class Runtime:
         backend: The process group's, None in a single process.
         distributed_type: Of the devices only; the `AcceleratorState` has the engine's.
         layout: The layout of the ranks: the `ParallelismConfig`'s, by default a replica of the model on every rank.
+        has_ended: Whether the process group was destroyed on request; the next `Accelerator` builds another runtime.
     """
 
     topology: Topology
@@ -50,6 +51,7 @@ class Runtime:
     debug: bool
     fork_launched: bool
     group_request: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = False
     layout: MeshLayout = field(init=False)
     _arranged: MeshLayout = field(init=False)
 

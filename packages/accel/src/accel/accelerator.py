@@ -69,6 +69,7 @@ from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGrou
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
 from accel_state.partial_state import ProcessView
+from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
@@ -198,6 +199,8 @@ class Accelerator(ProcessView):
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
+        if PartialState.is_initialized() and current_runtime().has_ended:
+            reset_runtime()
         self.configuration = resolve(given)
         had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
         gradient = current_gradient()
@@ -291,6 +294,8 @@ class Accelerator(ProcessView):
 
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
+
+        The next `Accelerator` of this process starts a run of its own, with its own settings and process group.
 
         Raises:
             CheckpointError: If a save in the background failed; raised after everything is closed.
