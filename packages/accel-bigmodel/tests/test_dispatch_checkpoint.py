@@ -72,7 +72,7 @@ def test_pickled_weights_need_a_folder(tmp_path):
     save_model(net(), tmp_path / "w", safe_serialization=False)
     with pytest.raises(
         ConfigError,
-        match=r"`0\.weight` on disk, but .* cannot be read tensor by tensor. Give an `offload_folder`",
+        match=r"`0\.weight` on disk, but .* cannot be read tensor by tensor. Pass an `offload_folder`",
     ):
         load_checkpoint_and_dispatch(skeleton(), tmp_path / "w", device_map={"": "disk"})
     model = load_checkpoint_and_dispatch(
