@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -27,11 +28,13 @@ from accel_backends import FullyShardedDataParallelPlugin, resolve_plan
 from accel_backends.plans.communication import step_collectives
 from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
-from accel_backends.testing.collectives import counted_collectives
 from accel_checkpoint.ranks.agreement import Agreement
 from accel_checkpoint.saving import saver
 from accel_state import TorchContextParallelConfig
 from accel_state.mesh_layout import AXES, MeshLayout
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run as a script
+from tools.harness.collectives import counted_collectives
 
 VOCABULARY, BATCH, SEQUENCE = 1000, 2, 16
 LAYOUTS = {

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.site.collecting import messages
 from tools.site.commands import command_pages
 from tools.site.gallery import gallery_pages, subjects_of
-from tools.site.messages import message_pages
 from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
@@ -34,9 +32,8 @@ BOOSTS = {
     "extend/*": 2,
     "decisions/*": 0.5,
     "project/*": 0.5,
-    "reference/messages/*": 0.2,
 }
-"""What the search multiplies its scores by; a message that is pasted whole is found by `pasted_messages.js`."""
+"""What the search multiplies its scores by."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -50,9 +47,7 @@ def generated_pages(nav: Any) -> dict[str, str]:
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
     pages |= dict(names_pages(packages, sources))
-    classes = error_classes(packages, sources)
-    pages["reference/errors.md"] = error_page(classes)
-    pages |= dict(message_pages(messages(sources, {each.name for each in classes})))
+    pages["reference/errors.md"] = error_page(error_classes(packages, sources))
     pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
-from accel_backends.testing.models import make_batches, make_model
 from accel_state.runtime import reset_runtime
+from tools.harness.models import make_batches, make_model
 
 
 def train_on_gloo_for_the_cpu(folder):

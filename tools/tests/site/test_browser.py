@@ -67,60 +67,6 @@ def test_a_page_can_be_read_by_everybody_and_asks_nobody(show, page, width, sche
     assert not told
 
 
-MESSAGES = {
-    "accel_state.errors.ConfigError: `total_limit` must be a whole number of at least 1, or None (keep all), got 0.": (
-        "#configuration-total-limit-must-be"
-    ),
-    "error: `--num_processes` is 7, which cannot be divided among 2 machines equally. It counts the processes of all"
-    " machines. Give a multiple of the machines.": "#request-num-processes-is-which-cannot-be-divided",
-    "The tracker `wandb` has hung for 60 s, with 120 logged values not written.": "-the-tracker-has-hung",
-    "RuntimeError: No executable batch size found, reached zero.": "memory-no-executable-batch-size",
-    "UnknownNameError: Unknown precision `fp17`. Known: bf16, fp16, fp8, no. Did you mean `fp16`?": (
-        "-unknown-precision"
-    ),
-    "ConfigError: `zero_stage` is `7`, but it must be one of: 0, 1, 2, 3.": (
-        "#environment-is-but-it-must-be"
-    ),
-    "`sharding_strategy` is `FULL`, but it must be one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD.": (
-        "#environment-is-but-it-must-be"
-    ),
-    "accel_state.errors.ConfigError: `kwargs_handlers` got a `int`, which is not supported. Known: AutocastKwargs,"
-    " GradScalerKwargs, InitProcessGroupKwargs.": "handlers-kwargs-handlers-got-a-which-is-not-supported",
-    "UserWarning: The layer `` takes 3.82 MiB and device `0` may hold 1000 bytes: the map offloads it, but it cannot be"
-    " loaded there to run.": "#planning-the-layer-takes",
-    "accel_state.errors.ConfigError: `12 apples` is not a size. Write a number and a unit, such as `5MB` or `10GiB`.": (
-        "#byte_sizes-is-not-a-size"
-    ),
-    "accel_state.errors.CheckpointError: There is no checkpoint at `missing`. Check the path.": (
-        "#formats-there-is-no-checkpoint-at"
-    ),
-    "accel_state.errors.ConfigError: `num_batches` must not be negative, got -1.": (
-        "#skipping-num-batches-must-not-be-negative"
-    ),
-    "error: Unknown key `num_proceses` in the config file `c.yaml`. Did you mean `num_processes`?": (
-        "#config-unknown-key-in-the-config-file"
-    ),
-    "error: `fp16` in the config file `d.yaml` is `maybe`, but it must be true or false (or yes/no, on/off, 1/0).": (
-        "#config-fp16-in-the-config-file-is"
-    ),
-    "error: There is no folder `nowhere3`. Check its path.": "#command-there-is-no-folder",
-    "error: `--gpu_ids` is `0,2`, but the GPUs of this machine are: none. Name some of these.": (
-        "#request-gpu-ids-is-but-the-gpus"
-    ),
-    "error: `--no_python` cannot go with `--tpu`: the ranks import a Python script and call a function of it. Leave it"
-    " out, and name a `.py` file.": "#launchers-no-python-cannot-go-with-tpu",
-    "error: The script `nothere.py` does not exist in `/data`. For a module, use `-m`.": (
-        "#commands-the-script-does-not-exist-in"
-    ),
-    "accel_state.errors.ConfigError: No tracker `wandb` was started. Started: none. Name it in `log_with`.": (
-        "no-tracker-was-started"
-    ),
-    "error: There is no model `./nomodel`, neither as a folder here nor on the Hub. Check the name; a private model"
-    " requires a login (`hf auth login`).": "#estimate-there-is-no-model-neither-as-a-folder-here",
-}
-"""Messages as users have them, and a part of the address of what explains them."""
-
-
 WORDS = {
     "gather_for_metrics": "reference/packages/accel.html#accel.Accelerator.gather_for_metrics",
     "notebook_launcher": "reference/packages/accel-launch.html#accel_launch.notebook_launcher",
@@ -179,11 +125,6 @@ def search(show):
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     (SCREENSHOTS / "search.png").write_bytes(tab.screenshot())
     assert not told
-
-
-def test_search_finds_messages_with_values_in_them_first(search):
-    for message, address in MESSAGES.items():
-        search(message, "reference/messages/", address)
 
 
 def test_search_leads_to_names_and_guides_first(search):

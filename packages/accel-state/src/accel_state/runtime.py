@@ -214,7 +214,8 @@ def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | N
         device = torch.device(wanted)
     except RuntimeError as error:
         raise ConfigError(
-            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
+            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}. "
+            "Set a device of torch such as `cuda` or `cpu`."
         ) from None
     if ":" in wanted:
         return device_backend(device.type), device
@@ -234,7 +235,10 @@ def _set_device(backend: DeviceBackend, device: torch.device) -> None:
     try:
         backend.set_device(device)
     except (AssertionError, AttributeError, RuntimeError, ValueError, ImportError) as error:
-        raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
+        raise NotAvailableError(
+            f"The device `{device}` cannot be used here: {error}. Check its driver, or "
+            "unset `ACCELERATE_TORCH_DEVICE`."
+        ) from error
 
 
 def _set_up_group(

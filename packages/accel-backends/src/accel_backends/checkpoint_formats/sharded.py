@@ -106,7 +106,8 @@ class ShardedFormat(NamedFormat):
             name, kind = str(path[0]), str(path[1])
             if name not in numbers:
                 raise CheckpointError(
-                    f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter."
+                    f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter. Load it "
+                    "into the model and the optimizer of the saved run."
                 )
             parameter = own[name]
             if isinstance(parameter, HeldTensor):

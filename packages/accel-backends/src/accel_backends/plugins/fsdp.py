@@ -343,7 +343,7 @@ class FullyShardedDataParallelPlugin:
             if asked is False:
                 warn_user(
                     "`sync_module_states=False` has no effect with `cpu_ram_efficient_loading`: only rank 0 has the "
-                    "weights, and they are sent to all ranks.",
+                    "weights, and they are sent to all ranks. Leave it out.",
                 )
             self.sync_module_states = True
         if self.sync_module_states and self.param_init_fn is None:

@@ -63,7 +63,8 @@ class ParallelReads:
         item = place.dtype.itemsize
         if tensor.numel() * item != place.num_bytes or not tensor.is_contiguous():
             raise ValueError(
-                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}."
+                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}. "
+                "The file is damaged: copy it again."
             )
         device = None if _is_in_place(tensor, place.dtype) else tensor.device
         parts = self._parts.setdefault(path, [])

@@ -198,7 +198,8 @@ class _Planner:
             if layer.num_bytes > limit:
                 warn_user(
                     f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
-                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
+                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run. "
+                    "Raise `max_memory` of the device.",
                     main_process_only=False,
                 )
                 return

@@ -252,7 +252,8 @@ def _main_file(folder: Path) -> Path:
         )
     if not found:
         raise CheckpointError(
-            f"`{folder}` holds no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file."
+            f"`{folder}` holds no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file. "
+            "Name the folder or the file that holds the weights."
         )
     return folder / found[0]
 
@@ -281,7 +282,8 @@ def _inside(index: Path, file_name: Any) -> str:
     """Return ``file_name`` if it names a file in the folder of ``index`` on every operating system."""
     if not is_plain_name(file_name) or "/" in file_name:
         raise CheckpointError(
-            f"The index `{index}` names the file `{file_name}`. Only plain names of files beside it are read."
+            f"The index `{index}` names the file `{file_name}`. Only plain names of files in its folder are read. "
+            "Get the checkpoint from a source that you trust."
         )
     return str(file_name)
 
