@@ -34,15 +34,24 @@ def name_of(page):
     return page.parent.name if page.name == "README.md" and page.parent != ROOT else page.stem
 
 
-IN_ENGINES = {"deepspeed_checkpoints", "deepspeed_config", "megatron"}
+IN_ENGINES = {"deepspeed", "megatron"}
 """Pages whose code needs an engine that has an environment of its own."""
 WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 """Pages with code that is run, by their names."""
 
 
+ON_TWO_RANKS = (
+    "context_parallel",
+    "distributed_inference",
+    "experts",
+    "fsdp",
+    "loop",
+    "pipeline",
+    "tensor_parallel",
+)
 RUNS = [
     *((name, 1) for name in WITH_CODE if name not in {*TESTED_BY_THEIR_PACKAGES, *IN_ENGINES}),
-    *((name, 2) for name in ("distributed_inference", "choose_a_layout", "fsdp", "loop")),
+    *((name, 2) for name in ON_TWO_RANKS),
 ]
 
 
@@ -65,12 +74,11 @@ def test_the_code_of_a_guide_runs(outcome):
 
 
 @pytest.mark.engine("deepspeed")
-@pytest.mark.parametrize(("name", "num_processes"), [("deepspeed_checkpoints", 2), ("deepspeed_config", 1)])
-def test_the_code_of_the_guides_to_deepspeed_runs(tmp_path, name, num_processes):
-    done = run_code(tmp_path, name=name, num_processes=num_processes)
+def test_the_code_of_the_guide_to_deepspeed_runs(tmp_path):
+    done = run_code(tmp_path, name="deepspeed", num_processes=2)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_pages_have_code():
-    assert {"from_accelerate", "deepspeed_checkpoints", "fsdp", "loop"} <= set(WITH_CODE)
+    assert {"from_accelerate", "deepspeed", "fsdp", "loop"} <= set(WITH_CODE)
     assert len(blocks(WITH_CODE["loop"], "python")) > 10

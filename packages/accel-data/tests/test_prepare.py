@@ -480,7 +480,7 @@ def test_even_batches_on_a_data_set_that_shards_itself_are_told_to_have_no_effec
         flags = {"num_processes": 2, "process_index": 0, "dispatch_batches": False} | flags
         return prepare_data_loader(DataLoader(Shards()), **flags)
 
-    with pytest.warns(UserWarning, match="`even_batches` has no effect on a data set that sh") as warned:
+    with pytest.warns(UserWarning, match="`even_batches` has no effect on a self-sh") as warned:
         prepare()
     assert warned[0].filename == __file__
     with warnings.catch_warnings():

@@ -72,6 +72,7 @@ WORDS = {
     "notebook_launcher": "reference/packages/accel-launch.html#accel_launch.notebook_launcher",
     "save_state": "reference/packages/accel.html#accel.Accelerator.save_state",
     "slurm": "launch/slurm.html",
+    "fsdp": "scale/fsdp.html",
     "out of memory": "help/troubleshooting.html",
 }
 """What users look for, and where they are led first."""

@@ -7,7 +7,7 @@ from tools.site.places import for_site, is_made, page_of
     ("path", "page"),
     [
         ("docs/train/data.md", "train/data.md"),
-        ("docs/images/mesh.svg", "images/mesh.svg"),
+        ("docs/images/slurm.svg", "images/slurm.svg"),
         ("docs/examples/digits.py", "examples/digits.md"),
         ("docs/examples/own_strategy", "examples/own_strategy.md"),
         ("docs/examples/notebook.ipynb", "examples/notebook.md"),

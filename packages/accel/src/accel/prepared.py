@@ -25,7 +25,7 @@ from accel_backends.strategies.checks import (
     check_placement,
     has_library_mesh,
 )
-from accel_data import DataLoaderConfiguration
+from accel_data import DataLoaderConfiguration, PreparedLoader
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
 from accel_state.runtime import current_runtime
@@ -157,7 +157,7 @@ class Prepared:
         loader: DataLoader[Any],
         device_placement: bool | None,
         slice_fn_for_dispatch: Callable[..., Any] | None,
-    ) -> DataLoader[Any]:
+    ) -> PreparedLoader:
         """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
         settings, is_placed = self._configuration.loader, self._place(device_placement)
         if settings.dispatch_batches and not is_placed:
@@ -168,7 +168,7 @@ class Prepared:
         options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
-        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
+        ready = accel_data.prepare_data_loader(
             loader,
             device=current_runtime().device,
             put_on_device=is_placed,
