@@ -100,7 +100,7 @@ class Saver:
 
         def merged(reports: Sequence[str]) -> str:
             missing = [
-                r for r, report in enumerate(reports) if not report or (wait_s == 0 and report != reports[0])
+                r for r, text in enumerate(reports) if not text or (wait_s == 0 and text != reports[0])
             ]
             return json.dumps([called, step, new_token(), number, missing])
 

@@ -116,9 +116,8 @@ class EpochOrder:
         if self._default_state is None:
             yield
             if self.is_shared and self._draws_from_default:
-                self._default_state = (
-                    torch.get_rng_state()
-                )  # other draws of this rank must not change the order
+                # Other draws of this rank must not change the order.
+                self._default_state = torch.get_rng_state()
         else:
             before = torch.get_rng_state()
             torch.set_rng_state(self._default_state)
