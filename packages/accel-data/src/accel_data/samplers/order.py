@@ -176,8 +176,8 @@ def check_same_order(source: Any, first: Sequence[Any]) -> None:
     if len(set(gather_object([digest]))) > 1:
         raise ConfigError(
             f"The sampler `{type(source).__name__}` yields different indices on each process, so samples would be read "
-            "twice or never. Draw from an attribute `generator` in the same state on all "
-            "processes, or from a fixed seed and `set_epoch`; or pass `dispatch_batches=True`."
+            "twice or never. Use an attribute `generator` in the same state on all "
+            "processes, or a fixed seed and `set_epoch`; or pass `dispatch_batches=True`."
         )
 
 
