@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: it adds the pages made from code, and completes the navigation."""
+"""Hooks of mkdocs: they add the pages generated from code, and complete the navigation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
 BOOSTS = {"start/*": 2, "guides/*": 2, "decisions/*": 0.5, "project/*": 0.5, "reference/messages/*": 0.2}
-"""What the search multiplies its scores by; a message that is pasted whole is found by `pasted_messages.js`."""
+"""Factors of search scores; a complete pasted message matches `pasted_messages.js`."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -47,9 +47,9 @@ def generated_pages(nav: Any) -> dict[str, str]:
 
 
 def completed(nav: Any, pages: list[str]) -> Any:
-    """Return a navigation in which patterns are replaced by the pages they match.
+    """Return a navigation with patterns replaced by the pages they match.
 
-    What is listed and has no page is left out, so that it can come later; mkdocs warns of pages that are not listed.
+    Entries without a page are skipped, so that it can be added later; mkdocs warns of pages that are not listed.
     """
     if isinstance(nav, list):
         return [done for entry in nav for done in _entries(entry, pages)]
@@ -76,7 +76,7 @@ def _is_overview_of(page: str, pattern: str) -> bool:
 def _decisions() -> str:
     lines = [
         "# Decisions\n",
-        "Why accel is built as it is: a page for each decision, with what it rules out.\n",
+        "The reasons for accel's design: a page for each decision, with the rejected alternatives.\n",
     ]
     for file in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -108,7 +108,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
-    """Let links of pages in ``docs`` lead to pages of the site, and weight the page in the search."""
+    """Make links of pages in ``docs`` point to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
     boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
     page.meta["search"] = {"boost": boost}

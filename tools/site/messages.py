@@ -1,4 +1,4 @@
-"""The reference of messages: each, why it comes and what to do; a page for each package, by subject."""
+"""The reference of messages: each with its reason and remedy; a page for each package, by subject."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tools.site.collecting import WARNING, Message
 from tools.site.wording import PLACEHOLDER
 
 REMEDIES = Path(__file__).with_name("remedies.toml")
-"""What to do about messages that do not say it themselves, by words of theirs."""
+"""Remedies of messages that have none in their text, by words of the messages."""
 REASONS = Path(__file__).with_name("reasons.toml")
-"""Why messages come that do not say it themselves: for each reason, words of theirs."""
+"""Reasons of messages that have none in their text: for each reason, words of the messages."""
 FOLDER = "reference/messages"
 INTRODUCTION = """\
 Every error and every warning, by package: put what you got into the search above, or open the page of the package that
@@ -26,10 +26,10 @@ the traceback names. `<name>` stands for a value of your run. [Errors](../errors
 """
 _VERBS = """
 Accept Add Allocate Answer Ask Build Call Change Check Checkpoint Choose Clip Compute Construct Convert Copy Correct
-Create Cut Define Derive Destroy Do Drop Free Get Give Import Install Join Keep Leave Let Load Log Look Lower Make Move
-Name Offload Open Pad Pass Pick Prepare Put Quote Raise Read Redistribute Reduce Register Remove Rename Repeat Replace
-Restore Resume Return Run Save Say See Set Skip Start Switch Take Train Uninstall Unset Untie Update Upgrade Use Wait
-Widen Write
+Create Cut Define Derive Destroy Do Drop Free Get Give Implement Import Include Increase Install Join Keep Leave Let
+Load Log Look Lower Make Map Move Name Offload Omit Open Pad Pass Pick Prepare Put Quote Raise Read Redistribute Reduce
+Register Remove Rename Repeat Replace Restore Resume Return Run Save Say See Set Skip Start Switch Take Train Uninstall
+Unset Untie Update Upgrade Use Wait Widen Write
 """
 _ORDER = (
     r"(?:(?:For|With|Of|In|To) [^,.]+, |Elsewhere |Please |<\w+> ?)?"
@@ -46,7 +46,7 @@ class Entry:
 
     Attributes:
         text: Its words, with placeholders.
-        kinds: Classes of the errors that say it, or ``warning``.
+        kinds: Classes of the errors with this message, or ``warning``.
         modules: Where it is made.
     """
 
@@ -56,7 +56,7 @@ class Entry:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """The sentences of the message; what stands in backticks ends none."""
+        """The sentences of the message; text in backticks ends none."""
         codes: list[str] = re.findall("`[^`]*`", self.text)
         bare = re.sub("`[^`]*`", "\0", self.text)
         parts = re.split(r"(?<=[.?!])\s+(?=[A-Z<\0])", bare)
@@ -65,7 +65,7 @@ class Entry:
 
     @cached_property
     def remedy(self) -> str:
-        """What the message says is to be done; empty if it does not say it."""
+        """The remedy in the message; empty if it has none."""
         orders = [index for index, each in enumerate(self.sentences) if _IMPERATIVE.match(each)]
         if orders:
             return " ".join(self.sentences[orders[0] :])
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def problem(self) -> str:
-        """The message without what is to be done, where that is a sentence of its own."""
+        """The message without its remedy, if that is a separate sentence."""
         return (
             self.text
             if self.remedy in self.sentences[0] or not self.remedy
@@ -107,12 +107,12 @@ def entries(found: Iterable[Message]) -> dict[tuple[str, str], list[Entry]]:
 
 
 def remedies() -> dict[str, str]:
-    """Return what to do about messages that do not say it, by words of theirs."""
+    """Return the remedies of messages without one, by words of the messages."""
     return tomllib.loads(REMEDIES.read_text(encoding="utf-8"))
 
 
 def reasons() -> dict[str, str]:
-    """Return why messages come, by words of theirs."""
+    """Return the reasons of messages, by words of the messages."""
     table = tomllib.loads(REASONS.read_text(encoding="utf-8"))
     return {words: reason for reason, several in table.items() for words in several}
 
@@ -123,7 +123,7 @@ def why(entry: Entry, curated: Mapping[str, str]) -> str:
 
 
 def what_to_do(entry: Entry, curated: Mapping[str, str]) -> str:
-    """Return what is to be done; empty if neither the message nor the table says it."""
+    """Return the remedy; empty if neither the message nor the table has one."""
     return entry.remedy or next((text for words, text in curated.items() if words in entry.text), "")
 
 
@@ -161,7 +161,7 @@ def _lines(entry: Entry, anchor: str, remedy: str, reason: str) -> Iterator[str]
 
 
 def plain(text: str) -> str:
-    """Return a text as Markdown that shows it as it is, but for what stands in backticks."""
+    """Return a text as Markdown that shows it verbatim, except for text in backticks."""
     parts = re.split("(`[^`]*`)", text)
     return "".join(part if index % 2 else _escaped(part) for index, part in enumerate(parts))
 

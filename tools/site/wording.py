@@ -14,7 +14,7 @@ from typing import Any
 
 PLACEHOLDER = re.compile(r"<[^<>]*>")
 NAMES = Path(__file__).with_name("placeholders.toml")
-"""What values are called that have other names in the code."""
+"""Names of values in the reference that differ from their names in the code."""
 _SAME_THING = {
     *(
         "dict",
@@ -64,7 +64,7 @@ class Module:
 
     Attributes:
         name: Its dotted name.
-        tree: What is in it.
+        tree: Its syntax tree.
         constants: Expressions of names that it defines at its top.
         functions: Its functions and methods, by name.
         imported: From where it imports a name, and how that is called there.
@@ -98,14 +98,14 @@ class Module:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where an expression stands.
+    """The position of an expression.
 
     Attributes:
         module: The module.
         modules: All modules, by name.
         function: The function around the expression; None at the top of a module.
-        given: Expressions of the function's parameters where its caller is known, and where they stand.
-        depth: How many names were followed to come here.
+        given: Expressions of the function's parameters where its caller is known, and their scopes.
+        depth: Number of names that were followed.
     """
 
     module: Module
@@ -115,7 +115,7 @@ class Scope:
     depth: int = 0
 
     def texts(self, node: ast.expr) -> Iterator[str]:
-        """Yield the texts that an expression may have, of which there are several where it chooses between them."""
+        """Yield the texts that an expression may have; several if it chooses between them."""
         if isinstance(node, ast.IfExp):
             yield from chain(self.texts(node.body), self.texts(node.orelse))
             return
@@ -134,7 +134,7 @@ class Scope:
         yield self.text(node)
 
     def text(self, node: ast.expr) -> str:
-        """Return the text of an expression, the first where there may be several."""
+        """Return the text of an expression, the first if there are several."""
         match node:
             case ast.Constant(value=value):
                 return str(value)
@@ -208,7 +208,7 @@ class Scope:
         )
 
     def _function(self, call: ast.Call) -> tuple[Function, Scope] | None:
-        """Return the function of ours that is called, with what it is given."""
+        """Return our function that is called, with its arguments."""
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
             name = call.func.attr if call.func.value.id in ("self", "cls") else ""
@@ -229,7 +229,7 @@ class Scope:
 
 
 def parameters(function: Function) -> list[str]:
-    """Return the names of the parameters of a function, but for those that collect others."""
+    """Return the names of the parameters of a function, except those that collect others."""
     arguments = function.args
     return [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
@@ -256,7 +256,7 @@ def readable(name: str, *, module: str) -> str:
         return str(table[name])
     begin, of, last = name.rpartition(" of ")
     word = table.get(last, last.lower() if last.isupper() else last)
-    # Units of seconds stand in the message itself.
+    # The message already has the unit of seconds.
     return f"{begin}{of}{re.sub('^num ', 'number of ', word).removesuffix(' s')}"
 
 

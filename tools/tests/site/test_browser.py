@@ -86,7 +86,7 @@ MESSAGES = {
     ),
     "accel_state.errors.ConfigError: `kwargs_handlers` got a `int`, which is not supported. Known: AutocastKwargs,"
     " GradScalerKwargs, InitProcessGroupKwargs.": "handlers-kwargs-handlers-got-a-which-is-not-supported",
-    "UserWarning: The layer `` takes 3.82 MiB and device `0` may hold 1000 bytes: the map offloads it, but it cannot be"
+    "UserWarning: The layer `` takes 3.82 MiB and device `0` has 1000 bytes: the map offloads it, but it cannot be"
     " loaded there to run.": "#planning-the-layer-takes",
     "accel_state.errors.ConfigError: `12 apples` is not a size. Write a number and a unit, such as `5MB` or `10GiB`.": (
         "#byte_sizes-is-not-a-size"
