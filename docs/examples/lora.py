@@ -3,6 +3,7 @@
     pip install transformers peft bitsandbytes
     python docs/examples/lora.py
     accel launch --cpu --num_processes 2 docs/examples/lora.py
+    accel launch --use_fsdp --fsdp_version 2 --cpu --num_processes 2 docs/examples/lora.py
     python docs/examples/lora.py --quantize
 
 The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
@@ -19,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from accel import Accelerator, init_empty_weights
+from accel import Accelerator, init_empty_weights, load_checkpoint_in_model
 from accel.utils import BnbQuantizationConfig, load_and_quantize_model, set_seed
 
 NUMBERS = 32
@@ -95,8 +96,8 @@ def main() -> None:
             model, four_bits, args.output_dir / "base", device_map={"": accelerator.device}
         )
     else:
-        model = base_model()
-        model.load_state_dict(accelerator.unwrap_model(base).state_dict())
+        model = base_model().to(accelerator.device)
+        load_checkpoint_in_model(model, args.output_dir / "base")  # `base` itself may be sharded
     num_bytes, counts = model.get_memory_footprint(), accuracy(accelerator, model, 1)
     accelerator.print(f"base model to adapt: {num_bytes:,} bytes, counts on {counts:.2f}")
     settings = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear")
@@ -106,8 +107,11 @@ def main() -> None:
     model = train(accelerator, model, 3, epochs=args.epochs, lr=1e-2)
     model.eval()
     accelerator.print(f"with adapters: in threes {accuracy(accelerator, model, 3):.2f}")
-    if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(args.output_dir / "adapters")
+    accelerator.unwrap_model(model).save_pretrained(  # on every rank: sharded adapters are gathered
+        args.output_dir / "adapters",
+        is_main_process=accelerator.is_main_process,
+        state_dict=accelerator.get_state_dict(model),
+    )
     accelerator.end_training()
 
 

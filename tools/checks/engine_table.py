@@ -66,16 +66,16 @@ ROWS = (
     Row("resuming bit for bit", _always),
     Row("`save_model` in parts", _unless_it_lacks(Feature.SAVE_MODEL)),
     Row("`torch.compile`", _unless_it_lacks(Feature.COMPILE)),
-    Row("memory of the CPU", lambda capabilities: capabilities.shards_parameters),
-    Row("models on the meta device", lambda capabilities: capabilities.shards_parameters),
-    Row("copies of the model (`dp_replicate_size`)", _by_axis("dp_replicate"), of_several=True),
-    Row("shards of the model (`dp_shard_size`)", _by_axis("dp_shard"), of_several=True),
-    Row("shared layers (`tp_size`)", _by_axis("tp"), of_several=True),
-    Row("shared sequences (`cp_size`)", _by_axis("cp"), of_several=True),
-    Row("shared attention heads (`sp_size`)", _by_axis("sp"), of_several=True),
-    Row("shared experts (`ep_size`)", _by_axis("ep"), of_several=True),
-    Row("stages of layers (`pp_size`)", _by_axis("pp"), of_several=True),
-    Row("batches that end at different times", _unless_it_lacks(Feature.JOIN), of_several=True),
+    Row("CPU offload", lambda capabilities: capabilities.shards_parameters),
+    Row("meta-device initialization", lambda capabilities: capabilities.shards_parameters),
+    Row("replicas (`dp_replicate_size`)", _by_axis("dp_replicate"), of_several=True),
+    Row("sharded parameters (`dp_shard_size`)", _by_axis("dp_shard"), of_several=True),
+    Row("tensor parallelism (`tp_size`)", _by_axis("tp"), of_several=True),
+    Row("context parallelism (`cp_size`)", _by_axis("cp"), of_several=True),
+    Row("sequence parallelism (`sp_size`)", _by_axis("sp"), of_several=True),
+    Row("expert parallelism (`ep_size`)", _by_axis("ep"), of_several=True),
+    Row("pipeline parallelism (`pp_size`)", _by_axis("pp"), of_several=True),
+    Row("uneven inputs (`join_uneven_inputs`)", _unless_it_lacks(Feature.JOIN), of_several=True),
     Row("local SGD", _unless_it_lacks(Feature.LOCAL_SGD), of_several=True),
     Row("communication hooks", _unless_it_lacks(Feature.COMMUNICATION_HOOK), of_several=True),
     Row("bf16", _computes_in("bf16")),
@@ -175,16 +175,6 @@ def _lines() -> Iterator[str]:
             for name, capabilities in strategies.items()
         )
         yield f"| `{vendor.name}` | {' | '.join(cells)} |\n"
-    yield "\n## What shows it\n"
-    for name in strategies:
-        yield f"\n### {name}\n\n"
-        for row in ROWS:
-            if row.feature in EVIDENCE.get(name, {}):
-                yield f"- {row.feature}: `{EVIDENCE[name][row.feature]}`\n"
-            elif (name, row.feature) in UNTESTED:
-                yield f"- {row.feature}: untested. {UNTESTED[name, row.feature]}".rstrip(" ") + "\n"
-        for device, shown in ON_DEVICES.get(name, {}).items():
-            yield f"- on `{device}`: `{shown}`\n"
 
 
 def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 command = Command(
-    help="lint, format, types, dependencies, layers, structure, links, origin, public surface",
+    help="lint, format, types, dependencies, layers, structure, docstrings, links, origin, public surface",
     run=check,
     add_arguments=add_arguments,
 )

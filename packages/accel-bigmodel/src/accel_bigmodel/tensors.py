@@ -116,7 +116,8 @@ def set_module_tensor_to_device(
         )
     if value is not None and value.shape != old.shape and has_shape_of_values(old):
         raise ConfigError(
-            f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
+            f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}. "
+            "Pass a value of the same shape."
         )
     source = old if value is None else value
     # Tensors on the meta device have no address.

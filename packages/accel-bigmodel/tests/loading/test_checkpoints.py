@@ -267,7 +267,7 @@ def test_files_that_were_cut_short_are_refused_by_name(tmp_path, saved, safe, ke
 
 def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.bin")
-    with pytest.raises(CheckpointError, match="holds a list, not a state dict"):
+    with pytest.raises(CheckpointError, match="contains a list, not a state dict"):
         load_state_dict(tmp_path / "list.bin")
     with pytest.raises(CheckpointError, match="no checkpoint file at"):
         load_state_dict(tmp_path / "nowhere.bin")

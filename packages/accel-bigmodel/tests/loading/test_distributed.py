@@ -132,7 +132,7 @@ def _fail(folder: str) -> str:
 
 def test_what_the_first_process_cannot_read_is_an_error_on_all(tmp_path, world):
     first, second = world(2).run(_fail, str(tmp_path))
-    assert "holds no checkpoint" in first
+    assert "has no checkpoint" in first
     assert second == f"Rank 0 could not read the checkpoint: {first}"
     save_model(nn.Linear(4, 4), tmp_path)
     first, second = world(2).run(_fail, str(tmp_path))

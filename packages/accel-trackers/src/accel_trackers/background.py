@@ -171,7 +171,8 @@ class BackgroundLog:
             tracker.log(thawed(entry.values), step=entry.step, **kwargs)
         except caught as error:
             failure = TrackerError(
-                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}."
+                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}. "
+                "With `on_error='warn'` the run goes on."
             )
             failure.__cause__ = error
             self._failures[id(tracker)].add(failure)

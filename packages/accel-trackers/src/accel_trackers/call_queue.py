@@ -102,7 +102,8 @@ class CallQueue:
                 self._num_done_when_stalled = num_done
                 raise TrackerError(
                     f"The tracker `{self._name}` has hung for {self._stall_timeout_s:g} s, with "
-                    f"{self._items.qsize()} logged values not written."
+                    f"{self._items.qsize()} logged values not written. Check that the service "
+                    "answers; with `on_error='warn'` the run goes on."
                 )
             num_done = self._num_done
 

@@ -53,7 +53,9 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralT
     check_complete(tracker_class, ("name", "requires_logging_directory"))  # `tracker` when it is constructed
     name = tracker_class.name
     if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
-        warn_user(f"`{tracker_class.__name__}` replaces the tracker `{name}`.")
+        warn_user(
+            f"`{tracker_class.__name__}` replaces the tracker `{name}`. If that was not meant, rename the class."
+        )
     TRACKERS.register(name, tracker_class, replace=True)
     return tracker_class
 

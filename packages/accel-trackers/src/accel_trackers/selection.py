@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 from accel_state.enums import LoggerType
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
@@ -13,6 +13,7 @@ from accel_state.user_warnings import warn_user
 from accel_trackers.catalogue import TRACKERS, get_available_trackers
 from accel_trackers.general_tracker import GeneralTracker, check_complete
 
+Tracker = TypeVar("Tracker", bound=GeneralTracker)
 TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
 _NO_FOLDER = (
     "requires a `logging_dir`: it writes to a folder. "
@@ -20,10 +21,19 @@ _NO_FOLDER = (
 )
 
 
+@overload
+def filter_trackers(
+    log_with: Tracker | Sequence[Tracker], logging_dir: str | os.PathLike[str] | None = None
+) -> list[Tracker]: ...
+@overload
 def filter_trackers(
     log_with: TrackerChoice | Sequence[TrackerChoice] | None,
     logging_dir: str | os.PathLike[str] | None = None,
-) -> list[str | GeneralTracker]:
+) -> list[str | GeneralTracker]: ...
+def filter_trackers(
+    log_with: TrackerChoice | Sequence[TrackerChoice] | None,
+    logging_dir: str | os.PathLike[str] | None = None,
+) -> Any:
     """Return the names and instances of the selected trackers, checked, without duplicates, in the order given.
 
         filter_trackers(["jsonl", "wandb"], logging_dir="runs")  # ["jsonl", "wandb"]

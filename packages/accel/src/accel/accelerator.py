@@ -1,5 +1,7 @@
 """The `Accelerator`: a facade over the components of a run."""
 
+# mypy: disable-error-code="overload-overlap, type-arg"
+
 from __future__ import annotations
 
 import os
@@ -8,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +46,30 @@ from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.capabilities import Sync
 from accel_backends.strategies.checks import has_device_map
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_data import PreparedLoader
+from accel_ops.collectives import ReductionName
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
+from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
+from accel_state.enums import DynamoBackendName, FP8BackendName, PrecisionName, RNGName
 from accel_state.enums import FP8BackendType as FP8BackendType
 from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
 from accel_state.errors import ConfigError, StateError
+from accel_state.gradient_state import current_gradient
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
 from accel_state.partial_state import ProcessView
+from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # more names that users import from here, looked up lazily at run time
@@ -69,6 +77,15 @@ if TYPE_CHECKING:  # more names that users import from here, looked up lazily at
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+Model = TypeVar("Model", bound=nn.Module)
+Optim = TypeVar("Optim", bound=Optimizer)
+Schedule = TypeVar("Schedule", bound=LRScheduler)
+Loader = TypeVar("Loader", bound=DataLoader[Any])
+Placement: TypeAlias = Sequence[bool] | None
 
 
 def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
@@ -152,7 +169,7 @@ class Accelerator(ProcessView):
         self,
         device_placement: bool = True,
         split_batches: bool = NOT_GIVEN,
-        mixed_precision: PrecisionType | str | None = None,
+        mixed_precision: PrecisionType | PrecisionName | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
@@ -160,7 +177,7 @@ class Accelerator(ProcessView):
         fsdp_plugin: accel_backends.FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: accel_backends.TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
-        rng_types: Sequence[str | RNGType] | None = None,
+        rng_types: Sequence[RNGType | RNGName] | None = None,
         log_with: str
         | LoggerType
         | accel_trackers.GeneralTracker
@@ -171,25 +188,30 @@ class Accelerator(ProcessView):
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
-        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_backend: DynamoBackend | DynamoBackendName | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
-        fp8_backend: FP8BackendType | str | None = None,
+        fp8_backend: FP8BackendType | FP8BackendName | None = None,
         strategy_plugin: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
+        if PartialState.is_initialized() and current_runtime().has_ended:
+            reset_runtime()
         self.configuration = resolve(given)
         had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
+        gradient = current_gradient()
+        accumulation = gradient.plugin_kwargs, gradient.initialized
         try:
             self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
             self.gradient_state = GradientState(self.configuration.accumulation)
             self._make_components()
             self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
         except BaseException:
+            gradient.plugin_kwargs, gradient.initialized = accumulation
             if not had_state:  # so that the next call may have other arguments
                 AcceleratorState._reset_state(reset_partial_state=not had_processes)
             raise
@@ -237,6 +259,20 @@ class Accelerator(ProcessView):
         """Pickle the constructor's arguments; unpickling constructs an Accelerator with nothing prepared."""
         return partial(type(self), **self._arguments), ()
 
+    def __repr__(self) -> str:
+        """Describe the run, with the effective batch size of each prepared loader: rows per step of all ranks."""
+        sizes = [
+            str(loader.total_batch_size * self.gradient_accumulation_steps)
+            for loader in self._dataloaders
+            if isinstance(loader, accel_data.PreparedLoader)
+            and (loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0))
+        ]
+        batches = f", effective batch size: {', '.join(sizes)}" if sizes else ""
+        return (
+            f"<{type(self).__name__}: {self.strategy.name}, processes: {self.num_processes}, device: {self.device}, "
+            f"mixed precision: {self.mixed_precision}{batches}>"
+        )
+
     strategy: Strategy = delegated("_strategy")
     """The training strategy."""
 
@@ -258,6 +294,8 @@ class Accelerator(ProcessView):
 
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
+
+        The next `Accelerator` of this process starts a run of its own, with its own settings and process group.
 
         Raises:
             CheckpointError: If a save in the background failed; raised after everything is closed.
@@ -465,13 +503,87 @@ class Accelerator(ProcessView):
     device_placement: bool = delegated("configuration.device_placement")
     """Whether prepared objects are moved to this process's device."""
 
+    # One for each usual order of loaders and others, as no type expresses "each loader becomes a prepared one". Bare
+    # `DataLoader`, because jedi takes no overload by `DataLoader[Any]`; it does not understand `*Ts` at all.
     @overload
-    def prepare(self, single: T, /, *, device_placement: Sequence[bool] | None = None) -> T: ...
+    def prepare(self, a: DataLoader, /, *, device_placement: Placement = ...) -> PreparedLoader: ...
 
     @overload
-    def prepare(self, *objects: *Ts, device_placement: Sequence[bool] | None = None) -> tuple[*Ts]: ...
+    def prepare(self, a: T1, /, *, device_placement: Placement = ...) -> T1: ...
 
-    def prepare(self, *objects: object, device_placement: Sequence[bool] | None = None) -> Any:
+    @overload
+    def prepare(
+        self, a: DataLoader, b: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader]: ...
+
+    @overload
+    def prepare(self, a: T1, b: T2, /, *, device_placement: Placement = ...) -> tuple[T1, T2]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, c: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, c: T2, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader, T2]: ...
+
+    @overload
+    def prepare(self, a: T1, b: T2, c: T3, /, *, device_placement: Placement = ...) -> tuple[T1, T2, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: T3, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: T4, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, T4]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: DataLoader, e: T3, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: DataLoader, e: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: T4, e: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, T4, PreparedLoader]: ...
+
+    @overload
+    def prepare(self, *objects: *Ts, device_placement: Placement = ...) -> tuple[*Ts]: ...
+
+    @overload
+    def prepare(self, *objects: Any, device_placement: Placement = ...) -> Any: ...
+
+    def prepare(self, *objects: object, device_placement: Placement = None) -> Any:
         """Prepare models, optimizers, schedulers and loaders for this run. Every rank must pass the same objects.
 
             model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -497,8 +609,8 @@ class Accelerator(ProcessView):
         return has_device_map(model)
 
     def prepare_model(
-        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> nn.Module:
+        self, model: Model, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Model:
         """Prepare one model; see `prepare`.
 
         Args:
@@ -506,22 +618,23 @@ class Accelerator(ProcessView):
             device_placement: Whether to move it to the device. Default: the Accelerator's setting.
             evaluation_mode: For models that are not trained: no wrapper that synchronizes gradients.
         """
-        return self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        prepared = self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        return cast(Model, prepared)
 
-    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
+    def prepare_optimizer(self, optimizer: Optim, device_placement: bool | None = None) -> Optim:
         """Prepare one optimizer; its model must have been prepared. See `prepare`."""
-        return self._prepared.prepare_optimizer(optimizer, device_placement)
+        return cast(Optim, self._prepared.prepare_optimizer(optimizer, device_placement))
 
-    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+    def prepare_scheduler(self, scheduler: Schedule) -> Schedule:
         """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
-        return self._prepared.prepare_scheduler(scheduler)
+        return cast(Schedule, self._prepared.prepare_scheduler(scheduler))
 
     def prepare_data_loader(
         self,
         data_loader: DataLoader[Any],
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
-    ) -> DataLoader[Any]:
+    ) -> PreparedLoader:
         """Prepare one loader; see `prepare`.
 
         Args:
@@ -554,7 +667,7 @@ class Accelerator(ProcessView):
         with self._stepper.over_uneven_inputs(), self._prepared.join_uneven_inputs(joinables, even_batches):
             yield
 
-    def free_memory(self, *objects: Any) -> Any:
+    def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything that was prepared, reset the accumulation, and empty the device's cache.
 
             model, optimizer = accelerator.free_memory(model, optimizer)
@@ -565,9 +678,9 @@ class Accelerator(ProcessView):
         self._checkpointer.release_memory()
         self._prepared.clear()
         self._stepper.reset()
-        return accel_ops.release_memory(*objects)
+        return [*accel_ops.release_memory(*objects)]
 
-    def clear(self, *objects: Any) -> Any:
+    def clear(self, *objects: Any) -> list[Any]:
         """Alias of `free_memory`."""
         return self.free_memory(*objects)
 
@@ -648,7 +761,11 @@ class Accelerator(ProcessView):
             ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
-        self._stepper.backward(loss, num_items, **kwargs)
+        try:
+            self._stepper.backward(loss, num_items, **kwargs)
+        except RuntimeError as error:
+            note_lost_rank(error, "backward")
+            raise
 
     def forward_backward(
         self,
@@ -798,7 +915,7 @@ class Accelerator(ProcessView):
     use_stateful_dataloader: bool = delegated("configuration.loader.use_stateful_dataloader")
     """Whether loaders are torchdata's `StatefulDataLoader`."""
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: T) -> T:
         """Gather tensors from all ranks, concatenated along dimension 0, on every rank. Every rank must call it.
 
             losses = accelerator.gather(loss)  # (num_processes,)
@@ -808,6 +925,12 @@ class Accelerator(ProcessView):
                 structure must be the same on every rank.
         """
         return accel_ops.gather(tensor)
+
+    @overload
+    def gather_for_metrics(self, input_data: T, use_gather_object: Literal[False] = False) -> T: ...
+
+    @overload
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool) -> Any: ...
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather, and drop the padding of the last batch, so that each sample appears once. Every rank must call it.
@@ -822,7 +945,7 @@ class Accelerator(ProcessView):
         """
         return accel_data.gather_for_metrics(input_data, use_gather_object=use_gather_object)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: T, reduction: ReductionName = "sum", scale: float = 1.0) -> T:
         """Reduce tensors over all ranks, and return the result times `scale` on every rank. Every rank must call it.
 
         Args:
@@ -832,13 +955,11 @@ class Accelerator(ProcessView):
         """
         return accel_ops.reduce(tensor, reduction=reduction, scale=scale)
 
-    def pad_across_processes(
-        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
-    ) -> Any:
+    def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> T:
         """Pad tensors along `dim` to the largest size on any rank, as `gather` needs. Every rank must call it."""
         return accel_ops.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
-    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> Any:
+    def skip_first_batches(self, dataloader: Loader, num_batches: int = 0) -> Loader:
         """Return a loader without the first `num_batches`, to resume in the middle of an epoch.
 
             for inputs, targets in accelerator.skip_first_batches(loader, num_batches=resume_step):
@@ -919,8 +1040,8 @@ class Accelerator(ProcessView):
     """Whether this rank writes model files: rank 0, or each machine's rank 0 with `save_on_each_node`."""
 
     def unwrap_model(
-        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-    ) -> nn.Module:
+        self, model: Model, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Model:
         """Return the original model without the wrappers added by `prepare`.
 
         Args:
@@ -928,9 +1049,10 @@ class Accelerator(ProcessView):
             keep_fp32_wrapper: Keep the mixed-precision forward.
             keep_torch_compile: Keep the compiled forward.
         """
-        return self._strategy.unwrap(
+        inner = self._strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
+        return cast(Model, inner)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
         """Return the full state dict of a prepared model, with the names of the original model.

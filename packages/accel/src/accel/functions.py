@@ -11,11 +11,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from importlib.metadata import version
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import accel_state  # its classes only when they are used: they import torch
 from accel_state.environment.settings import SECTIONS, SETTINGS, Setting
 from accel_state.errors import NotAvailableError, StateError
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm as Bar
+
+T = TypeVar("T")
 
 CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
 """Names of `DistributedType` that CUDA devices may have."""
@@ -166,6 +171,10 @@ class ThreadLocalSharedDict:
         self._storage.content = value
 
 
+@overload
+def tqdm(iterable: Iterable[T], /, *args: Any, main_process_only: bool = True, **kwargs: Any) -> Bar[T]: ...
+@overload
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Bar[Any]: ...
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """Return `tqdm.auto.tqdm`, shown on each machine's main process only.
 

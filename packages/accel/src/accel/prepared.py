@@ -25,7 +25,7 @@ from accel_backends.strategies.checks import (
     check_placement,
     has_library_mesh,
 )
-from accel_data import DataLoaderConfiguration
+from accel_data import DataLoaderConfiguration, PreparedLoader
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
 from accel_state.runtime import current_runtime
@@ -161,7 +161,7 @@ class Prepared:
         loader: DataLoader[Any],
         device_placement: bool | None,
         slice_fn_for_dispatch: Callable[..., Any] | None,
-    ) -> DataLoader[Any]:
+    ) -> PreparedLoader:
         """Return the prepared loader; see `Accelerator.prepare_data_loader`.
 
         Raises:
@@ -176,7 +176,7 @@ class Prepared:
         options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
-        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
+        ready = accel_data.prepare_data_loader(
             loader,
             device=current_runtime().device,
             put_on_device=is_placed,

@@ -218,7 +218,7 @@ def test_a_policy_chooses_other_units(capsys):
         (("--num_processes", "8", "--dp_replicate_size", "3"), "is for 6 processes, but there are 8"),
         (("--num_processes", "8", "--dp_shard_size", "4"), "the sizes 8, with .*`dp_shard_size=8`"),
         (("--num_processes", "8", "--pp_size", "4"), "`pp_size` 4 needs as many blocks, but the model has 3"),
-        (("--num_processes", "4", "--cp_size", "2", "--sp_size", "2"), "two ways to share a sequence"),
+        (("--num_processes", "4", "--cp_size", "2", "--sp_size", "2"), "two ways to shard a sequence"),
         (
             ("--cp_size", "2", "--num_processes", "2", "--sequence_length", "3"),
             "does not divide the 3 tokens",

@@ -103,7 +103,7 @@ def load_checkpoint_in_model(
     )  # fmt: skip
     if offload_8bit_bnb:
         raise ConfigError(
-            "`offload_8bit_bnb` has no effect here. `load_and_quantize_model` quantizes weights that go to disk."
+            "`offload_8bit_bnb` has no effect here. Use `load_and_quantize_model` to quantize weights that go to disk."
         )
     if broadcast_from_rank0 or holds_dtensors(model):
         if device_map is not None:

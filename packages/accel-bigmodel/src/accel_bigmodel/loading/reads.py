@@ -15,7 +15,9 @@ import torch
 
 from accel_bigmodel.transfers import Staged, copy_stream
 from accel_checkpoint.formats.weight_files import ByteRange
+from accel_checkpoint.progress import watched
 from accel_state.errors import CheckpointError
+from accel_state.user_warnings import is_main_process
 
 _READ_BYTES = 8 << 20
 _MOST_BUFFERS = 512  # per `preadv`; Linux allows 1024 (IOV_MAX)
@@ -53,6 +55,7 @@ class ParallelReads:
         self._parts: dict[Path, list[_Part]] = {}
         self._streams: dict[torch.device, Any] = {}
         self._ring: queue.SimpleQueue[Staged] = queue.SimpleQueue()
+        self._num_bytes = 0  # that have been read
 
     def add(self, tensor: torch.Tensor, path: Path, place: ByteRange) -> None:
         """Fill ``tensor``, contiguous and on any device, with the values at ``place`` in a file, cast to its dtype.
@@ -63,7 +66,8 @@ class ParallelReads:
         item = place.dtype.itemsize
         if tensor.numel() * item != place.num_bytes or not tensor.is_contiguous():
             raise ValueError(
-                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}."
+                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}. "
+                "The file is damaged: copy it again."
             )
         device = None if _is_in_place(tensor, place.dtype) else tensor.device
         parts = self._parts.setdefault(path, [])
@@ -84,31 +88,35 @@ class ParallelReads:
             stream.wait_stream(torch.get_device_module(device).current_stream(device))
         for _ in range(_NUM_STAGED if devices else 0):
             self._ring.put(Staged(_READ_BYTES, is_pinned=bool(self._streams)))
+        total = sum(part.num_bytes for parts in self._parts.values() for part in parts)
         try:
-            for path, parts in self._parts.items():
-                with (
-                    path.open("rb", buffering=0) as file,
-                    ThreadPoolExecutor(_NUM_THREADS, "accel-read") as pool,
-                ):
-                    for _ in pool.map(functools.partial(self._read, file, path), _jobs(parts)):
-                        pass
+            with watched("Loading weights", lambda: self._num_bytes, total=total, is_shown=is_main_process()):
+                for path, parts in self._parts.items():
+                    with (
+                        path.open("rb", buffering=0) as file,
+                        ThreadPoolExecutor(_NUM_THREADS, "accel-read") as pool,
+                    ):
+                        for num_bytes in pool.map(functools.partial(self._read, file, path), _jobs(parts)):
+                            self._num_bytes += num_bytes
         finally:
             for stream in self._streams.values():
                 stream.synchronize()  # the host waits: the caller may free buffers and tensors after this
 
-    def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> None:
-        """Read adjacent parts, either all directly into tensors or all for one device."""
+    def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> int:
+        """Read adjacent parts, either all directly into tensors or all for one device; return their size."""
+        num_bytes = sum(part.num_bytes for part in job)
         if job[0].device is None:
             buffers = [_memory_of(part) for part in job]
             _read_fully(file, path, buffers, job[0].start)
-            return
+            return num_bytes
         staged = self._ring.get()
         try:
-            memory, num_bytes = staged.reuse(), sum(part.num_bytes for part in job)
+            memory = staged.reuse()
             _read_fully(file, path, [memory[:num_bytes].numpy().data], job[0].start)
             staged.copied = self._copy(memory, job)
         finally:
             self._ring.put(staged)
+        return num_bytes
 
     def _copy(self, memory: torch.Tensor, job: Sequence[_Part]) -> Any:
         """Copy parts to their device and convert them there; return an event if the copy is asynchronous."""

@@ -329,7 +329,10 @@ def write_weights(
 
 def _check_values(name: str, weight: torch.Tensor) -> None:
     if weight.is_meta:
-        raise CheckpointError(f"`{name}` cannot be offloaded: on the meta device it has no values.")
+        raise CheckpointError(
+            f"`{name}` cannot be offloaded: on the meta device it has no values. Load the weights first, "
+            "for example with `load_checkpoint_in_model`."
+        )
 
 
 def _dtype_and_shape(weight: torch.Tensor | DeferredTensor) -> dict[str, Any]:
@@ -443,5 +446,5 @@ def _invalid_entry(name: str, entry: object) -> CheckpointError:
 def _weight_file(folder: Path, name: str) -> Path:
     """Return the file of a weight; raise for names that point outside the folder."""
     if not is_plain_name(f"{name}.dat") or "/" in str(name):
-        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
+        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`. Rename the weight.")
     return folder / f"{name}.dat"

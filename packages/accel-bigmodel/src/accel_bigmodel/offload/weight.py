@@ -58,6 +58,7 @@ class _Live:
         return self.tensor._version != self._version or not is_same
 
 
+# Why: docs/decisions/0006-an-offloaded-weight-keeps-what-is-written.md
 @dataclass(eq=False)
 class OffloadedWeight:
     """The values of one weight, stored or on their device.

@@ -37,8 +37,9 @@ def infer_auto_device_map(
 
     Parts are assigned in the order of the model, so that activations never move back to an earlier device. While
     layers may be offloaded, the first accelerator, and the CPU for layers on disk, reserve memory for the largest
-    remaining layer; an accelerator that runs offloaded modules reserves it for two, because one is prefetched. A layer
-    that is too large for an empty device goes to the next device. Tied weights stay together.
+    remaining layer; an accelerator that runs offloaded modules reserves it for two, because one is prefetched,
+    unless nothing of the model would then be left on it. A layer that is too large for an empty device goes to the
+    next. Tied weights stay together.
 
     Args:
         model: On any device, meta included.
@@ -65,8 +66,13 @@ def infer_auto_device_map(
     planner = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation)
     planner.run()
     if not planner.has_room_to_prefetch():
-        planner = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation, num_loaded=2)
-        planner.run()
+        roomy = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation, num_loaded=2)
+        roomy.run()
+        if roomy.uses_main_device() or not planner.uses_main_device():
+            planner = roomy
+        else:
+            planner.warn_of_prefetching()
+    planner.require_room()
     planner.log_unused_devices()
     planner.warn_of_oversized_layers()
     if not offload_buffers:
@@ -170,6 +176,9 @@ class _Planner:
         for device in [device for device in self._limits if device != "disk"]:
             self._fill(device, keeps_room=device in (self._main, "cpu"))
         self._fill("disk", keeps_room=False)
+
+    def require_room(self) -> None:
+        """Raise if the devices have no room for the model."""
         if any(piece not in self._placed for piece in self._waiting):
             raise ConfigError(self._what_is_missing())
 
@@ -206,7 +215,8 @@ class _Planner:
             if layer.num_bytes > limit:
                 warn_user(
                     f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` has "
-                    f"{convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
+                    f"{convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run. "
+                    "Raise `max_memory` of the device.",
                     main_process_only=False,
                 )
                 return
@@ -215,6 +225,19 @@ class _Planner:
         """Whether the accelerator that runs offloaded modules has room for two of them."""
         largest = max((layer.loaded_bytes for layer in self._offloaded_layers()), default=0)
         return self._main == "cpu" or self._used[self._main] + 2 * largest <= self._limits[self._main]
+
+    def uses_main_device(self) -> bool:
+        """Whether the whole model has a place, and some of it on the accelerator that runs offloaded modules."""
+        return bool(self._used[self._main]) and all(piece in self._placed for piece in self._waiting)
+
+    def warn_of_prefetching(self) -> None:
+        """Warn that the limit of this device has room for one offloaded module, and none for one that is prefetched."""
+        warn_user(
+            f"Device `{self._main}` may hold {convert_bytes(self._limits[self._main])}: this has room for one "
+            "offloaded module at a time, and the next one is copied while it runs. Pass `prefetch=False` to "
+            "`dispatch_model` to stay below it.",
+            main_process_only=False,
+        )
 
     @property
     def _offload_devices(self) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
         if len(set(devices.values())) > 1:
             places = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
             warn_user(
-                f"Tied parameters are on different devices: {places}. Each device has a copy of them.",
+                f"Tied parameters are on different devices: {places}. Each device holds a copy of them. "
+                "To train them, put their modules on one device in `device_map`.",
                 main_process_only=False,
             )
 

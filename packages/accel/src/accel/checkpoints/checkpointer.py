@@ -19,7 +19,8 @@ from accel.configuration import ProjectConfiguration, RunConfiguration
 from accel.prepared import Prepared
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_checkpoint.files import resolved
+from accel_checkpoint.files import Digest, resolved
+from accel_checkpoint.progress import watched
 from accel_checkpoint.ranks.agreement import first
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
@@ -234,10 +235,11 @@ class Checkpointer:
                 chosen = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
             if chosen is None:
                 return False
-            folder = resolved(chosen)
+            folder, is_shown = resolved(chosen), saver.topology.rank == 0
+            shown = watched(f"Loading {folder.name}", lambda: Digest.num_bytes_of_all, is_shown=is_shown)
             try:
                 # Tensors that optimizers create while they load must stay trainable.
-                with torch.inference_mode(False):
+                with torch.inference_mode(False), shown:
                     next_iteration = load_checkpoint(
                         self._run(),
                         folder,

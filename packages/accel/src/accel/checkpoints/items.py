@@ -440,7 +440,8 @@ class RankItem(StateItem):
         if window is not None and state.gradients is not None:
             with saved.strict.loading(ACCUMULATED_GRADIENTS.name(self.index), GRADIENTS):
                 run.strategy.restore_gradients(run.models, state.gradients)
-        state.restore_generators(saved)
+        loaders = (loader for loader in run.loaders.values() if isinstance(loader, PreparedLoader))
+        state.restore_generators(saved, orders_follow=any(loader.follows_random_state for loader in loaders))
 
 
 def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderItem]:

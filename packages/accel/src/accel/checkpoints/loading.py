@@ -244,7 +244,9 @@ def _read(
     """
     if f"{SAMPLER_NAME}.bin" in saved.files.names:
         logger.warning(
-            "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
+            "`%s.bin` holds a pickled sampler, which could run code, and is not loaded: the order of "
+            "the samples follows from the seed. Save the checkpoint again to be rid of the file.",
+            SAMPLER_NAME,
         )
     of_models = [ModelItem(run, index, model) for index, model in enumerate(models)]
     *others, rank = other_items(run, saved)

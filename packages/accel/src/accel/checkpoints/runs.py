@@ -27,6 +27,10 @@ from accel_state.mesh_layout import MeshLayout
 logger = get_logger(__name__)
 GRADIENTS = "the gradients of this rank"
 _STARTS_OVER = "the gradient accumulation starts over"
+_NEW_ORDER = (
+    "epochs that begin later have another order than in a run without the change "
+    "(`DataLoaderConfiguration(use_seedable_sampler=True)` keeps it)"
+)
 
 
 @dataclass(frozen=True)
@@ -269,8 +273,11 @@ class RankState:
             return None
         return accumulation
 
-    def restore_generators(self, saved: SavedRun) -> None:
-        """Restore the random states; if the number of data-parallel ranks has changed, derive new ones from them."""
+    def restore_generators(self, saved: SavedRun, *, orders_follow: bool) -> None:
+        """Restore the random states; if the number of data-parallel ranks has changed, derive new ones from them.
+
+        ``orders_follow``: whether loaders draw the order of an epoch from them.
+        """
         changes = []
         if saved.has_same_ranks or (saved.has_same_seeds and saved.rank_source[1]):
             if self.states is not None:
@@ -279,7 +286,8 @@ class RankState:
             if self.states is not None:
                 seed_index, num_seeds = saved.layout.seed_index(saved.rank), saved.layout.num_seeds
                 reseed_for(self.states, rank=seed_index, world_size=num_seeds)
-            changes.append("every rank derives new random states from it")
+            order = f", so {_NEW_ORDER}" if orders_follow else ""
+            changes.append(f"every rank derives new random states from it{order}")
         if saved.has_same_ranks:
             return
         if saved.is_of_rank_0_alone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -46,6 +47,7 @@ class DropInCommand:
             choices=("install", "remove", "status"),
             help="install or remove it, or show whether it is installed",
         )
+        parser.add_argument("--json", action="store_true", help="with `status`, print it as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action, and print its result."""
@@ -60,6 +62,9 @@ class DropInCommand:
                 show(f"Removed `{file}`: `accelerate` no longer means accel.{rest}")
             else:
                 show("The drop-in is not installed here; nothing was removed.")
+        elif arguments.json:
+            found = {"is_installed": file.exists(), "file": str(file), "command": str(script)}
+            show(json.dumps({**found, "is_command_ours": is_ours(script)}, indent=2))
         else:
             show(f"Installed, by `{file}`. {state_of(script)}" if file.exists() else "Not installed.")
         return 0
