@@ -1,1 +1,1 @@
-"""What ``python tools/dev.py gpu`` runs: device tests, and speed next to plain PyTorch and Accelerate."""
+"""The subjects of ``python tools/dev.py gpu``: device tests, and speed next to plain PyTorch and Accelerate."""

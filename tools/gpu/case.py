@@ -21,7 +21,7 @@ CASES = {
     "muon": ("training", 60),
     "transformer_engine": ("training", 60),
 }
-"""By name, in the order in which they run: the module that has a function of this name, and seconds on one H200."""
+"""By name, in running order: the module that has a function of this name, and seconds on one H200."""
 
 
 def set_variables(name: str, device: str) -> None:

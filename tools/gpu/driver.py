@@ -40,11 +40,11 @@ class Driver:
 
     Args:
         python: The interpreter that has torch and all packages.
-        environ: The variables of what it runs.
+        environ: The variables of the programs.
         out: The file of rows.
         device: ``cuda`` or ``cpu``.
         is_small: Use tiny models, and of the suite one package.
-        commit: What is measured.
+        commit: The measured commit.
         limit_s: After this time nothing is begun any more.
         only: Names of speed cases, paths of tests; all if empty.
     """
@@ -109,7 +109,7 @@ class Driver:
         ]
         yield [row for row in rows if row["row"] not in done]
         if code == TIMED_OUT:
-            say("not all tests were reached. The same command goes on with them.")
+            say("not all tests were reached. The same command continues with them.")
         elif code not in (0, 1, 5):
             yield self._put(
                 "right", "", [{"row": "the tests", "ok": False, "why": f"{code}: {_end_of(text)}"}]
@@ -127,7 +127,9 @@ class Driver:
             command = ["-m", "pytest", "-q", *parallel, path]
             code, text = self._ended(command, self._left_s(), ACCEL_TEST_DEVICE="")
             if code == TIMED_OUT:
-                say(f"{path} takes longer than was left of `--limit_s`. The same command begins with it.")
+                say(
+                    f"{path} takes longer than the time left of `--limit_s`. The same command starts with it."
+                )
                 continue
             failed = [line[:200] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
             why = "" if code in (0, 5) else "; ".join([*failed[:20], f"{code}: {_end_of(text)}"])
@@ -140,7 +142,7 @@ class Driver:
         if any(row.get("part") == part and row.get("case") == case for row in self._rows):
             return False
         if self._left_s() < needed_s:
-            say(f"not reached: {case}. The same command goes on with it.")
+            say(f"not reached: {case}. The same command continues with it.")
         return self._left_s() >= needed_s
 
     def _put(self, part: str, case: str, rows: list[Row]) -> list[Row]:
@@ -152,7 +154,7 @@ class Driver:
         return self.limit_s - (time.monotonic() - self._begun)
 
     def _ended(self, arguments: list[str], limit_s: float, **variables: str) -> tuple[int, str]:
-        """Run Python; return its exit code, 124 after the limit, and what it wrote, which is kept in a log."""
+        """Run Python; return its exit code, 124 after the limit, and its output, which is also written to a log."""
         log = self.out.with_suffix(f".{len(list(self.out.parent.glob('*.txt')))}.txt")
         with (
             log.open("wb") as stream,

@@ -25,9 +25,9 @@ print(json.dumps([name for name in sys.argv[1:] if is_missing(name)]))
 
 
 def environ_of(python: str) -> dict[str, str]:
-    """Return the variables with which ``python`` has all packages, from their sources, and what their tests need.
+    """Return the variables that give ``python`` all packages, from their sources, and their tests' requirements.
 
-    What it lacks is installed next to it with its pip, whose own variables (``PIP_NO_INDEX``, ``PIP_FIND_LINKS``) hold.
+    Missing packages are installed next to it with its pip, whose variables (``PIP_NO_INDEX``, ``PIP_FIND_LINKS``) hold.
     """
     packages = list(read_packages().values())
     for package in packages:
@@ -83,7 +83,7 @@ def _missing(python: str, names: Sequence[str], environ: dict[str, str]) -> list
 
 def _install(python: str, requirements: Sequence[str], environ: dict[str, str]) -> None:
     """Install each requirement that pip finds; tests that need another one are skipped."""
-    # With `--prefix`, and not `--target`, pip counts what is installed already: torch is not installed again.
+    # With `--prefix`, and not `--target`, pip counts installed packages: torch is not installed again.
     pip = [
         python,
         "-m",

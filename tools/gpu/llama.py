@@ -50,7 +50,7 @@ class Size:
         )
 
     def mfu(self, num_parameters: int, tokens_per_s: float) -> float:
-        """Return the percentage of the peak; attention counts whole, recomputation does not count."""
+        """Return the percentage of the peak; attention is counted as not causal, recomputation is not counted."""
         attention = 12 * self.shape[2] * self.shape[0] * self.length
         return round(100 * (6 * num_parameters + attention) * tokens_per_s / PEAK_FLOPS, 1)
 
@@ -140,7 +140,7 @@ def through(
 
 @dataclass
 class Trained:
-    """What a measured training came to."""
+    """The result of a measured training."""
 
     tokens_per_s: float
     losses: list[float]
@@ -167,7 +167,7 @@ def compared(
     bench: Bench, size: Size, name: str, ways: Mapping[str, Callable[[], Step]], *, goal: float = 0.99,
     tolerance: float = 0.02,
 ) -> tuple[Row, dict[str, Trained]]:  # fmt: skip
-    """Return a row, not put yet, of training in several ways, and what each came to; ``goal`` is relative to plain."""
+    """Return a row, not put yet, of training in several ways, and their results; ``goal`` is relative to plain."""
     found = {library: trained(bench, size, way) for library, way in ways.items()}
     row = Row(name, "tokens/s", f"≥ {goal} of plain")
     row.figures = {library: round(one.tokens_per_s) for library, one in found.items()}
@@ -255,7 +255,7 @@ def muon(bench: Bench) -> None:
 
 
 def _blocks(bench: Bench) -> Size:
-    """Return four blocks of a Llama-8B; the vocabulary is small, so that they are what is measured."""
+    """Return four blocks of a Llama-8B; the vocabulary is small, so that the blocks dominate."""
     return Size.of(bench, 4096, 14336, 4, 32, 1024)
 
 
@@ -264,7 +264,7 @@ def _is_in_block(module: torch.nn.Module, name: str) -> bool:
 
 
 def fp8(bench: Bench) -> None:
-    """Put a row of 8 bits by torchao, compiled; the bound is accel in bf16."""
+    """Put a row of FP8 by torchao, compiled; the bound is accel in bf16."""
     if importlib.util.find_spec("torchao") is None:
         raise NotHereError("torchao is not installed")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -287,7 +287,7 @@ def fp8(bench: Bench) -> None:
 
 
 def transformer_engine(bench: Bench) -> None:
-    """Put a row of 8 bits by Transformer Engine; plain and the bound are bf16."""
+    """Put a row of FP8 by Transformer Engine; plain and the bound are bf16."""
     if importlib.util.find_spec("transformer_engine") is None or not bench.is_cuda:
         raise NotHereError("Transformer Engine is not installed, or has no GPU")
     from accel.utils import TERecipeKwargs

@@ -82,7 +82,7 @@ class Reader:
 
 
 def loader(bench: Bench) -> None:
-    """Put one row; plain copies one batch ahead from pinned memory, by hand."""
+    """Put one row; plain copies one batch ahead from pinned memory."""
     data = Images(49_152 if bench.is_cuda and not bench.is_small else 128)
     readers = {library: Reader(bench, data, library) for library in LIBRARIES}
     speeds: dict[str, list[float]] = {library: [] for library in readers}

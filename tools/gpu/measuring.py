@@ -105,7 +105,7 @@ class Bench:
         return result, time.perf_counter() - begun
 
     def turns(self, steps: dict[str, Step], *, num_steps: int, num_rounds: int) -> dict[str, float]:
-        """Return the median seconds of a step of each; they take turns, and each round another one begins."""
+        """Return the median seconds of a step of each; they take turns, and each round starts with another one."""
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         order = list(steps)
         for _ in range(num_rounds):
@@ -117,7 +117,7 @@ class Bench:
         return {name: statistics.median(each) for name, each in seconds.items()}
 
     def host_waits(self, step: Step, *, count: int = 8) -> tuple[float, str]:
-        """Return how often a step makes the host wait for the device, and where."""
+        """Return how often a step makes the host wait for the device, and the lines of these waits."""
         step()
         self.sync()
         torch.cuda.set_sync_debug_mode("warn")

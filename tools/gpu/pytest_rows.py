@@ -12,7 +12,7 @@ from tools.gpu.results import append
 
 
 class Rows:
-    """Writes rows; with pytest-xdist, in the process that hands out the tests."""
+    """Writes rows; with pytest-xdist, in the process that distributes the tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._is_worker = hasattr(config, "workerinput")

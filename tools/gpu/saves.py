@@ -1,4 +1,4 @@
-"""Seconds for which `save_state` and `load_state` of 12 GB block, in the loop and behind it."""
+"""Seconds that `save_state` and `load_state` of 12 GB block, in the loop and in the background."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def saves(bench: Bench) -> None:
             handle.wait()
             row.figures = {"bound": round(copied_s, 3), "accel": round(blocked_s, 3)}
             slower = ratio(statistics.median(beside), statistics.median(alone))
-            row.note = f"a step meanwhile takes {slower} of one alone"
+            row.note = f"a step during the save takes {slower} of a step without it"
             if bench.has_goals and blocked_s > 2 * copied_s:
                 row.wrong.append(f"{ratio(blocked_s, copied_s)} pinned copies")
             bench.put(row)

@@ -111,7 +111,7 @@ def step(bench: Bench) -> None:
         steps = {library: loop.step for library, loop in loops.items()}
         num_steps, num_rounds = (100, 7) if bench.is_cuda else (5, 3)
         seconds = bench.turns(steps, num_steps=num_steps, num_rounds=num_rounds)
-        row = Row(f"a step of a tiny model: {kind}", "µs", "≤ 1.15 of plain, no further host wait")
+        row = Row(f"a step of a tiny model: {kind}", "µs", "≤ 1.15 of plain, no additional host wait")
         row.figures = {name: round(1e6 * each, 1) for name, each in seconds.items()}
         pairs = zip(loops["accel"].weights, loops["plain"].weights, strict=True)
         apart = max((one - other).abs().max().item() for one, other in pairs)

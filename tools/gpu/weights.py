@@ -23,7 +23,7 @@ def _config(bench: Bench, **more: Any) -> Any:
 
 
 def write_checkpoint(bench: Bench, model: torch.nn.Module, folder: Path) -> list[Path]:
-    """Write four files with an index, through safetensors alone."""
+    """Write four files with an index, with safetensors only."""
     from safetensors.torch import save_file
 
     tensors = list(model.state_dict().items())
@@ -88,7 +88,7 @@ def pinned_read(bench: Bench, files: list[Path], *, num_threads: int = 8) -> flo
 
 
 def load(bench: Bench) -> None:
-    """Put one row: plain is safetensors' own `load_file`, the bound reads into pinned memory and copies."""
+    """Put one row: plain is safetensors' `load_file`, the bound reads into pinned memory and copies."""
     from safetensors.torch import load_file
 
     config = _config(bench)
