@@ -4,46 +4,57 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tools.commands.protocol import Command
 from tools.gpu import results
-from tools.gpu.driver import PARTS, Driver, commit_of_checkout
+from tools.gpu.driver import PARTS, Driver
 from tools.gpu.interpreter import environ_of
 from tools.setup.failures import SetupError
 from tools.setup.presets import development
 from tools.setup.running import run
 from tools.workspace import ROOT
 
-CHECKS = ("gpu_table", "engine_table")
-
 
 def gpu(arguments: argparse.Namespace) -> int:
     if arguments.write:
         results.write(arguments.out)
-        environment = development().ensure()
-        environ, updates = environment.child_environ(), []
-        for name in CHECKS:
-            command: list[str | Path] = [environment.python, "-m", f"tools.checks.{name}", "--update"]
-            updates.append(run(command, cwd=ROOT, environ=environ))
-        return max(updates)
+        return max(_update(name) for name in ("gpu_table", "engine_table"))
     found = arguments.python and shutil.which(arguments.python)
     if arguments.python and not found:
         raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
-    python = Path(found).absolute() if found else development().ensure().python
+    python = str(Path(found).absolute() if found else development().ensure().python)
     driver = Driver(
-        python=str(python),
-        environ=environ_of(str(python)) if found else development().child_environ(),
+        python=python,
+        environ=environ_of(python) if found else development().child_environ(),
         out=arguments.out.resolve(),
         device=arguments.device,
         is_small=arguments.small,
-        commit=arguments.commit or commit_of_checkout(),
+        commit=arguments.commit or _commit(),
         limit_s=arguments.limit_s,
         only=arguments.only,
     )
     num_wrong = sum([driver.run_part(part) for part in arguments.part or PARTS])
     print(f"{num_wrong} rows are wrong. Rows: {arguments.out}")
     return int(num_wrong > 0)
+
+
+def _update(check: str) -> int:
+    environment = development().ensure()
+    command: list[str | Path] = [environment.python, "-m", f"tools.checks.{check}", "--update"]
+    return run(command, cwd=ROOT, environ=environment.child_environ())
+
+
+def _commit() -> str:
+    """Return the short name of the commit, with a plus if files differ from it."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(git, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        print("The commit is unknown: name it with `--commit`.", file=sys.stderr)
+        return "unknown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

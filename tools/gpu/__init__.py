@@ -1,1 +1,1 @@
-"""The subjects of ``python tools/dev.py gpu``: device tests, and speed next to plain PyTorch and Accelerate."""
+"""What ``python tools/dev.py gpu`` runs: device tests, and speed next to plain PyTorch and Accelerate."""
