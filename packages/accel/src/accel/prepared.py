@@ -100,7 +100,7 @@ class Prepared:
         for name, things in given.items():
             done.update(zip(map(id, things), getattr(ready, name), strict=True))
         results = tuple(done.get(id(thing), thing) for thing in objects)
-        results = tuple(one.take() if isinstance(one, InTurn) else one for one in results)
+        results = tuple(result.take() if isinstance(result, InTurn) else result for result in results)
         return results[0] if len(results) == 1 else results
 
     def _prepare(self, bundle: Bundle, placement: Placement) -> Bundle:
@@ -173,7 +173,7 @@ class Prepared:
                 "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
                 "one of them out."
             )
-        options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
+        options = {field.name: getattr(settings, field.name) for field in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
         ready = accel_data.prepare_data_loader(
@@ -217,7 +217,7 @@ class Prepared:
         unwrap = self._strategy.unwrap
         for ready in self._trained_models:
             inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
-            if any(model is one for one in (ready, *inner)):
+            if any(model is candidate for candidate in (ready, *inner)):
                 return ready
         return None
 
@@ -229,7 +229,7 @@ class Prepared:
             (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
 
     def _add_loader(self, loader: DataLoader[Any]) -> None:
-        if not any(loader is one for one in self.loaders.values()):
+        if not any(loader is known for known in self.loaders.values()):
             self.loaders[self._num_loaders] = loader
             self._num_loaders += 1
             loader._is_accelerate_prepared = True  # read by libraries
@@ -266,7 +266,7 @@ class Prepared:
 
 
 def _add(things: list[Any], new: Iterable[Any]) -> None:
-    for one in new:
-        one._is_accelerate_prepared = True  # read by libraries
-        if not any(one is old for old in things):
-            things.append(one)
+    for item in new:
+        item._is_accelerate_prepared = True  # read by libraries
+        if not any(item is old for old in things):
+            things.append(item)

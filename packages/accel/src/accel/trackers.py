@@ -76,9 +76,9 @@ class Trackers:
         Raises:
             ConfigError: If no such tracker was started.
         """
-        tracker = next((one for one in self._started if one.name == name), None)
+        tracker = next((started for started in self._started if started.name == name), None)
         if tracker is None:
-            known = ", ".join(one.name for one in self._started) or "none"
+            known = ", ".join(started.name for started in self._started) or "none"
             raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")
         if self._background is not None:
             self._background.call_directly([tracker])

@@ -90,10 +90,10 @@ class Checkpointer:
             CheckpointError: If a state could not be loaded again safely.
         """
         bad = [
-            f"Item at index {index} ({type(one).__name__})"
-            for index, one in enumerate(objects)
-            if not callable(getattr(one, "state_dict", None))
-            or not callable(getattr(one, "load_state_dict", None))
+            f"Item at index {index} ({type(item).__name__})"
+            for index, item in enumerate(objects)
+            if not callable(getattr(item, "state_dict", None))
+            or not callable(getattr(item, "load_state_dict", None))
         ]
         if bad:
             raise ConfigError(
@@ -104,10 +104,10 @@ class Checkpointer:
         from accel_checkpoint.strictness import MISMATCH_ERRORS
         from accel_checkpoint.tensors import check_plain
 
-        for number, one in enumerate(objects, len(self.custom_objects)):
+        for number, item in enumerate(objects, len(self.custom_objects)):
             state = None
             with suppress(*MISMATCH_ERRORS):  # a constructor may register `self` before its state is complete
-                state = one.state_dict()
+                state = item.state_dict()
             check_plain(state, file_name=CUSTOM_OBJECTS.name(number))
         self.custom_objects.extend(objects)
 

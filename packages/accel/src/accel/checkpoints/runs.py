@@ -78,7 +78,7 @@ class SavedFormats:
     @property
     def are_open(self) -> bool:
         """Whether opening a model or an optimizer opens all its files, so that another save may replace them then."""
-        return all(one.opens_all for one in (*self.models.values(), *self.optimizers.values()))
+        return all(form.opens_all for form in (*self.models.values(), *self.optimizers.values()))
 
 
 def saved_formats(
@@ -105,12 +105,12 @@ def saved_formats(
         UnknownNameError: If no format is called ``saved_as``.
     """
     saved = SavedFormats()
-    for one in _in_turn(form, saved_as):
-        models, optimizers = one.indexes_in(names)
+    for candidate in _in_turn(form, saved_as):
+        models, optimizers = candidate.indexes_in(names)
         for index in models:
-            saved.models.setdefault(index, one)
+            saved.models.setdefault(index, candidate)
         for index in optimizers:
-            saved.optimizers.setdefault(index, one)
+            saved.optimizers.setdefault(index, candidate)
         if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
             break
     return saved
