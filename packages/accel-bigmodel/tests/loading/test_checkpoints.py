@@ -121,7 +121,7 @@ def test_maps_that_do_not_fit_are_refused(tmp_path, saved):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"": "cpu", "bodi": "cpu"})
     with pytest.raises(ConfigError, match="does not cover embed.weight"):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"body": "cpu"})
-    with pytest.raises(ConfigError, match="leaves weights on disk. Give an `offload_folder`"):
+    with pytest.raises(ConfigError, match="leaves weights on disk. Pass an `offload_folder`"):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"": "disk"})
 
 

@@ -55,8 +55,8 @@ def contents_of(folder: Path) -> Iterator[Item]:
             yield from _of_parts(DistributedState(files, inner), group if models else inner)
 
 
-def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
-    """Yield one line per item that only one of two checkpoints has, or that differs.
+def differences(old: Path, new: Path, *, values: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield mark (`+`, `-` or `~`), label and difference of each item that is not the same in two checkpoints.
 
     Args:
         old: A checkpoint.
@@ -73,15 +73,15 @@ def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
     for key in before | after:
         label = ": ".join(key)
         if key not in after:
-            yield f"- {label} {before[key].kind}"
+            yield "-", label, before[key].kind
         elif key not in before:
-            yield f"+ {label} {after[key].kind}"
+            yield "+", label, after[key].kind
         elif before[key].kind != after[key].kind:
-            yield f"~ {label} {before[key].kind} -> {after[key].kind}"
+            yield "~", label, f"{before[key].kind} -> {after[key].kind}"
         elif values:
             reason = _difference(before[key].read(), after[key].read())
             if reason:
-                yield f"~ {label} {reason}"
+                yield "~", label, reason
 
 
 def _of_safetensors(path: Path, group: str) -> Iterator[Item]:

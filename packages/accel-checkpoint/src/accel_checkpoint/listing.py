@@ -86,6 +86,12 @@ class Found:
         return self.manifest is None or not self.manifest.nonfinite
 
     @property
+    def has_weights_alone(self) -> bool:
+        """Whether it is a folder of a model's weights, such as `save_model` writes, and no checkpoint of a run."""
+        is_other = self.state is not State.INCOMPLETE or self.number is not None
+        return not is_other and not RANDOM_STATES.numbers(self.files.names)
+
+    @property
     def can_be_loaded(self) -> bool:
         """Whether its state allows loading it."""
         return self.state in (State.COMMITTED, State.FOREIGN)

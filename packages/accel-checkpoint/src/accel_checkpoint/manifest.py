@@ -159,7 +159,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = regular_file(folder, MANIFEST_NAME)
     if path.stat().st_size > MAX_BYTES:
-        raise CheckpointError(f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read.")
+        raise CheckpointError(
+            f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read. "
+            "Get the checkpoint from a source that you trust."
+        )
     try:
         with opened(path) as file:
             content = json.loads(file.read())
@@ -252,10 +255,12 @@ def _check(manifest: Manifest, path: Path) -> None:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if num_ranks != manifest.world_size:
         raise CheckpointError(
-            f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it."
+            f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it. "
+            "Load another checkpoint, or copy this one again."
         )
     for entry in manifest.files:
         if not is_plain_name(entry.name):
             raise CheckpointError(
-                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read."
+                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read. "
+                "Get the checkpoint from a source that you trust."
             )

@@ -12,8 +12,8 @@ import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.progress import QUIET_S, progress_bar
 from accel_checkpoint.saving.model_weights import save_weights
-from accel_checkpoint.saving.pending_files import QUIET_S, progress_bar
 from accel_checkpoint.tensors import DeferredTensor, deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -102,7 +102,9 @@ def from_file(
             raise TypeError(f"not all numbers: {accumulation}")
         return states, accumulation
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"`{file_name}` does not have random states as expected: {error!r}") from error
+        raise CheckpointError(
+            f"`{file_name}` does not have random states as expected: {error!r}. Copy the checkpoint again."
+        ) from error
 
 
 def reseed_for(states: States, *, rank: int, world_size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -24,7 +24,13 @@ from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient
 from accel_state.user_warnings import warn_user
 
+T = TypeVar("T")
 
+
+@overload
+def gather_for_metrics(input_data: T, *, use_gather_object: Literal[False] = False) -> T: ...
+@overload
+def gather_for_metrics(input_data: Any, *, use_gather_object: bool) -> Any: ...
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
     """Gather over all ranks and remove duplicate rows: the padding of the last step, and the rows of ranks that
     read the same data, such as the ranks of a tensor-parallel group.

@@ -131,7 +131,7 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
             warn_user(
                 f"`num_processes={num_processes}` and `process_index={process_index}` have no effect next to "
                 f"`torch_device_mesh`, which makes this process {ranks.rank} of {ranks.num_ranks} that read different "
-                "data.",
+                "data. Leave them out.",
             )
         return ranks
     ranks = ranks_of_run()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader
 
 from accel_data.loaders.torch_loader import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
+    Loader,
     batches_field,
     build_loader,
     check_loader,
@@ -21,7 +22,7 @@ from accel_data.samplers.batch_shard import BatchSamplerShard, BatchSamplerWrapp
 from accel_state.errors import ConfigError
 
 
-def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+def skip_first_batches(dataloader: Loader, num_batches: int = 0) -> Loader:
     """Return a loader like ``dataloader`` without the first ``num_batches`` batches of each epoch.
 
     Skipped batches of map-style data are not read. They are counted from the start of the epoch, also after a
@@ -37,10 +38,10 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
     if hasattr(dataloader, "skipping"):  # a prepared loader, or one around it
-        skipped: DataLoader[Any] = dataloader.skipping(num_batches)
+        skipped: Loader = dataloader.skipping(num_batches)
         return skipped
     check_loader(dataloader)
-    return SkipDataLoader.around(dataloader, skip_batches=num_batches)
+    return cast(Loader, SkipDataLoader.around(dataloader, skip_batches=num_batches))
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -102,7 +103,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         super().load_state_dict(state_dict)
 
     def __len__(self) -> int:
-        return max(0, len(self.base_dataloader) - self._num_read_over)
+        return max(0, self._base_length() - self._num_read_over)
 
 
 class SkipBatchSampler(BatchSamplerWrapper):

@@ -16,7 +16,7 @@ import torch
 from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
 from accel_ops.transport import Transport
-from accel_state.arrival import await_arrival, by_process, earlier_divergence
+from accel_state.arrival import await_arrival, by_process, earlier_divergence, note_wait
 from accel_state.errors import DistributedOperationException
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import OWN_PACKAGES, call_site
@@ -113,6 +113,7 @@ def must_check(transport: Transport, devices: Collection[torch.device]) -> bool:
     return is_debugging() or any(transport.is_checked(device) for device in devices or (_CPU,))
 
 
+# Why: docs/decisions/0002-collectives-compare-a-digest-first.md
 def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
     """Compare this call on all ranks, and return the payloads that are small enough to be attached.
 
@@ -129,12 +130,8 @@ def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
         await_arrival(*ranks, name, data=str(_shapes_of(call.data)), kind="collective")
     try:
         digests, payloads = _swap(transport, call, payload)
-    except RuntimeError as error:  # from the backend, which does not know the operation
-        description = call.describe()
-        error.add_note(
-            f"This rank was in `{description.operation}`, called from {description.call_site}, and waited for the "
-            "other ranks to call it."
-        )
+    except RuntimeError as error:
+        note_wait(error, qualified(call.operation))
         raise
     if any(digest != digests[0] for digest in digests):
         text = call.describe().to_json().encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from accel_state.devices import device_backend_of
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
+T = TypeVar("T")
+ReductionName: TypeAlias = Literal["sum", "mean", "max", "min", "none"]
 #: The reduction that the transport performs for each ``reduction``.
 _REDUCTIONS: dict[str, Reduction] = {"mean": "sum", "sum": "sum", "max": "max", "min": "min"}
 #: Sent as a wider dtype, since not every backend computes with these.
@@ -27,7 +29,7 @@ class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor cannot be padded without more information and is returned unchanged."""
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: T) -> T:
     """Return nested tensors that hold the rows of all ranks, joined along dimension 0 in rank order.
 
     Every rank must call it, with the same structure, dtypes and shapes (see :func:`pad_across_processes`);
@@ -57,7 +59,7 @@ def gather(tensor: Any) -> Any:
     return rebuild(tensor, _returned(gathered, leaves))
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: T, reduction: ReductionName = "mean", scale: float = 1.0) -> T:
     """Return nested tensors that hold, element by element, the sum, mean, maximum or minimum over all ranks.
 
     Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. The input
@@ -159,7 +161,7 @@ def _widest_float(device: torch.device) -> torch.dtype:
     return torch.float64 if device_backend_of(device).supports(torch.float64) else torch.float32
 
 
-def broadcast(tensor: Any, from_process: int = 0) -> Any:
+def broadcast(tensor: T, from_process: int = 0) -> T:
     """Return the nested tensors of rank ``from_process`` on every rank.
 
     Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. Each rank
@@ -225,9 +227,7 @@ def check_source(from_process: int, world_size: int) -> None:
         raise ConfigError(f"`from_process` must lie between 0 and {world_size - 1}, got {from_process}.")
 
 
-def pad_across_processes(
-    tensor: Any, dim: int = 0, pad_index: int | float = 0, pad_first: bool = False
-) -> Any:
+def pad_across_processes(tensor: T, dim: int = 0, pad_index: int | float = 0, pad_first: bool = False) -> T:
     """Return nested tensors padded along ``dim`` to the size of the largest rank.
 
     Every rank must call it, with the same structure and numbers of dimensions; it blocks until all have. The

@@ -126,7 +126,9 @@ def find_executable_batch_size(
                     f"`reduce_batch_size_fn` must return a smaller batch size than {too_large}, which did not "
                     f"fit into memory, got {batch_size}."
                 )
-        raise RuntimeError("No executable batch size found, reached zero.")
+        raise RuntimeError(
+            "No executable batch size found, reached zero. Use bf16, shorter sequences or a sharded model."
+        )
 
     return search
 

@@ -231,7 +231,7 @@ def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:
     if rng_type is RNGType.GENERATOR:
         if generator is None:
             raise ConfigError(
-                "`generator` is needed to synchronize the random state of a generator, got None."
+                "`generator` is needed to synchronize the random state of a generator, got None. Pass the generator."
             )
         return generator.get_state, generator.set_state
     backend = require_device_backend(rng_type.value)

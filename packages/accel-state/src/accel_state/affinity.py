@@ -102,7 +102,7 @@ def _gpu_handle(nvml: Any, local_process_index: int) -> Any:
     if local_process_index >= len(devices):
         raise ConfigError(
             f"Process {local_process_index} of this machine has no GPU: `CUDA_VISIBLE_DEVICES` is "
-            f"`{visible}`."
+            f"`{visible}`. Start at most one process per GPU that it names."
         )
     device = devices[local_process_index]
     if device.isdecimal():

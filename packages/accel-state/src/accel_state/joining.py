@@ -17,8 +17,8 @@ from accel_state.topology import Topology
 _num_meetings = 0
 
 
-def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> None:
-    """Block until all ranks have called this. Every rank must call it.
+def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> Store:
+    """Block until all ranks have called this; return their part of the store. Every rank must call it.
 
     Args:
         claim: The name of a resource that only one rank may use, such as its GPU; may be empty.
@@ -28,7 +28,7 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
         LaunchError: If a rank does not arrive in time.
     """
     global _num_meetings
-    store = PrefixStore(f"accel_join/{_num_meetings}", store)
+    store = PrefixStore(f"accel/{_num_meetings}", store)
     rank, world_size = topology.rank, topology.world_size
     process = f"`{socket.gethostname()}` (process {os.getpid()})"
     # Other launchers set the variables of these flags as well, but MPI and SLURM not the second: so compare prefixes.
@@ -60,13 +60,14 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
             f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks; these did not "
             f"arrive: {', '.join(absent)}. Start the script on all machines."
         ) from error
+    _num_meetings += 1
     problem = store.get("outcome").decode()
     if problem:
         if rank == 0:
             # Rank 0 hosts the store: if it left now, the other ranks could not read the problem.
             time.sleep(1)
         raise ConfigError(problem)
-    _num_meetings += 1
+    return PrefixStore("group", store)
 
 
 def _entry(store: Store, rank: int) -> list[str]:

@@ -15,6 +15,7 @@ _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^(\w+) = \(?\s*([\w.]+)\.(\w+)$", re.MULTILINE)
 
 
+# Why: docs/decisions/0019-public-paths-are-stubs.md
 def attach_stub(
     module_name: str, *, suffix: str = ""
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -215,7 +215,7 @@ class ParallelismConfig:
         elif device_type is not None and self.device_mesh.device_type != device_type:
             raise StateError(
                 f"The device mesh was built for `{self.device_mesh.device_type}`, but `{device_type}` is "
-                "requested."
+                "requested. Build a new `ParallelismConfig` for it."
             )
         return self.device_mesh
 

@@ -78,7 +78,9 @@ class DeepSpeedSequenceParallelConfig:
         _read_missing(self, "", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
         check_choice("sp_attn_implementation", self.sp_attn_implementation, ATTENTION_IMPLEMENTATIONS)
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
-            raise ConfigError("`sp_seq_length` is needed if `sp_seq_length_is_variable` is False.")
+            raise ConfigError(
+                "`sp_seq_length` is needed if `sp_seq_length_is_variable` is False. Pass the length of the sequences."
+            )
 
 
 @dataclass

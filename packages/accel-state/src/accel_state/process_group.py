@@ -41,6 +41,8 @@ OPTIONS = frozenset(
 )
 """What a user may set: the arguments of `torch.distributed.init_process_group`."""
 _STORE_BACKLOG = 2048
+_store: Store | None = None
+"""Of the latest group, which it outlives: other ranks may be on their way to the next while rank 0 ends this one."""
 _NOTICE_S = 300.0
 FIRST_NOTICE_S = 30.0
 """Seconds that a rank waits for the other ranks at the start before it logs the wait."""
@@ -83,9 +85,6 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     arguments["backend"] = backend
     if "nccl" in backend:
         arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch uses it only for NCCL without gloo
-    url = None
-    if "init_method" not in arguments and "store" not in arguments:
-        url = arguments["init_method"] = _init_method(topology)
     # The functions of this module have the default group as a default argument. Imported while the group exists
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
@@ -93,10 +92,8 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
     with _reporting_a_long_wait(topology):
-        if url is not None and not url.startswith("file:"):
-            timeout = arguments.get("timeout") or default_pg_timeout
-            store = _open_store(topology, timeout)
-            join_ranks(store, topology, claim=claim, timeout=timeout)
+        if "init_method" not in arguments and "store" not in arguments:
+            arguments |= _meet(topology, claim=claim, timeout=arguments.get("timeout") or default_pg_timeout)
         dist.init_process_group(**arguments)
     own_group()
     if "gloo" in backend:
@@ -212,33 +209,34 @@ def is_group_on(requested: str, backend: str | None) -> bool:
     )
 
 
-def _init_method(topology: Topology) -> str:
+def _meet(topology: Topology, *, claim: str, timeout: timedelta) -> dict[str, Any]:
+    """Wait for all ranks; return the arguments of the group that say where it exchanges its addresses."""
+    global _store
     file = read("debug_rdv_file")
     if file is not None:
-        return f"file://{file}"
+        return {"init_method": f"file://{file}"}
     if topology.master_addr is None or topology.master_port is None:
         raise ConfigError(
             f"{topology.world_size} processes were requested, but their rendezvous is unknown. Set `MASTER_ADDR` "
             "and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
-    if variable("MASTER_ADDR") and variable("MASTER_PORT"):
-        # Not `tcp://`: under torchrun the agent hosts the store already, and only `env://` connects to that one.
-        return "env://"
-    return f"tcp://{topology.master_addr}:{topology.master_port}"
+    store = _open_store(topology.master_addr, topology.master_port, topology.rank, timeout)
+    joined = join_ranks(store, topology, claim=claim, timeout=timeout)
+    _store = store
+    return {"store": joined}
 
 
-def _open_store(topology: Topology, timeout: timedelta) -> Store:
-    """Open the store of the ranks, with its server on rank 0; torch then uses the same store.
+def _open_store(address: str, port: int, rank: int, timeout: timedelta) -> Store:
+    """Open the store of the ranks, on rank 0 its server, unless the agent of torchrun has it.
 
     With a loopback address it listens on that interface only; torch's server listens on all (torch 2.13).
     """
-    address, port = topology.master_addr or "", topology.master_port or 0
     if variable("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = TCPStore(address, port, timeout=timeout, wait_for_workers=False)
         return PrefixStore(f"attempt_{variable('TORCHELASTIC_RESTART_COUNT')}", store)
-    fd = _loopback_listener(address, port) if topology.rank == 0 and address.startswith("127.") else None
+    fd = _loopback_listener(address, port) if rank == 0 and address.startswith("127.") else None
     return TCPStore(
-        *(address, port, None, topology.rank == 0, timeout),
+        *(address, port, None, rank == 0, timeout),
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=fd,

@@ -39,6 +39,7 @@ class Runtime:
         backend: The process group's, None in a single process.
         distributed_type: Of the devices only; the `AcceleratorState` has the engine's.
         layout: The layout of the ranks: the `ParallelismConfig`'s, by default a replica of the model on every rank.
+        has_ended: Whether the process group was destroyed on request; the next `Accelerator` builds another runtime.
     """
 
     topology: Topology
@@ -50,6 +51,7 @@ class Runtime:
     debug: bool
     fork_launched: bool
     group_request: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = False
     layout: MeshLayout = field(init=False)
     _arranged: MeshLayout = field(init=False)
 
@@ -213,7 +215,8 @@ def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | N
         device = torch.device(wanted)
     except RuntimeError as error:
         raise ConfigError(
-            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
+            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}. "
+            "Set a device of torch such as `cuda` or `cpu`."
         ) from None
     if ":" in wanted:
         return device_backend(device.type), device
@@ -233,7 +236,10 @@ def _set_device(backend: DeviceBackend, device: torch.device) -> None:
     try:
         backend.set_device(device)
     except (AssertionError, AttributeError, RuntimeError, ValueError, ImportError) as error:
-        raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
+        raise NotAvailableError(
+            f"The device `{device}` cannot be used here: {error}. Check its driver, or "
+            "unset `ACCELERATE_TORCH_DEVICE`."
+        ) from error
 
 
 def _set_up_group(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from accel_state.errors import ConfigError
 
+T = TypeVar("T")
+
 
 @contextmanager
 def split_between_processes(
-    inputs: Any, *, rank: int, world_size: int, apply_padding: bool = False
-) -> Iterator[Any]:
+    inputs: T, *, rank: int, world_size: int, apply_padding: bool = False
+) -> Iterator[T]:
     """Yield the share of ``inputs`` that belongs to process ``rank``.
 
     Three items over two processes are two and one. With ``apply_padding`` every process gets as many as the

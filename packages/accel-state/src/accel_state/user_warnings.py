@@ -24,7 +24,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, main_proce
         main_process_only: Leave out the warning on all ranks but the first, since it is the same on each. False
             if only some ranks may have a reason to warn.
     """
-    if main_process_only and not _is_main_process():
+    if main_process_only and not is_main_process():
         return
     frame = user_frame()
     warnings.warn_explicit(
@@ -55,7 +55,8 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
+    """Whether this is rank 0, or no rank of a run; builds no state."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

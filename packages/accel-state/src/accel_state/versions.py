@@ -87,7 +87,9 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
     try:
         wanted = Version(requirement_version)
     except InvalidVersion:
-        raise ConfigError(f"`requirement_version` is `{requirement_version}`, which is no version.") from None
+        raise ConfigError(
+            f"`requirement_version` is `{requirement_version}`, which is no version. Pass one such as `2.9`."
+        ) from None
     if isinstance(library_or_version, str):
         library_or_version = Version(installed_version(library_or_version))
     return STR_OPERATION_TO_FUNC[operation](library_or_version, wanted)

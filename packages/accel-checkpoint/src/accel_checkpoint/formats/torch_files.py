@@ -154,7 +154,8 @@ def _naming_damage(path: Path) -> Iterator[None]:
             lines = (line for line in str(error).splitlines() if "GLOBAL" in line or "global" in line)
             reason = next(lines, str(error)).strip()[:300]
         raise CheckpointError(
-            f"`{path}` is not loaded: it is damaged or contains more than tensors and plain values ({reason})."
+            f"`{path}` is not loaded: it is damaged or contains more than tensors and plain values ({reason}). "
+            "Copy it again from a source that you trust."
         ) from error
 
 
@@ -223,7 +224,9 @@ def check_loaded(content: Any, *, num_bytes: int) -> None:
         CheckpointError: If there is any; names its path in the content.
     """
     for where, kind in _forged_values(content, "", num_bytes, set()):
-        raise CheckpointError(f"`{where or 'its content'}` is a forged {kind}")
+        raise CheckpointError(
+            f"`{where or 'its content'}` is a forged {kind}. Delete the file: it was made to harm who loads it."
+        )
 
 
 def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:

@@ -201,6 +201,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         layout, mapped = read_layout(path), MappedFile(path)
         return {name: mapped.tensor(place) for name, place in layout.ranges.items()}
+    # Why: docs/decisions/0005-loading-copies-all-of-a-checkpoint.md
     content = read_torch_file(path, mmap=True, archives_only=False)
     if not isinstance(content, Mapping):
         raise CheckpointError(
@@ -249,7 +250,8 @@ def _main_file(folder: Path) -> Path:
         )
     if not candidates:
         raise CheckpointError(
-            f"`{folder}` has no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file."
+            f"`{folder}` has no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file. "
+            "Name the folder or the file that holds the weights."
         )
     return folder / candidates[0]
 
@@ -278,7 +280,8 @@ def _inside(index: Path, file_name: Any) -> str:
     """Return ``file_name`` if it names a file in the folder of ``index`` on every operating system."""
     if not is_plain_name(file_name) or "/" in file_name:
         raise CheckpointError(
-            f"The index `{index}` names the file `{file_name}`. Only plain names of files next to it are read."
+            f"The index `{index}` names the file `{file_name}`. Only plain names of files next to it are read. "
+            "Get the checkpoint from a source that you trust."
         )
     return str(file_name)
 

@@ -74,7 +74,8 @@ class SaveHandle:
         self._join(timeout_s)
         if not self._has_ended:
             raise TimeoutError(
-                f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
+                f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s. "
+                "Call `wait()` again, with a longer limit or none."
             )
         if self in _unreported:
             _unreported.remove(self)

@@ -7,11 +7,10 @@ import json
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.file_names import MANIFEST_NAME, TORCH_SUFFIXES, is_trained_file
 from accel_checkpoint.files import Digest, FileEntry, is_plain_name, shown
 from accel_checkpoint.formats.weight_files import DTYPES
+from accel_checkpoint.progress import Advance
 from accel_checkpoint.saving.snapshot import CallersStreams, HostBuffers
 from accel_checkpoint.tensors import (
     DeferredTensor,
@@ -36,17 +36,12 @@ from accel_checkpoint.tensors import (
 from accel_state.errors import CheckpointError, ConfigError
 
 ALIGNMENT = 64
-QUIET_S = 3.0
-"""Shorter work shows no progress bar."""
 MAX_WRITERS = 4
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
 _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; both release the GIL."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-
-Advance = Callable[[int], object]
-"""Receives numbers of bytes that were written since the last call."""
 
 
 class PendingFile:
@@ -326,23 +321,6 @@ class FileSink:
             free = shutil.disk_usage(self.path.parent).free
             reason += f" ({free} bytes are free on the disk; free some, or save elsewhere)"
         self._error = OSError(error.errno, reason, str(self.path))
-
-
-@contextmanager
-def progress_bar(
-    label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
-) -> Iterator[Advance | None]:
-    """Show a bar of the bytes written, after ``quiet_s`` and if `tqdm` is installed; yield a function that advances it.
-
-    ``total`` is the number of bytes in the end, if known, without the headers of files.
-    """
-    if not is_shown or find_spec("tqdm") is None:
-        yield None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
 
 
 class Writable(Protocol):

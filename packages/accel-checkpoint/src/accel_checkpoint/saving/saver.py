@@ -15,8 +15,8 @@ import accel_ops
 from accel_checkpoint.files import Digest
 from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
+from accel_checkpoint.progress import progress_bar
 from accel_checkpoint.ranks.agreement import Agreement, agreement_of, first
-from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.transaction import Stage

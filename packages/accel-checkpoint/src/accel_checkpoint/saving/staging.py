@@ -133,6 +133,7 @@ class Staging:
                 path.rename(self.target)
                 return
 
+    # Why: docs/decisions/0003-checkpoints-become-visible-by-one-rename.md
     def _rename_to_target(self) -> None:
         had_target = self.target.exists()
         if had_target:  # an empty user-provided folder: keep its permissions

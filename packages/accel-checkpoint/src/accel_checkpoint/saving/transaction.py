@@ -22,13 +22,13 @@ from accel_checkpoint.files import (
     regular_file,
 )
 from accel_checkpoint.manifest import Manifest, check_complete, first_nonfinite, write_manifest
+from accel_checkpoint.progress import progress_bar
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import (
     PendingFile,
     pending_file,
-    progress_bar,
     snapshot_of,
     write_file,
     write_files,

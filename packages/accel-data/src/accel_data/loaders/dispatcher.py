@@ -124,7 +124,7 @@ class DataLoaderDispatcher(PreparedLoader):
         plan = None if read is None else self._plan_of(read)
         if plan is not None:
             return max(0, plan.num_local_steps - self.skip_batches)
-        full, rest = divmod(len(self.base_dataloader), scatter.batches_per_step)
+        full, rest = divmod(self._base_length(), scatter.batches_per_step)
         if rest and not scatter.drop_last:
             full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)

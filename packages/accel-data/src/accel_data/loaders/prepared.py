@@ -114,7 +114,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 self.end()
 
     def __len__(self) -> int:
-        return max(0, len(self.base_dataloader) - self.skip_batches)
+        return max(0, self._base_length() - self.skip_batches)
 
     def enter(self, step: StepInfo) -> None:
         """Set the attributes that describe the step whose batch is yielded next."""
@@ -127,6 +127,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.end_of_dataloader = True
             if self.remainder < 0 and step.shape is not None:
                 self.remainder = step.shape.remainder(self.rows_of_full_batch)
+
+    @property
+    def follows_random_state(self) -> bool:
+        """Whether the order of an epoch is drawn from torch's default generator: the sampler has none of its own."""
+        return self._source.lacks_generator
 
     @property
     def counts_batches(self) -> bool:

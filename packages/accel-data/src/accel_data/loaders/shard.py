@@ -137,7 +137,7 @@ def override_even_batches(loader: DataLoader[Any], even_batches: bool) -> Iterat
     if not isinstance(loader, DataLoaderShard) or not loader.can_set_even_batches:
         warn_user(
             f"`even_batches={even_batches}` has no effect on a prepared {type(loader).__name__}: either the main "
-            "process reads for all processes, or the data set is self-sharding.",
+            "process reads for all processes, or the data set is self-sharding. Leave it out.",
         )
         yield
         return

@@ -250,7 +250,18 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return iter(self.base_dataloader)
 
     def __len__(self) -> int:
-        return len(self.base_dataloader)
+        return self._base_length()
+
+    def _base_length(self) -> int:
+        try:
+            return len(self.base_dataloader)
+        except TypeError as error:
+            if is_iterable(self.base_dataloader):
+                raise TypeError(
+                    f"A loader over a stream has no length of its own: {error}. Give the data set a `__len__` that "
+                    "returns its number of samples, or count steps in the loop."
+                ) from None
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (unmixed_class(type(self)), self._copied_attributes())

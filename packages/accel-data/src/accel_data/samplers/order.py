@@ -53,6 +53,7 @@ def is_fixed(sampler: Any) -> bool:
     return isinstance(sampler, (list, tuple, range)) or _iterates_like(sampler) in (_SEQUENTIAL, _SEEDABLE)
 
 
+# Why: docs/decisions/0020-samplers-draw-orders-and-torchdata-keeps-workers.md
 class EpochOrder:
     """The order of one pass.
 

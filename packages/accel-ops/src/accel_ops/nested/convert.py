@@ -6,11 +6,13 @@ import functools
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from accel_ops.nested.structures import recursively_apply
+
+T = TypeVar("T")
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -19,9 +21,10 @@ def _is_half(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _HALF
 
 
-def convert_to_fp32(tensor: Any) -> Any:
+def convert_to_fp32(tensor: T) -> T:
     """Return nested data with every float16 and bfloat16 tensor in float32 (differentiable)."""
-    return recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+    converted: T = recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+    return converted
 
 
 class ConvertOutputsToFp32:

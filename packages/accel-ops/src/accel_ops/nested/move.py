@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from accel_ops.nested.structures import is_container, map_children, rebuild_mapping
 
+T = TypeVar("T")
+
 
 def send_to_device(
-    tensor: Any,
+    tensor: T,
     device: torch.device | str | int,
     non_blocking: bool = False,
     skip_keys: str | Sequence[str] | None = None,
-) -> Any:
+) -> T:
     """Return nested data with all movable values on ``device``; other values are returned unchanged.
 
     Args:
@@ -43,7 +45,8 @@ def send_to_device(
         moved = {key: item if key in skipped else move(item) for key, item in value.items()}
         return rebuild_mapping(value, moved)
 
-    return move(tensor)
+    moved: T = move(tensor)
+    return moved
 
 
 def moves_itself(value: object) -> bool:

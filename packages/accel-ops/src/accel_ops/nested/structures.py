@@ -6,10 +6,11 @@ import copy
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 _TRACES_NO_COPY = torch.__version__ < "2.13"
 """Whether torch's compiler breaks the graph at `copy.copy`. Delete when we require torch 2.13."""
 
@@ -175,14 +176,15 @@ def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[t
     return leaves, "".join(structure)
 
 
-def rebuild(data: Any, leaves: Iterable[torch.Tensor]) -> Any:
+def rebuild(data: T, leaves: Iterable[torch.Tensor]) -> T:
     """Return nested data with its tensors replaced by ``leaves``, in order; shapes and devices may differ."""
     remaining: Iterator[torch.Tensor] = iter(leaves)
 
     def visit(value: Any) -> Any:
         return next(remaining) if isinstance(value, torch.Tensor) else map_children(value, visit)
 
-    return visit(data)
+    rebuilt: T = visit(data)
+    return rebuilt
 
 
 def _unsupported_leaf(value: object, *, user: object, test: object = is_torch_tensor) -> str:

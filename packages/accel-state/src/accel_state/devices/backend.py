@@ -257,7 +257,10 @@ def import_error(plugin: str) -> str | None:
         importlib.import_module(plugin)
     except (ImportError, OSError) as error:
         # Typically a driver's library that is missing on this machine.
-        reason = f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}"
+        reason = (
+            f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}. Install the build "
+            "that fits your torch, or uninstall it."
+        )
         warn_user(reason, main_process_only=False)
         return reason
     return None

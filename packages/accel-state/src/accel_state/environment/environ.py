@@ -141,7 +141,8 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
             lines.append(f"{key}={value}\n")
         else:
             warnings.warn(
-                f"The variable `{key}` is not passed on: its value `{value}` is empty or needs quoting.",
+                f"The variable `{key}` is not passed on: its value `{value}` is empty or needs quoting. "
+                "Set it on each machine.",
                 stacklevel=2,
             )
     return lines
