@@ -85,8 +85,7 @@ def forget_meshes() -> None:
         clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
         clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
         clear()
-        # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs, so
-        # one left in this cache would apply it to the next run's.
+        # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs.
         _redistribute._gen_transform_infos.cache_clear()
 
 
