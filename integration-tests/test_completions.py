@@ -18,7 +18,7 @@ model, optimizer = nn.Linear(1, 1), torch.optim.AdamW([])
 loader, held_out = DataLoader([]), DataLoader([])
 schedule = torch.optim.lr_scheduler.LinearLR(torch.optim.AdamW([]))
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-net, adam, train, test, decay = accelerator.prepare(model, optimizer, loader, held_out, schedule)
+net, adam, train, test, _ = accelerator.prepare(model, optimizer, loader, held_out, schedule)
 inner = accelerator.unwrap_model(model)
 """
 EXPECTED = {
@@ -44,7 +44,6 @@ EXPECTED = {
         "total_batch_size",
     },
     "test": {"set_epoch"},
-    "decay": {"get_last_lr"},
     "inner": {"parameters", "weight"},
 }
 
