@@ -2,7 +2,8 @@
 
 The tests come from Accelerate's source distribution on PyPI and are run as they are, once with Accelerate and once with
 accel, which stands in for it. What passes with Accelerate on this machine must pass with accel, but for the tests in
-`peer_suite.toml`, which gives the reason for each.
+`peer_suite.toml`, which gives the reason for each. It runs in an environment without Accelerate, such as
+`.venvs/libraries` of `python tools/dev.py test --engines libraries`: Accelerate is put into a folder of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ NEEDED = ("parameterized", "torchdata")
 """What the tests import and the environment of libraries lacks."""
 FILE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 300
+
+ASK = "import accelerate; print(accelerate.Accelerator.__module__.partition('.')[0], accelerate.__version__)"
+"""Tells which package `accelerate` is."""
 
 Side = Literal["accelerate", "accel"]
 Outcomes = Mapping[str, str]
@@ -78,6 +82,24 @@ class Suite:
             _install(BUILD / "peer-suite", *NEEDED),
             _install(BUILD / "peer", f"accelerate=={peer_sources.RELEASE}"),
         )
+
+    def show_packages(self) -> None:
+        """Print which package `accelerate` is on each side; raise `SystemExit` if it is not the one of that side."""
+        for side in ("accelerate", "accel"):
+            done = subprocess.run(
+                [sys.executable, "-c", ASK],
+                env=self._environ(side),
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            print(f"{side}: `accelerate` is {done.stdout.strip()}")
+            if done.stdout.split()[:1] != [side]:
+                raise SystemExit(
+                    f"`accelerate` is not {side}, on which the tests are to run. Start this with the Python of an "
+                    f"environment without Accelerate, such as `.venvs/libraries`. {done.stderr[-1000:]}"
+                )
 
     @property
     def files(self) -> list[str]:
@@ -151,6 +173,7 @@ def _read_report(report: Path, file: str) -> Outcomes:
 
 def run_both(suite: Suite, files: Sequence[str]) -> tuple[Outcomes, Outcomes]:
     """Run files on both sides, two at a time, and return how each test ended with Accelerate and with accel."""
+    suite.show_packages()
     sides: dict[Side, dict[str, str]] = {"accelerate": {}, "accel": {}}
     with ThreadPoolExecutor(2) as pool:
         runs = [(side, pool.submit(suite.run, side, file)) for file in files for side in sides]

@@ -47,3 +47,14 @@ def test_a_difference_needs_a_reason_and_a_reason_a_difference() -> None:
 def test_a_file_that_cannot_be_imported_passes_none_of_its_tests() -> None:
     found = peer_suite.compare({"a.py::one": "passed"}, {"a.py::": "collection failure"}, {})
     assert found.differences == {"a.py::one": "collection failure"}
+
+
+def test_nothing_is_compared_where_a_side_would_run_the_other_package(tmp_path: Path) -> None:
+    stranger = tmp_path / "accelerate"
+    for folder in (stranger, tmp_path / "accelerate-1.0.dist-info", tmp_path / "test_utils"):
+        folder.mkdir()
+    (stranger / "__init__.py").write_text("__version__ = '1.0'\nclass Accelerator: pass\n")
+    (tmp_path / "accelerate-1.0.dist-info" / "METADATA").write_text("Name: accelerate\nVersion: 1.0\n")
+    suite = peer_suite.Suite(tmp_path, extras=tmp_path, peer=tmp_path)
+    with pytest.raises(SystemExit, match=r"`accelerate` is not accel, on which .* environment without"):
+        suite.show_packages()

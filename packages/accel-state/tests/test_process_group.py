@@ -199,7 +199,7 @@ def test_backend_that_is_not_built_is_refused_with_those_that_are():
 def test_missing_init_method_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(
-        ConfigError, match="2 processes were requested, but it is unknown where they meet. Set `MASTER_ADDR`"
+        ConfigError, match="2 processes were requested, but their rendezvous is unknown. Set `MASTER_ADDR`"
     ):
         process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
 

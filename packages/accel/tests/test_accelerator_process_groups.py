@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
-from accel_backends.testing.models import make_batches, make_model
 from accel_state.environment import patch_environment
 from accel_state.runtime import reset_runtime
+from tools.harness.models import make_batches, make_model
+from tools.harness.scripts import run_script
 
 
 def train_on_gloo_for_the_cpu(folder):
@@ -49,6 +50,36 @@ def test_a_group_with_a_backend_for_the_cpu_trains_saves_and_loads(world, tmp_pa
     assert same
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+LEAVES_EARLY = """
+import os
+import torch
+from accel import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(1, 1))
+for _ in range(2):
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+loss = model(torch.ones(1, 1)).sum()
+if accelerator.process_index == 1:
+    os._exit(0)
+for wait in (lambda: accelerator.backward(loss), accelerator.wait_for_everyone):
+    try:
+        wait()
+    except RuntimeError as error:
+        print(*error.__notes__, flush=True)
+os._exit(0)
+"""
+
+
+def test_who_waits_for_a_rank_that_left_is_told_in_which_call(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_EARLY)
+    lines = run_script(script, num_processes=2, preload=("accel",)).stdout.splitlines()
+    for line, call in zip(lines, ("backward", "wait_for_everyone"), strict=True):
+        assert line.startswith(f"This rank was in `{call}`, called from {script}:")
+        assert "`accel launch --debug` names" in line
 
 
 def run_again(port):

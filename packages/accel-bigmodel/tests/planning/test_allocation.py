@@ -83,6 +83,21 @@ def test_room_is_left_for_the_module_that_runs_and_the_one_that_is_prefetched():
     assert infer_auto_device_map(model, {0: 500, "cpu": 10**6}) == {"": "cpu"}  # there is no room for two
 
 
+def test_a_device_with_room_for_one_module_at_a_time_is_used_and_prefetching_is_warned_of():
+    model = nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(6)])  # of 400 bytes
+    with pytest.warns(UserWarning, match="room for one offloaded module .* `prefetch=False`"):
+        device_map = infer_auto_device_map(model, {0: 1000, "cpu": 10**6}, clean_result=False)
+    assert list(device_map.values()) == [0, *["cpu"] * 5]
+
+
+def test_a_plan_with_room_to_prefetch_that_does_not_fit_the_model_is_not_taken():
+    model = nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(6)])
+    limits = {0: 1500, "cpu": 1600, "disk": 0}  # two are kept and one is loaded, or one and two
+    with pytest.warns(UserWarning, match="prefetch=False"):
+        device_map = infer_auto_device_map(model, limits, clean_result=False)
+    assert list(device_map.values()) == [0, 0, *["cpu"] * 4]
+
+
 @pytest.mark.parametrize(
     ("ties", "wanted"),
     [
@@ -109,7 +124,7 @@ def test_a_first_layer_larger_than_the_first_device_is_passed_on_alone():
 
 def test_a_layer_that_no_accelerator_can_run_is_told():
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(10, 10))
-    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` may hold 1\.95 KiB"):
+    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` has 1\.95 KiB"):
         assert infer_auto_device_map(model, {0: 2000, "cpu": 10**6}) == {"0": "cpu", "1": 0}
 
 
@@ -123,8 +138,8 @@ def test_fallback_looks_for_parts_that_fit():
 
 def test_no_room_is_an_error_that_says_how_much_is_missing_where():
     message = (
-        r"100 bytes are left over, from `linear2` on \(100 bytes\)\. `cpu` holds 64 bytes of 170 bytes; "
-        r"`disk` holds 72 bytes of 80 bytes"
+        r"100 bytes remain, starting with `linear2` \(100 bytes\)\. `cpu` has 64 bytes of 170 bytes in use; "
+        r"`disk` has 72 bytes of 80 bytes in use"
     )
     with pytest.raises(ConfigError, match=message):
         infer_auto_device_map(Small(), {"cpu": 170, "disk": 80})
