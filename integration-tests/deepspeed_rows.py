@@ -10,8 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel import Accelerator, DeepSpeedPlugin
-from accel_backends.testing.models import make_batches, make_model
 from accel_state import AcceleratorState, GradientState
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run as a script
+from tools.harness.models import make_batches, make_model
 
 ENGINES: dict[str, dict[str, Any]] = {
     "zero0": {"zero_stage": 0},

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from accel import Accelerator, DeepSpeedPlugin
 from accel.local_sgd import LocalSGD
 from accel_backends import DummyOptim, DummyScheduler
-from accel_backends.testing.models import make_batches, make_model
 from accel_state import ConfigError, StateError
+from tools.harness.models import make_batches, make_model
 
 ADAMW = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
 WARMUP = {

@@ -1,7 +1,7 @@
 """Random settings of a small training script, run with Accelerate and with accel, and compared.
 
 ``python integration-tests/random_configurations.py --ranks 2 --seeds 0:100`` prints how many seeds agree, how many
-differ on purpose (for each reason, with the section of docs/guides/coming_from_accelerate.md), and each other one with
+differ on purpose (for each reason, with the section of docs/start/from_accelerate.md), and each other one with
 the fewest settings that still differ. ``--library accelerate --seeds 7`` prints what that library's script sees.
 """
 
@@ -478,7 +478,7 @@ READ = {
 }
 EVERYTHING = NUMBERS | READ | {"error", "padded", "reduced", "skipped", "splits", "syncs"}
 ROWS, METRICS = "Rows and their order", "Learning rates, gradients and metrics"
-CHECKPOINTS, ERRORS = "Checkpoints and endings", "What is an error here, and passed there"
+CHECKPOINTS, ERRORS = "Checkpoints and endings", "Errors here, silent there"
 MEANT = (
     Difference("a gathered scalar has a dimension", METRICS, scalars_have_a_dimension),
     Difference("`reduce` scales", METRICS, scales_what_it_reduces),

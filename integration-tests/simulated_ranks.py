@@ -2,7 +2,7 @@
 
 Its collectives move nothing, so values are those of one rank, while every call is the one that a real run makes.
 ``python integration-tests/simulated_ranks.py`` compares the plan with runs of 512 and 4,096 ranks,
-and prints the table of docs/guides/parallelism.md.
+and prints how often a rank takes part in each collective of a step, and with how many bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -27,11 +28,13 @@ from accel_backends import FullyShardedDataParallelPlugin, resolve_plan
 from accel_backends.plans.communication import step_collectives
 from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
-from accel_backends.testing.collectives import counted_collectives
 from accel_checkpoint.ranks.agreement import Agreement
 from accel_checkpoint.saving import saver
 from accel_state import TorchContextParallelConfig
 from accel_state.mesh_layout import AXES, MeshLayout
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run as a script
+from tools.harness.collectives import counted_collectives
 
 VOCABULARY, BATCH, SEQUENCE = 1000, 2, 16
 LAYOUTS = {
@@ -293,7 +296,7 @@ def in_own_processes(function, calls):
 
 
 def table(collectives):
-    """Return the table of the guide, from collectives by layout and number of ranks."""
+    """Return a table of collectives by layout and number of ranks."""
     kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")
     lines = [
         "| layout | ranks | all-gathers | reduce-scatters | all-reduces | all-to-alls | sends |",

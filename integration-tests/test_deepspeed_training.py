@@ -10,7 +10,7 @@ import torch
 from deepspeed_launch import results_of
 from deepspeed_rows import ACCUMULATE, CLIP, ENGINES, MODELS, NUM_BATCHES, NUM_EPOCHS
 
-from accel_backends.testing.models import make_model
+from tools.harness.models import make_model
 
 pytestmark = pytest.mark.engine("deepspeed")
 

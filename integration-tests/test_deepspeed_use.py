@@ -11,7 +11,7 @@ import pytest
 import torch
 from deepspeed_launch import results_of
 
-from accel_backends.testing.models import make_batches, make_model
+from tools.harness.models import make_batches, make_model
 
 pytestmark = pytest.mark.engine("deepspeed")
 

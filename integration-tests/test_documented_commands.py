@@ -21,6 +21,7 @@ from accel_launch.cli import main, run_command
 from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.protocol import COMMAND_GROUP
 from accel_launch.config.file import read_config
+from accel_launch.config.templates import read_template, template_names
 from accel_state.registry import Registry
 from tools.front_door import build_parser, split_at_dashes
 from tools.workspace import read_packages
@@ -82,6 +83,8 @@ def check(words):
                 word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")
             } <= SLURM_OPTIONS
             check([word for word in rest if not word.startswith("--")])
+        case ["source", ".venv/bin/activate"]:
+            pass  # after a command of `tools/dev.py`, which makes it
         case ["docker", "build", "-t", "train", "."]:
             pass
         case ["docker", "run", *rest]:
@@ -144,7 +147,9 @@ def test_launches_can_be_planned(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text("host1 slots=4\nhost2 slots=4\n", encoding="utf-8")
     (tmp_path / "my.yaml").write_text("num_processes: 2\n", encoding="utf-8")
-    (sagemaker,) = (block.text for block in all_blocks("yaml") if block.page.name == "sagemaker.md")
+    for template in template_names():
+        (tmp_path / f"{template}.yaml").write_text(read_template(template), encoding="utf-8")
+    (sagemaker,) = (block.text for block in all_blocks("yaml") if "AMAZON_SAGEMAKER" in block.text)
     (tmp_path / "sagemaker.yaml").write_text(sagemaker, encoding="utf-8")
     for name in read_packages():
         (tmp_path / f"{name.replace('-', '_')}-0.2.0-py3-none-any.whl").touch()
@@ -302,6 +307,14 @@ def test_config_files_are_read(block, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(block.text, encoding="utf-8")
     assert read_config(file).values
+
+
+def test_config_files_that_begin_like_a_template_are_that_template():
+    templates = {text.splitlines()[0]: text for text in map(read_template, template_names())}
+    shown = [block for block in all_blocks("yaml") if block.text.splitlines()[0] in templates]
+    assert shown
+    for block in shown:
+        assert block.text == templates[block.text.splitlines()[0]], block
 
 
 @pytest.mark.parametrize("block", all_blocks("toml"), ids=str)

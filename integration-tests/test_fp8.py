@@ -452,8 +452,8 @@ def train_on_tokens(layout):
     from torchao.float8 import Float8LinearConfig
 
     from accel import ParallelismConfig
-    from accel_backends.testing.models import make_model
     from accel_state import TorchContextParallelConfig
+    from tools.harness.models import make_model
 
     accelerator = Accelerator(
         cpu=True,

@@ -135,7 +135,7 @@ def test_what_megatron_cannot_do_is_refused(world, what, message):
 
 
 def test_the_code_of_the_guide_runs(world):
-    texts = [block.text for block in blocks(DOCS / "guides" / "megatron.md", "python")]
+    texts = [block.text for block in blocks(DOCS / "scale" / "megatron.md", "python")]
     assert len(texts) == 2
     assert all(map(math.isfinite, world(4).run(megatron_rows.run_blocks, texts)))
 

@@ -18,9 +18,9 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 pytestmark = pytest.mark.slow
 
 
-def launch(name, *arguments, num_processes, preload=preloaded.EXAMPLES):
+def launch(name, *arguments, num_processes, preload=preloaded.EXAMPLES, env=None):
     words = (EXAMPLES / name, *map(str, arguments))
-    done = run_script(*words, num_processes=num_processes, timeout_s=180, preload=preload)
+    done = run_script(*words, num_processes=num_processes, timeout_s=180, preload=preload, env=env)
     assert done.returncode == 0, done.stderr
     assert_as_recorded(EXAMPLES / name, done.stdout)
     return done.stdout
@@ -141,7 +141,7 @@ def language_model(folder):
 def test_a_language_model_learns_and_goes_on(outcome):
     (first, second), two, folder = outcome
     pattern = r"held out: ([\d.]+) bits per byte, (\d+) windows"
-    assert "going on after step 20" in second
+    assert "resuming after step 20" in second
     assert numbers(second, pattern)[0] < numbers(first, pattern)[0] < 8
     assert numbers(two, pattern)[1] == numbers(first, pattern)[1]
     (log,) = (folder / "alone").rglob("*.jsonl")
@@ -150,16 +150,25 @@ def test_a_language_model_learns_and_goes_on(outcome):
 
 
 def lora(folder):
-    """Both ways, on one process and on two."""
+    """Both ways, on one process and on two; and sharded."""
     epochs = {1: 2, 2: 4}  # as many steps
+    sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    ways = [
+        ("plain", 1, {}),
+        ("plain", 2, {}),
+        ("quantized", 1, {}),
+        ("quantized", 2, {}),
+        ("sharded", 2, sharded),
+    ]
     printed = [
         launch(
-            *("lora.py", *way, "--epochs", num_epochs, "--output_dir", folder / f"{name}_{number}"),
+            *("lora.py", *(["--quantize"] if name == "quantized" else [])),
+            *("--epochs", epochs[number], "--output_dir", folder / f"{name}_{number}"),
             num_processes=number,
             preload=preloaded.ADAPTERS,
+            env=env,
         )
-        for name, way in (("plain", ()), ("quantized", ("--quantize",)))
-        for number, num_epochs in epochs.items()
+        for name, number, env in ways
     ]
     return printed, folder
 
@@ -172,7 +181,7 @@ def test_adapters_learn_what_the_model_could_not(outcome):
         before, after = re.findall(r"in threes ([\d.]+)", text)
         assert float(before) < 0.3
         assert float(after) > 0.9
-    for run in ("plain_1", "plain_2", "quantized_1", "quantized_2"):
+    for run in ("plain_1", "plain_2", "quantized_1", "quantized_2", "sharded_2"):
         sizes = [
             (folder / run / part).stat().st_size
             for part in ("base/model.safetensors", "adapters/adapter_model.safetensors")
@@ -276,8 +285,8 @@ def checkpointing(folder):
 
 @pytest.mark.parametrize("outcome", [checkpointing], ids=[""], indirect=True)
 def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
-    assert outcome["newest"].startswith("going on with step_30, step 30, epoch 1\n")
-    assert outcome["epoch"].startswith("going on with epoch_0, step 20, epoch 1\n")
+    assert outcome["newest"].startswith("resuming from step_30, step 30, epoch 1\n")
+    assert outcome["epoch"].startswith("resuming from epoch_0, step 20, epoch 1\n")
     last = outcome["calm"].splitlines()[-1]
     assert last.startswith("step 60: sum of the weights")
     assert outcome["newest"].splitlines()[-1] == outcome["epoch"].splitlines()[-1] == last

@@ -4,27 +4,24 @@ import parallelism_excerpts
 import pytest
 from documented import DOCS, fences
 
-PAGE = DOCS / "guides" / "parallelism.md"
 EXCERPTS = {
-    "loss_parallel": (2, parallelism_excerpts.share_vocabulary),
-    "sp_size=2": (4, parallelism_excerpts.share_sequences),
-    "forward_backward": (4, parallelism_excerpts.share_stages),
+    "tensor_parallel.md": (2, parallelism_excerpts.share_vocabulary),
+    "context_parallel.md": (4, parallelism_excerpts.share_sequences),
+    "pipeline.md": (4, parallelism_excerpts.share_stages),
 }
-"""Words of each block, on how many ranks it runs, and what runs it."""
+"""Pages in `scale` with such a block, on how many ranks it runs, and what runs it."""
 
 
-def excerpts():
+def excerpts(page):
     return [
-        block for block in fences(PAGE) if block.run_by == "integration-tests/test_parallelism_excerpts.py"
+        block
+        for block in fences(DOCS / "scale" / page)
+        if block.run_by == "integration-tests/test_parallelism_excerpts.py"
     ]
 
 
-@pytest.mark.parametrize("words", EXCERPTS)
-def test_an_excerpt_trains(world, words):
-    num_ranks, body = EXCERPTS[words]
-    (block,) = (block for block in excerpts() if words in block.text)
+@pytest.mark.parametrize("page", EXCERPTS)
+def test_an_excerpt_trains(world, page):
+    num_ranks, body = EXCERPTS[page]
+    (block,) = excerpts(page)
     assert all(world(num_ranks).run(body, block.text))
-
-
-def test_every_excerpt_is_run():
-    assert len(excerpts()) == len(EXCERPTS)

@@ -8,7 +8,7 @@ from documented import DOCS
 
 SAMPLE = {1: range(40), 2: range(10), 3: range(6)}
 """How many configurations are run, by the number of processes."""
-PAGE = (DOCS / "guides" / "coming_from_accelerate.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "start" / "from_accelerate.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 
 
@@ -16,7 +16,7 @@ HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 @pytest.mark.client(
     "accelerate",
     "random configurations, 1 to 3 processes",
-    differs="[by design](../guides/coming_from_accelerate.md), each with a rule",
+    differs="[by design](../start/from_accelerate.md), each with a rule",
 )
 def test_scripts_see_what_they_see_with_accelerate(record_property):
     wrong, num = [], 0

@@ -65,8 +65,12 @@ def address():
 
     # The GPUs are Ray's alone: it counts them and gives them to ranks.
     head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=2, num_gpus=1)
+    with pytest.MonkeyPatch.context() as environ:
+        environ.delenv(
+            "CUDA_VISIBLE_DEVICES", raising=False
+        )  # the tests hide GPUs; Ray refuses to count hidden ones
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(num_cpus=2, num_gpus=1)
     yield cluster.address
     cluster.shutdown()
 
@@ -145,7 +149,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-GUIDE = DOCS / "guides" / "ray_and_kubernetes.md"
+GUIDE = DOCS / "launch" / "kubernetes_ray.md"
 
 
 def launches_of_the_guide() -> list[str]:

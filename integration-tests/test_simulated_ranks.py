@@ -8,7 +8,6 @@ import simulated_ranks
 from tools.harness.scripts import run_script
 
 SCRIPT = Path(simulated_ranks.__file__)
-GUIDE = SCRIPT.parents[1] / "docs" / "guides" / "parallelism.md"
 
 
 def test_the_collectives_of_a_step_on_512_ranks_are_those_of_the_plan():
@@ -30,12 +29,3 @@ def test_prepare_step_and_save_communicate_as_often_on_more_ranks():
     assert sharded["collectives"][-1] == 0  # each rank writes its own parts
     assert full["collectives"][-1] > 0
     assert len(sharded["rounds of the save"]) == 7
-
-
-def test_the_table_of_the_guide_is_the_one_of_the_plan():
-    planned = {
-        (name, num_ranks): simulated_ranks.planned_collectives(name, num_ranks)
-        for num_ranks in (512, 4096)
-        for name in simulated_ranks.LAYOUTS
-    }
-    assert simulated_ranks.table(planned) in GUIDE.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from documented import DOCS, ROOT, blocks, commands, with_replacements
 
 pytestmark = pytest.mark.engine("slurm")
-GUIDE = DOCS / "guides" / "slurm.md"
+GUIDE = DOCS / "launch" / "slurm.md"
 SMALLER = {
     "--nodes=4": "--nodes=2",
     "--gpus-per-node=8": "--gpus-per-node=2",

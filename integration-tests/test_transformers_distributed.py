@@ -10,9 +10,9 @@ import torch
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
 from accel_backends.plans.estimate import Step, estimate
-from accel_backends.testing.collectives import counted_collectives
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from tools.harness.collectives import counted_collectives
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 

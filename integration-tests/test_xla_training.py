@@ -25,7 +25,8 @@ def run_case(case, folder, **environ):
 
 
 def assert_trained_alike(found, expected, *, atol=1e-6):
-    assert found["losses"] == pytest.approx(expected["losses"], abs=atol)
+    # Sums differ by the order in which a processor adds: a loss of 4 has rounding steps of 5e-7.
+    assert found["losses"] == pytest.approx(expected["losses"], rel=atol, abs=atol)
     assert found["norms"] == pytest.approx(expected["norms"], abs=atol)
     assert list(found["state"]) == list(expected["state"])
     # AdamW divides by the roots of tiny squares, which makes more of a rounding.

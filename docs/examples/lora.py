@@ -1,13 +1,14 @@
-"""Fine-tune a small part of a model: LoRA, and QLoRA where the rest is held in 4 bits.
+"""Fine-tune a small part of a model: LoRA, and QLoRA with a 4-bit base model.
 
     pip install transformers peft bitsandbytes
     python docs/examples/lora.py
     accel launch --cpu --num_processes 2 docs/examples/lora.py
+    accel launch --use_fsdp --fsdp_version 2 --cpu --num_processes 2 docs/examples/lora.py
     python docs/examples/lora.py --quantize
 
 The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
-make it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the
-checkpoint layer by layer and held in 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+make it count in threes (4 7 10 13 …), while its weights stay unchanged. With `--quantize` these are read from the
+checkpoint layer by layer and quantized to 4-bit (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from accel import Accelerator, init_empty_weights
+from accel import Accelerator, init_empty_weights, load_checkpoint_in_model
 from accel.utils import BnbQuantizationConfig, load_and_quantize_model, set_seed
 
 NUMBERS = 32
@@ -42,7 +43,7 @@ def counting(step: int, count: int) -> TensorDataset:
 
 
 def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int, lr: float) -> nn.Module:
-    """Train what is trainable in ``model`` to count in steps of ``step``; return it prepared."""
+    """Train the trainable parameters of ``model`` to count in steps of ``step``; return it prepared."""
     loader = DataLoader(counting(step, 512), batch_size=16, shuffle=True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -59,7 +60,7 @@ def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int,
 
 @torch.no_grad()
 def accuracy(accelerator: Accelerator, model: nn.Module, step: int) -> float:
-    """Return how many numbers behind the second are guessed right, of all 32 sequences with this step."""
+    """Return how many numbers after the second are predicted correctly, of all 32 sequences with this step."""
     numbers = (torch.arange(NUMBERS).unsqueeze(1) + step * torch.arange(LENGTH)) % NUMBERS
     numbers = numbers.to(accelerator.device)
     guesses = model(input_ids=numbers).logits[:, 1:-1].argmax(-1)
@@ -70,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fine-tune adapters of a model.")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rank", type=int, default=8, help="of the adapters")
-    parser.add_argument("--quantize", action="store_true", help="hold the base model in 4 bits")
+    parser.add_argument("--quantize", action="store_true", help="quantize the base model to 4-bit")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/lora"))
     args = parser.parse_args()
 
@@ -86,7 +87,7 @@ def main() -> None:
     accelerator.free_memory(base)
 
     if args.quantize:
-        with init_empty_weights():  # the weights are those of the checkpoint
+        with init_empty_weights():  # the weights equal the checkpoint
             model = base_model()
         four_bits = BnbQuantizationConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", torch_dtype=torch.float32
@@ -95,8 +96,8 @@ def main() -> None:
             model, four_bits, args.output_dir / "base", device_map={"": accelerator.device}
         )
     else:
-        model = base_model()
-        model.load_state_dict(accelerator.unwrap_model(base).state_dict())
+        model = base_model().to(accelerator.device)
+        load_checkpoint_in_model(model, args.output_dir / "base")  # `base` itself may be sharded
     num_bytes, counts = model.get_memory_footprint(), accuracy(accelerator, model, 1)
     accelerator.print(f"base model to adapt: {num_bytes:,} bytes, counts on {counts:.2f}")
     settings = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear")
@@ -106,8 +107,11 @@ def main() -> None:
     model = train(accelerator, model, 3, epochs=args.epochs, lr=1e-2)
     model.eval()
     accelerator.print(f"with adapters: in threes {accuracy(accelerator, model, 3):.2f}")
-    if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(args.output_dir / "adapters")
+    accelerator.unwrap_model(model).save_pretrained(  # on every rank: sharded adapters are gathered
+        args.output_dir / "adapters",
+        is_main_process=accelerator.is_main_process,
+        state_dict=accelerator.get_state_dict(model),
+    )
     accelerator.end_training()
 
 

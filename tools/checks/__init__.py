@@ -8,6 +8,7 @@ CHECKS = (
     "layers",
     "cycles",
     "structure",
+    "docstrings",
     "links",
     "origin",
     "surface",

@@ -1,4 +1,4 @@
-"""Hold the table of engines against what strategies declare and what tests show; ``--update`` rewrites it."""
+"""Check the table of engines against the strategies' declarations and the tests; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ END = "<!-- the tables end -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Something that may be asked of a strategy.
+    """An ability of a strategy.
 
     Attributes:
-        feature: What it is called.
+        feature: Its name.
         is_declared: Whether a strategy with these capabilities does it.
-        of_several: Whether one process alone has no use for it.
+        of_several: Whether it needs several processes.
     """
 
     feature: str
@@ -49,7 +49,7 @@ def _by_axis(axis: str) -> Callable[[Capabilities], bool]:
 
 
 def _computes_in(precision: str) -> Callable[[Capabilities], bool]:
-    """Tell whether a device that the strategy trains on has a precision."""
+    """Whether a device of the strategy supports a precision."""
     return lambda capabilities: any(
         precision in vendor.precisions
         for vendor in known_vendors()
@@ -66,16 +66,16 @@ ROWS = (
     Row("resuming bit for bit", _always),
     Row("`save_model` in parts", _unless_it_lacks(Feature.SAVE_MODEL)),
     Row("`torch.compile`", _unless_it_lacks(Feature.COMPILE)),
-    Row("memory of the CPU", lambda capabilities: capabilities.shards_parameters),
-    Row("models on the meta device", lambda capabilities: capabilities.shards_parameters),
-    Row("copies of the model (`dp_replicate_size`)", _by_axis("dp_replicate"), of_several=True),
-    Row("shards of the model (`dp_shard_size`)", _by_axis("dp_shard"), of_several=True),
-    Row("shared layers (`tp_size`)", _by_axis("tp"), of_several=True),
-    Row("shared sequences (`cp_size`)", _by_axis("cp"), of_several=True),
-    Row("shared attention heads (`sp_size`)", _by_axis("sp"), of_several=True),
-    Row("shared experts (`ep_size`)", _by_axis("ep"), of_several=True),
-    Row("stages of layers (`pp_size`)", _by_axis("pp"), of_several=True),
-    Row("batches that end at different times", _unless_it_lacks(Feature.JOIN), of_several=True),
+    Row("CPU offload", lambda capabilities: capabilities.shards_parameters),
+    Row("meta-device initialization", lambda capabilities: capabilities.shards_parameters),
+    Row("replicas (`dp_replicate_size`)", _by_axis("dp_replicate"), of_several=True),
+    Row("sharded parameters (`dp_shard_size`)", _by_axis("dp_shard"), of_several=True),
+    Row("tensor parallelism (`tp_size`)", _by_axis("tp"), of_several=True),
+    Row("context parallelism (`cp_size`)", _by_axis("cp"), of_several=True),
+    Row("sequence parallelism (`sp_size`)", _by_axis("sp"), of_several=True),
+    Row("expert parallelism (`ep_size`)", _by_axis("ep"), of_several=True),
+    Row("pipeline parallelism (`pp_size`)", _by_axis("pp"), of_several=True),
+    Row("uneven inputs (`join_uneven_inputs`)", _unless_it_lacks(Feature.JOIN), of_several=True),
     Row("local SGD", _unless_it_lacks(Feature.LOCAL_SGD), of_several=True),
     Row("communication hooks", _unless_it_lacks(Feature.COMMUNICATION_HOOK), of_several=True),
     Row("bf16", _computes_in("bf16")),
@@ -98,7 +98,7 @@ def with_tables(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done: cells that nothing backs, tests that are not there, a page that is not current."""
+    """Return the problems: cells that nothing backs, tests that are not there, a page that is not current."""
     return [
         *_unbacked(),
         *_missing(root),
@@ -121,7 +121,7 @@ def _declared() -> set[tuple[str, str]]:
 
 
 def _unbacked() -> Iterator[str]:
-    """Yield what is declared and neither shown nor known to be untested, and the other way round."""
+    """Yield abilities that are declared but neither shown nor known to be untested, and the reverse."""
     place = "tools/checks/engine_evidence.py"
     shown = {(strategy, feature) for strategy, features in EVIDENCE.items() for feature in features}
     declared, untested = _declared(), set(UNTESTED)
@@ -143,7 +143,7 @@ def _missing(root: Path) -> Iterator[str]:
 
 
 def _tests_of(file: Path) -> set[str]:
-    """Return the tests of a file that are not skipped whatever is installed."""
+    """Return the tests of a file that are not skipped unconditionally."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {
         node.name
@@ -175,16 +175,6 @@ def _lines() -> Iterator[str]:
             for name, capabilities in strategies.items()
         )
         yield f"| `{vendor.name}` | {' | '.join(cells)} |\n"
-    yield "\n## What shows it\n"
-    for name in strategies:
-        yield f"\n### {name}\n\n"
-        for row in ROWS:
-            if row.feature in EVIDENCE.get(name, {}):
-                yield f"- {row.feature}: `{EVIDENCE[name][row.feature]}`\n"
-            elif (name, row.feature) in UNTESTED:
-                yield f"- {row.feature}: untested. {UNTESTED[name, row.feature]}".rstrip(" ") + "\n"
-        for device, shown in ON_DEVICES.get(name, {}).items():
-            yield f"- on `{device}`: `{shown}`\n"
 
 
 def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
@@ -197,7 +187,7 @@ def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
 
 
 def _on_gpu(strategy: str) -> str:
-    """Return what the rows of the last runs on a GPU say of a strategy, those of its test before all others."""
+    """Return the results of the last GPU runs for a strategy, first of its own test."""
     test = ON_DEVICES.get(strategy, {}).get("cuda", "-")
     rows = [row for row in read(ROOT / STORED) if "row" in row and row["ok"] is not None]
     chosen = [row for row in rows if row["row"].partition("[")[0] == test] or [

@@ -1,4 +1,4 @@
-"""Hold the page of what ran on a GPU against the stored rows; ``--update`` rewrites it."""
+"""Check the page of GPU runs against the stored rows; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_tables(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_tables, what="rows on a GPU", check="gpu_table")
 
 

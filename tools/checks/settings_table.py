@@ -1,4 +1,4 @@
-"""Hold the table of settings in the guide to FSDP and DeepSpeed against the plugins; ``--update`` rewrites it."""
+"""Check the table of FSDP and DeepSpeed settings against the plugins; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_backends.plugins.deepspeed.values import setting_of
 from accel_state.environment.settings import SETTINGS
 from tools.checks.tables import if_old, run_check, with_rows
 
-PAGE = Path("docs") / "guides" / "fsdp_and_deepspeed.md"
+PAGE = Path("docs") / "reference" / "sharding_settings.md"
 BEGIN = "| | FSDP | DeepSpeed | |\n|-|-|-|-|\n"
 """The head of the table, which an empty line ends."""
 
@@ -31,11 +31,11 @@ class Row:
     """One thing that can be set.
 
     Attributes:
-        what: What it is.
+        what: Description.
         fsdp: Fields of `FullyShardedDataParallelPlugin`.
         deepspeed: Fields of `DeepSpeedPlugin`.
         key: Keys of a DeepSpeed config that have no field.
-        note: What is different.
+        note: The difference.
     """
 
     what: str
@@ -50,51 +50,51 @@ ROWS = (
         "what is sharded",
         ("sharding_strategy", "reshard_after_forward"),
         ("zero_stage",),
-        note="see the first table",
+        note="the strategies match [as listed](../scale/deepspeed.md#fsdp-or-deepspeed)",
     ),
-    Row("a config of its own", deepspeed=("hf_ds_config",), note="every key of DeepSpeed's"),
+    Row("config file", deepspeed=("hf_ds_config",), note="any DeepSpeed key"),
     Row("version", ("fsdp_version",)),
     Row(
-        "memory of the CPU",
+        "CPU offload",
         ("cpu_offload",),
         ("offload_param_device", "offload_optimizer_device"),
-        note="FSDP: everything; DeepSpeed: either alone, with an optimizer of its own",
+        note="FSDP: everything; DeepSpeed: either one, with its own optimizers",
     ),
-    Row("disks", deepspeed=("offload_param_nvme_path", "offload_optimizer_nvme_path")),
+    Row("NVMe offload", deepspeed=("offload_param_nvme_path", "offload_optimizer_nvme_path")),
     Row(
-        "units that are gathered together",
+        "FSDP units",
         ("auto_wrap_policy", "transformer_cls_names_to_wrap", "min_num_params"),
         note="DeepSpeed gathers modules as they are used",
     ),
     Row(
-        "modules that stay whole",
+        "modules that are not sharded",
         ("ignored_modules",),
         ("transformer_moe_cls_names",),
         key=("zero_optimization.stage3_param_persistence_threshold",),
-        note="DeepSpeed: gathered whole, and small parameters not sharded",
+        note="DeepSpeed: gathered as a whole, and parameters below a size",
     ),
     Row(
-        "gathering ahead",
+        "prefetching",
         ("forward_prefetch", "backward_prefetch", "num_forward_prefetch", "num_backward_prefetch"),
         key=("zero_optimization.stage3_prefetch_bucket_size",),
     ),
     Row(
-        "limit of what is gathered",
+        "limit of gathered parameters",
         ("limit_all_gathers",),
         key=("zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance"),
     ),
     Row(
-        "number formats",
+        "dtypes",
         ("mixed_precision_policy", "reduce_dtype"),
         key=("bf16", "fp16", "communication_data_type"),
         note="both follow `mixed_precision` of `Accelerator`",
     ),
     Row(
-        "building models that fit no device",
+        "initialization of large models",
         ("cpu_ram_efficient_loading", "load_weights_from", "param_init_fn"),
         ("zero3_init_flag",),
     ),
-    Row("equal weights at the start", ("sync_module_states",), note="always, in both"),
+    Row("broadcast of initial weights", ("sync_module_states",), note="always done, in both"),
     Row(
         "checkpoints",
         ("state_dict_type", "state_dict_config", "optim_state_dict_config"),
@@ -107,19 +107,19 @@ ROWS = (
         note="DeepSpeed: `model.gradient_checkpointing_enable()` of transformers",
     ),
     Row(
-        "XLA devices that one process drives",
+        "XLA devices of one process",
         ("xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"),
-        note="FSDP alone; see the guide to TPUs",
+        note="FSDP only; see [other devices](../launch/other_devices.md#tpus)",
     ),
-    Row("original parameters", ("use_orig_params",), note="always with DeepSpeed, and with version 2"),
-    Row("what the model is made of", ("parallel_plan",)),
+    Row("original parameters", ("use_orig_params",), note="always with DeepSpeed and FSDP 2"),
+    Row("parallel plan", ("parallel_plan",)),
     Row(
         "accumulation",
         deepspeed=("gradient_accumulation_steps",),
         note="both follow `gradient_accumulation_steps` of `Accelerator`",
     ),
     Row("clipping", deepspeed=("gradient_clipping",), note="`clip_grad_norm_` clips in both"),
-    Row("batch size", deepspeed=("is_train_batch_min",), note="DeepSpeed must know it"),
+    Row("batch size", deepspeed=("is_train_batch_min",), note="DeepSpeed needs it"),
     Row("MS-AMP", deepspeed=("enable_msamp", "msamp_opt_level"), note="not offered"),
 )
 
@@ -130,7 +130,7 @@ def with_table(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_table, what="settings", check="settings_table")
 
 

@@ -1,4 +1,4 @@
-"""Run device tests and measure speed on a GPU; each row goes to a file, from which a page and a table are made."""
+"""Run device tests and measure speed on a GPU; each row goes to a file; a page and a table are generated from it."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", action="append", choices=PARTS, help="may be given several times (default: all)"
     )
     parser.add_argument("--out", type=Path, default=Path("build/gpu/rows.jsonl"), metavar="FILE",
-                        help="where rows go; what it has of the same day and commit is not run again")  # fmt: skip
+                        help="file for rows; rows of the same day and commit are not run again")  # fmt: skip
     parser.add_argument("--python", metavar="PROGRAM", help="a Python that has torch, instead of .venv's")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models: whether it runs, not how fast")
-    parser.add_argument("--commit", help="what is measured, if git does not know")
+    parser.add_argument("--commit", help="commit of the measured source, if git does not know")
     parser.add_argument(
-        "--limit_s", type=float, default=290, help="begin nothing after this time (default: 290)"
+        "--limit_s", type=float, default=290, help="start nothing after this time (default: 290)"
     )
     parser.add_argument("--write", action="store_true",
                         help="run nothing: write the pages of docs/reference from the rows of --out")  # fmt: skip

@@ -1,16 +1,19 @@
-"""What mkdocs calls while it builds the site: it adds the pages made from code, and completes the navigation."""
+"""Hooks of mkdocs.
+
+They add the pages generated from code, complete the navigation, and write the Markdown of each page next to it, which
+``llms.txt`` lists for programs that read (https://llmstxt.org).
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import posixpath
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from tools.site.collecting import messages
 from tools.site.commands import command_pages
 from tools.site.gallery import gallery_pages, subjects_of
-from tools.site.messages import message_pages
 from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
@@ -19,8 +22,18 @@ from tools.site.sources import read_sources
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
-BOOSTS = {"start/*": 2, "guides/*": 2, "decisions/*": 0.5, "project/*": 0.5, "reference/messages/*": 0.2}
-"""What the search multiplies its scores by; a message that is pasted whole is found by `pasted_messages.js`."""
+BOOSTS = {
+    "start/*": 2,
+    "train/*": 2,
+    "scale/*": 2,
+    "launch/*": 2,
+    "infer/*": 2,
+    "help/*": 2,
+    "extend/*": 2,
+    "decisions/*": 0.5,
+    "project/*": 0.5,
+}
+"""Factors of search scores."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -34,9 +47,7 @@ def generated_pages(nav: Any) -> dict[str, str]:
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
     pages |= dict(names_pages(packages, sources))
-    classes = error_classes(packages, sources)
-    pages["reference/errors.md"] = error_page(classes)
-    pages |= dict(message_pages(messages(sources, {each.name for each in classes})))
+    pages["reference/errors.md"] = error_page(error_classes(packages, sources))
     pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":
@@ -47,9 +58,9 @@ def generated_pages(nav: Any) -> dict[str, str]:
 
 
 def completed(nav: Any, pages: list[str]) -> Any:
-    """Return a navigation in which patterns are replaced by the pages they match.
+    """Return a navigation with patterns replaced by the pages they match.
 
-    What is listed and has no page is left out, so that it can come later; mkdocs warns of pages that are not listed.
+    Entries without a page are skipped, so that it can be added later; mkdocs warns of pages that are not listed.
     """
     if isinstance(nav, list):
         return [done for entry in nav for done in _entries(entry, pages)]
@@ -76,7 +87,7 @@ def _is_overview_of(page: str, pattern: str) -> bool:
 def _decisions() -> str:
     lines = [
         "# Decisions\n",
-        "Why accel is built as it is: a page for each decision, with what it rules out.\n",
+        "The reasons for accel's design: a page for each decision, with the rejected alternatives.\n",
     ]
     for file in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -84,12 +95,41 @@ def _decisions() -> str:
     return "\n".join(lines) + "\n"
 
 
+def llms_text(config: Mapping[str, Any], sections: Iterator[Any], markdown: Mapping[str, str]) -> str:
+    """Return ``llms.txt``: the site in a line, and for each section of the navigation its pages with Markdown.
+
+    Args:
+        config: Of mkdocs; it has the name and the description.
+        sections: The top of mkdocs' navigation.
+        markdown: The Markdown of pages by their path.
+    """
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
+    for section in sections:
+        lines += ["", f"## {section.title}", ""]
+        lines += [
+            f"- [{page.title}]({page.file.src_uri})"
+            for page in _pages_in(section)
+            if page.file.src_uri in markdown
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _pages_in(item: Any) -> Iterator[Any]:
+    if item.is_page:
+        yield item
+    for child in item.children or ():
+        yield from _pages_in(child)
+
+
 _pages: dict[str, str] = {}
+_markdown: dict[str, str] = {}
+_sections: list[Any] = []
 
 
 def on_config(config: Any) -> Any:
     """Make the pages, which the navigation names."""
     _pages.clear()
+    _markdown.clear()
     _pages.update(generated_pages(config["nav"]))
     written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
     pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
@@ -108,13 +148,29 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
-    """Let links of pages in ``docs`` lead to pages of the site, and weight the page in the search."""
+    """Make links of pages in ``docs`` point to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
     boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
     page.meta["search"] = {"boost": boost}
-    if place in _pages:
-        return markdown
-    return for_site(markdown, source=posixpath.join("docs", place), page=place)
+    if place not in _pages:
+        markdown = for_site(markdown, source=posixpath.join("docs", place), page=place)
+    if "\n::: " not in markdown:  # else most of it comes from docstrings
+        _markdown[place] = markdown
+    return markdown
+
+
+def on_nav(nav: Any, config: Mapping[str, Any], files: Any) -> Any:
+    """Keep the sections for ``llms.txt``; titles of pages are known at the end."""
+    _sections[:] = nav.items
+    return nav
+
+
+def on_post_build(config: Mapping[str, Any]) -> None:
+    """Write the Markdown of each page beside it, and ``llms.txt``."""
+    site = Path(config["site_dir"])
+    for place, text in _markdown.items():
+        (site / place).write_text(text, encoding="utf-8")
+    (site / "llms.txt").write_text(llms_text(config, iter(_sections), _markdown), encoding="utf-8")
 
 
 def on_post_page(output: str, page: Any, config: Mapping[str, Any]) -> str:

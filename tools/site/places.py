@@ -15,7 +15,7 @@ LINK_OR_CODE = re.compile(
     r"|(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)",
     re.MULTILINE | re.DOTALL,
 )
-MADE = re.compile(r"docs/reference/(?:cli/[\w-]+|errors|messages/[\w-]+|names|packages/[\w-]+)\.md")
+MADE = re.compile(r"docs/reference/(?:cli/[\w-]+|errors|names|packages/[\w-]+)\.md")
 """Pages that are made from code when the site is built."""
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 
@@ -56,7 +56,7 @@ def for_site(text: str, *, source: str, page: str) -> str:
     Args:
         text: The Markdown of the file ``source``.
         source: That file, relative to the root of the checkout.
-        page: Where the site shows it.
+        page: Its page on the site.
     """
 
     def link(found: re.Match[str]) -> str:

@@ -17,8 +17,7 @@ _ENTRY = re.compile(r"^ *(\w+): (.*(?:\n(?! *\w+: ).+)*)", re.MULTILINE)
 INTRODUCTION = """\
 Everything that accel raises on purpose is an `AccelError`, and also the built-in error that existing `except` clauses
 catch. A message names the thing in backticks, says what is wrong with the value at hand, and what to do.
-[Every message](messages/index.md), and every warning, is listed with what to do about it;
-[Troubleshooting](../guides/troubleshooting.md) goes by symptom.
+[Troubleshooting](../help/troubleshooting.md) goes by symptom.
 """
 
 
@@ -30,7 +29,7 @@ class ErrorClass:
         name: Its name.
         bases: Names of its direct bases.
         module: Where it is defined.
-        docstring: What it says about itself.
+        docstring: Its docstring.
         raised_by: Pairs of a public name and the reason that its docstring gives.
     """
 

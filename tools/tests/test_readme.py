@@ -1,4 +1,4 @@
-"""What the README shows is true to the last number."""
+"""What the README shows is true to the last number, and its commands work in the order in which they are read."""
 
 import re
 
@@ -7,22 +7,54 @@ import pytest
 from tools.workspace import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-MEASURED = re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, re.MULTILINE)
+BENCHMARKS = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
+GPU = (ROOT / "docs" / "reference" / "gpu.md").read_text(encoding="utf-8")
+MEASURED = re.findall(r"^\| (?:`(\w+)`: )?([^|]*) \|(.*\d.*)\|$", README, re.MULTILINE)
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
 
 
-@pytest.mark.parametrize(("case", "cells"), MEASURED, ids=[case for case, _ in MEASURED])
-def test_every_figure_is_one_of_the_benchmarks(case, cells):
-    (section,) = [each for each in BENCHMARKS.split("\n## ") if re.search(rf"(?:`|bench ){case}\b", each)]
-    figures = re.findall(r"\d[\d.,]*", cells)
-    assert len(figures) >= 2
-    for figure in figures:
-        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", section), figure
+def test_it_is_read_in_one_go():
+    assert README.count("\n") <= 60
 
 
-def test_the_demo_prints_what_was_recorded():
-    (shown,) = re.findall(r"```text\ntraining: [^\n]*\n(.*?)```", README, re.DOTALL)
-    recorded = (ROOT / "docs" / "examples" / "output" / "digits.txt").read_text(encoding="utf-8")
-    assert shown == "".join(
-        line for line in recorded.splitlines(keepends=True) if line.strip() and line[0] != "$"
+@pytest.mark.parametrize(("case", "name", "cells"), MEASURED[1:], ids=[each[1] for each in MEASURED[1:]])
+def test_every_figure_was_measured(case, name, cells):
+    """A figure is in the section of its benchmark, in its row on the page of the GPU, or a ratio of such figures."""
+    if case:
+        (where,) = [each for each in BENCHMARKS.split("\n## ") if re.search(rf"(?:`|bench ){case}\b", each)]
+    else:
+        (where,) = [line for line in GPU.splitlines() if line.startswith(f"| {name} |")]
+    plain, *others = (re.findall(r"\d[\d.,]*\d", cell) for cell in cells.split("|"))
+    for first, *more in filter(None, (plain, *others)):
+        shares = {
+            f"{float(first.replace(',', '')) / float(plain[0].replace(',', '')):.{digits}f}"
+            for digits in (3, 4)
+        }
+        for figure in [first, *more]:
+            assert figure in shares or re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", where), figure
+
+
+def test_there_are_figures_of_both_pages():
+    assert {bool(case) for case, _, _ in MEASURED[1:]} == {True, False}
+
+
+def test_the_environment_is_made_and_active_before_accel_is_called():
+    """On a fresh clone there is no `accel`, and in `.venv` it is not on the path."""
+    made, active = COMMANDS.index("python tools/dev.py demo"), COMMANDS.index("source .venv/bin/activate")
+    first = next(
+        number for number, words in enumerate(COMMANDS) if words.startswith(("accel ", "python train.py"))
     )
+    assert made < active < first
+
+
+def test_wheels_are_built_before_they_are_installed():
+    built = COMMANDS.index("python tools/dev.py wheels --only-build")
+    assert all(number > built for number, words in enumerate(COMMANDS) if "dist" in words)
+
+
+def test_both_commands_of_a_checkout_are_there():
+    assert {"python tools/dev.py demo", "python tools/dev.py test"} <= set(COMMANDS)

@@ -13,6 +13,7 @@ from accel_bigmodel import (
     load_checkpoint_in_model,
     save_model,
 )
+from accel_checkpoint import progress
 from accel_state.errors import ConfigError, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("execution_memory")
@@ -71,7 +72,7 @@ def test_pickled_weights_need_a_folder(tmp_path):
     save_model(net(), tmp_path / "w", safe_serialization=False)
     with pytest.raises(
         ConfigError,
-        match=r"`0\.weight` on disk, but .* cannot be read tensor by tensor. Give an `offload_folder`",
+        match=r"`0\.weight` on disk, but .* cannot be read tensor by tensor. Pass an `offload_folder`",
     ):
         load_checkpoint_and_dispatch(skeleton(), tmp_path / "w", device_map={"": "disk"})
     model = load_checkpoint_and_dispatch(
@@ -187,3 +188,13 @@ def test_no_more_of_a_gpu_is_used_than_the_map_was_given(tmp_path):
     torch.cuda.synchronize()
     activations = 1 << 20
     assert torch.cuda.max_memory_allocated() - before <= limit + activations
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_loading_that_takes_long_shows_a_bar(tmp_path, capsys, monkeypatch, is_long):
+    pytest.importorskip("tqdm")
+    save_model(net(), tmp_path)
+    monkeypatch.setattr(progress, "QUIET_S", 0 if is_long else 20)
+    load_checkpoint_and_dispatch(skeleton(), tmp_path)
+    shown = capsys.readouterr().err
+    assert "Loading weights: 100%" in shown if is_long else not shown

@@ -16,7 +16,7 @@ def test_a_tensor_gets_a_value_and_leaves_meta():
     assert torch.equal(model[0].weight, torch.ones(2, 2))
     assert not model[0].weight.requires_grad
     assert model[0].weight.mark == 3
-    with pytest.raises(ConfigError, match=r"`0\.bias` is on the meta device.*give its `value`"):
+    with pytest.raises(ConfigError, match=r"`0\.bias` is on the meta device.*pass its `value`"):
         set_module_tensor_to_device(model, "0.bias", "cpu")
 
 

@@ -102,11 +102,11 @@ STORED = {
 
 @pytest.mark.parametrize("streams", DEVICES, indirect=True)
 @pytest.mark.parametrize("name", STORED)
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_copy_has_the_values_and_strides_of_what_is_stored(streams, name, beside):
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_copy_has_the_values_and_strides_of_what_is_stored(streams, name, in_background):
     stored = STORED[name]
     wanted = stored.to(streams.device, copy=True)
-    transfer = streams.copy(stored, beside=beside)
+    transfer = streams.copy(stored, in_background=in_background)
     copied = transfer.wait()
     assert torch.equal(copied, wanted)
     assert (copied.stride(), copied.dtype) == (wanted.stride(), wanted.dtype)

@@ -1,14 +1,17 @@
 import argparse
+import json
 import math
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from accel_checkpoint import CheckpointFolder
+from accel_checkpoint import CheckpointFolder, progress
 from accel_checkpoint.command import command
 from accel_state import PartialState
 from accel_state.errors import CheckpointError
@@ -44,9 +47,67 @@ def test_checkpoints_are_listed_by_number_with_their_state(project, capsys):
     assert lines[1][-2] == "1"
 
 
+def test_tables_are_printed_as_json_too(project, two, capsys):
+    folder = project / "checkpoints"
+    (folder / "checkpoint_3" / "accel_checkpoint.json").unlink()
+    assert main("list", "--json", project) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [Path(row["path"]).name for row in rows] == [f"checkpoint_{number}" for number in range(11)]
+    assert rows[2]["step"] == 2
+    assert rows[2]["num_processes"] == 1
+    assert rows[2]["num_bytes"] > 40000
+    assert [rows[2]["state"], rows[3]["state"], rows[3]["step"]] == ["committed", "incomplete", None]
+    assert main("verify", "--json", folder) == 1
+    problems = {Path(row["path"]).name: row["problems"] for row in json.loads(capsys.readouterr().out)}
+    assert [name for name, found in problems.items() if found] == ["checkpoint_3"]
+    assert main("show", "--json", two[0]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown[0] == {"group": "model 0", "name": "half", "kind": "float32 (2, 3)"}
+    assert main("diff", "--json", *two) == 1
+    differing = {
+        row["name"]: (row["change"], row["difference"]) for row in json.loads(capsys.readouterr().out)
+    }
+    assert differing["model 0: new"] == ("added", "float32 (2, 3)")
+    assert differing["optimizer.bin: lr"] == ("changed", "0.1 -> 0.2")
+    assert main("diff", "--json", two[0], two[0]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_weights_of_save_model_are_no_checkpoint(project, tmp_path, capsys):
+    (project / "exported").mkdir()
+    torch.save({}, project / "exported" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="There is no checkpoint in `.*exported`"):
+        main("list", project / "exported")
+    (project / "exported").rename(project / "checkpoints" / "exported")
+    torch.save({}, project / "pytorch_model.bin")
+    assert main("list", project) == 0
+    listed = capsys.readouterr().out
+    assert "checkpoint_10" in listed
+    assert "exported" not in listed
+
+
+def test_a_long_verification_shows_how_much_is_read(project, capsys, monkeypatch):
+    pytest.importorskip("tqdm")
+    folder = project / "checkpoints" / "checkpoint_2"
+    assert main("verify", folder) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "QUIET_S", 0)
+    assert main("verify", folder) == 0
+    assert "Verifying checkpoint_2" in capsys.readouterr().err
+
+
+def test_output_may_be_read_in_part(project):
+    """As by `| head`."""
+    folder = project / "checkpoints" / "checkpoint_2"
+    program = f"{shlex.quote(sys.executable)} -m accel_launch checkpoint show {shlex.quote(str(folder))}"
+    command = ["sh", "-c", f"({program}; echo $? >&2) | true"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+    assert ended.stderr == "1\n"
+
+
 def test_an_unchanged_checkpoint_passes(project, capsys):
     assert main("verify", project / "checkpoints" / "checkpoint_2") == 0
-    assert "as they were saved" in capsys.readouterr().out
+    assert "unchanged since the save" in capsys.readouterr().out
 
 
 def test_a_changed_checkpoint_is_reported_with_the_file(project, capsys):
@@ -57,7 +118,7 @@ def test_a_changed_checkpoint_is_reported_with_the_file(project, capsys):
     assert main("verify", project) == 1
     captured = capsys.readouterr()
     assert "checkpoint_2: `model.safetensors` is not what was saved" in captured.err
-    assert captured.out.count("as they were saved") == 10
+    assert captured.out.count("unchanged since the save") == 10
 
 
 def test_a_folder_without_checkpoints_is_an_error(tmp_path):

@@ -274,7 +274,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     with pytest.raises(CheckpointError, match="threading"), folder.save(1) as stage:
         stage.write("state.bin", {"thread": threading.Thread()})
     with (
-        pytest.raises(CheckpointError, match="safetensors holds plain dense tensors"),
+        pytest.raises(CheckpointError, match="safetensors stores plain dense tensors"),
         folder.save(1) as stage,
     ):
         stage.write("model.safetensors", {"lr": 0.1})

@@ -92,7 +92,7 @@ def test_a_folder_without_parts_is_refused_with_those_inside_of_it(parts, tmp_pa
 
 def test_the_state_of_an_optimizer_is_refused(tmp_path):
     dcp.save({"optimizer": {"state": {"w": torch.ones(2)}}}, checkpoint_id=tmp_path / "o", no_dist=True)
-    with pytest.raises(CheckpointError, match="holds the state of an optimizer"):
+    with pytest.raises(CheckpointError, match="contains optimizer state"):
         merge_fsdp_weights(tmp_path / "o", tmp_path / "out")
 
 

@@ -25,14 +25,14 @@ def test_every_entry_comes_once_with_its_other_names():
     assert (pieces["a"].shape, pieces["a"].offset, pieces["a"].aliases) == ((2, 3), (0, 0), ("b", "c"))
     assert pieces["extra"] == Piece("extra", {"n": 1}, is_writer=False)
     assert (pieces["scalar"].shape, pieces["scalar"].offset) == ((), ())
-    assert all(piece.is_whole and not piece.is_writer for piece in pieces.values())
+    assert all(piece.is_full and not piece.is_writer for piece in pieces.values())
 
 
 def test_tensors_without_a_dense_memory_are_pieces_too():
     sparse = torch.eye(3).to_sparse()
     [piece] = pieces_of({"s": sparse}, is_writer=True)
     assert piece.local is sparse
-    assert piece.is_whole
+    assert piece.is_full
 
 
 def parts_of_shards():

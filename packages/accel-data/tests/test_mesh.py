@@ -119,7 +119,7 @@ def test_the_ranks_of_a_tensor_parallel_group_shuffle_alike(world: Callable[[int
 def test_a_place_that_contradicts_the_mesh_is_told_to_have_no_effect() -> None:
     mesh = FakeMesh(("dp", "tp"), (2, 2), 3)
     with pytest.warns(
-        UserWarning, match="no effect next to `torch_device_mesh`, by which this is process 1 of 2"
+        UserWarning, match="no effect next to `torch_device_mesh`, which makes this process 1 of 2"
     ):
         prepare_data_loader(
             DataLoader(list(range(4))), num_processes=4, process_index=3, torch_device_mesh=mesh

@@ -811,10 +811,10 @@ def test_a_part_of_a_stream_goes_on_with_its_own_state(rank: int) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: own_part(1), "is that of process 0, and this is process 1"),
+        (lambda: own_part(1), "was saved by process 0, but this is process 1"),
         (
             lambda: own_part(0, num=4),
-            "was saved with 2 processes. Resuming a data set that shards itself with 4",
+            "was saved with 2 processes. Resuming a self-sharding data set with 4",
         ),
         (lambda: own_part(0, dispatch=True), "the loader here reads for all processes together"),
     ],
@@ -827,7 +827,7 @@ def test_the_state_of_a_part_is_refused_elsewhere(other: Callable[[], Any], mess
 
 def test_the_state_of_a_whole_stream_is_refused_for_a_part() -> None:
     state = state_after_two_batches(own_part(0, dispatch=True))
-    with pytest.raises(CheckpointError, match="is that of all processes together"):
+    with pytest.raises(CheckpointError, match="was saved for all processes together"):
         own_part(0).load_state_dict(state)
 
 
@@ -860,7 +860,7 @@ def test_map_style_data_with_a_state_has_one_on_each_rank() -> None:
     state = state_after_two_batches(make(0))
     assert make(0).has_state_per_rank
     assert not make(0, num=1).has_state_per_rank
-    with pytest.raises(CheckpointError, match="is that of process 0, and this is process 1"):
+    with pytest.raises(CheckpointError, match="was saved by process 0, but this is process 1"):
         make(1).load_state_dict(state)
     fewer = make(0, num=1)
     fewer.load_state_dict(state)

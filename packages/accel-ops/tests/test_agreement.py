@@ -163,3 +163,4 @@ def test_an_error_of_the_transport_names_the_operation_and_the_call_site(make_ra
     error, _ = make_ranks(2).outcomes(body)
     assert "This rank was in `accel_ops.gather`, called from" in error.__notes__[0]
     assert "test_agreement.py" in error.__notes__[0]
+    assert "`accel launch --debug` names" in error.__notes__[0]

@@ -83,7 +83,7 @@ def test_a_foreign_numpy_generator_is_refused():
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
-        with pytest.raises(StateError, match="`PCG64`; only NumPy's own, `MT19937`"):
+        with pytest.raises(StateError, match="`PCG64`; only NumPy's default, `MT19937`"):
             capture_rng_states()
     finally:
         np.random.set_bit_generator(before)

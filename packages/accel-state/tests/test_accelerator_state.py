@@ -183,7 +183,7 @@ def test_one_of_several_deepspeed_plugins_is_selected_at_a_time():
     assert state.deepspeed_plugins == {"zero2": first, "zero3": second}
     with pytest.raises(UnknownNameError, match="Unknown DeepSpeed plugin `zero4`. Known: zero2, zero3"):
         state.select_deepspeed_plugin("zero4")
-    with pytest.raises(ConfigError, match="`name` is missing. Give one of: zero2, zero3"):
+    with pytest.raises(ConfigError, match="`name` is missing. Pass one of: zero2, zero3"):
         state.select_deepspeed_plugin()
 
 

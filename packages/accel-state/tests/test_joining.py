@@ -36,7 +36,7 @@ def test_machines_started_with_different_numbers_of_processes_all_end_and_name_t
     for errors in errors_of_ranks(two, two, {"RANK": "3", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "6"}):
         assert f"ConfigError: Rank 0 on `{socket.gethostname()}` (process " in errors
         assert "was started with `--num_processes 4` (`WORLD_SIZE`), but rank 3 on" in errors
-        assert "with `--num_processes 6` (`WORLD_SIZE`). Give all machines the same" in errors
+        assert "with `--num_processes 6` (`WORLD_SIZE`). Use the same on all machines" in errors
 
 
 def test_machines_started_with_different_numbers_of_machines_all_end_and_name_the_flag():
@@ -50,7 +50,7 @@ def test_machines_started_with_different_numbers_of_machines_all_end_and_name_th
     }
     for errors in errors_of_ranks(one, {**other, "GROUP_RANK": "1"}):
         assert "`--num_machines 2` (`GROUP_WORLD_SIZE`), but rank 2 on" in errors
-        assert "`--num_machines 3` (`GROUP_WORLD_SIZE`). Give all machines the same" in errors
+        assert "`--num_machines 3` (`GROUP_WORLD_SIZE`). Use the same on all machines" in errors
 
 
 def test_two_machines_of_one_machine_rank_all_end_and_name_the_flag():
@@ -64,7 +64,7 @@ def test_a_rank_that_does_not_arrive_is_named():
     alone = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
     for errors in errors_of_ranks(alone, alone, timeout_s=1):
         assert LaunchError.__name__ in errors
-        assert "waited 1 s for 3 ranks, of which these did not arrive: 2." in errors
+        assert "waited 1 s for 3 ranks; these did not arrive: 2." in errors
 
 
 def set_up_on_gpus(port, *, num_gpus, hosts, shared=""):

@@ -35,8 +35,8 @@ def test_layouts_that_there_can_be(sizes, num_processes):
         ),
         ({"tp": 8}, 12, "for 8 processes, but there are 12. Make the product of the sizes 12, with `tp_size=12`."),
         ({"dp_shard": 3}, 8, "Make the product of the sizes 8, with `dp_shard_size=8`."),
-        ({"cp": 2, "sp": 2}, 4, "`cp_size` (2) and `sp_size` (2) are two ways to share a sequence."),
-        ({"dp_replicate": 2, "tp": 2}, 4, "cannot be combined with full copies alone (`dp_replicate_size` 2, "),
+        ({"cp": 2, "sp": 2}, 4, "`cp_size` (2) and `sp_size` (2) are two ways to shard a sequence."),
+        ({"dp_replicate": 2, "tp": 2}, 4, "cannot be combined with unsharded replicas (`dp_replicate_size` 2, "),
         ({"tp": 3}, 3, "`tp_size` 3 does not divide the 32 attention heads. Choose one that does: 1, 2, 4, 8, 16, 32."),
         ({"sp": 64}, 64, "`sp_size` 64 does not divide the 32 attention heads."),
         ({"cp": 3}, 3, "`cp_size` 3 does not divide the 4096 tokens of a sequence."),
@@ -72,5 +72,5 @@ def test_what_is_unknown_limits_nothing():
 
 
 def test_all_broken_rules_are_told():
-    with pytest.raises(ConfigError, match=r"two ways to share .* there are 5\. .* does not divide the 32"):
+    with pytest.raises(ConfigError, match=r"two ways to shard .* there are 5\. .* does not divide the 32"):
         check_layout(MeshLayout(cp=2, sp=2, tp=3), num_processes=5, model=LLAMA)

@@ -41,7 +41,7 @@ def test_wrong_values_are_refused():
     ):
         DeepSpeedSequenceParallelConfig(sp_attn_implementation="eager")
     with pytest.raises(
-        ConfigError, match="`sp_seq_length` is needed where `sp_seq_length_is_variable` is False"
+        ConfigError, match="`sp_seq_length` is needed if `sp_seq_length_is_variable` is False"
     ):
         DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=False)
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -21,36 +22,59 @@ def finish(pair, *, timeout_s=120):
 
 
 LISTENERS = """
-import os, pathlib, sys, time
 import psutil
 import torch.distributed as dist
 from accel_state.partial_state import PartialState
 state = PartialState(cpu=True)
 dist.barrier()
 opened = psutil.Process().net_connections(kind="tcp")
-print(sorted({connection.laddr.ip for connection in opened if connection.status == "LISTEN"}), flush=True)
-state.destroy_process_group()
-PartialState._reset_state()
-ended = pathlib.Path(sys.argv[1])
-if os.environ["RANK"] == "0":
-    ended.touch()
-while not ended.exists():  # else a rank may meet the store that is about to end
-    time.sleep(0.01)
-again = PartialState(cpu=True)
-again.wait_for_everyone()
-print(again.num_processes)
+print(sorted({connection.laddr.ip for connection in opened if connection.status == "LISTEN"}))
 """
 
 
-def test_ranks_that_meet_at_the_loopback_listen_to_no_other_machine(tmp_path):
-    with start_ranks(["-c", LISTENERS, tmp_path / "ended"], 3) as ranks:
-        ended = finish(ranks)
-        for (stderr, exit_code), rank in zip(ended, ranks, strict=True):
+def test_ranks_that_meet_at_the_loopback_listen_to_no_other_machine():
+    with start_ranks(["-c", LISTENERS], 3) as ranks:
+        for (stderr, exit_code), rank in zip(finish(ranks), ranks, strict=True):
             assert exit_code == 0, stderr
-            addresses, size = rank.stdout.splitlines()
-            assert "'0.0.0.0'" not in addresses
-            assert "'::'" not in addresses
-            assert size == "3"
+            assert "'0.0.0.0'" not in rank.stdout
+            assert "'::'" not in rank.stdout
+
+
+MEETS_AGAIN = """
+import os, pathlib, sys, time
+import psutil
+import torch
+import torch.distributed as dist
+from accel_state import PartialState
+
+left, port = pathlib.Path(sys.argv[1]), int(os.environ["MASTER_PORT"])
+
+def all_wait_in_the_next(state):
+    opened = psutil.Process().net_connections(kind="tcp")
+    num_connected = sum(one.laddr.port == port and one.status == "ESTABLISHED" for one in opened)
+    return num_connected >= state.num_processes and len(list(left.iterdir())) == state.num_processes - 1
+
+for is_last in (False, True):
+    state = PartialState(cpu=True)
+    ranks = torch.tensor([state.process_index])
+    dist.all_reduce(ranks)
+    while state.is_main_process and not is_last and not all_wait_in_the_next(state):
+        time.sleep(0.01)
+    rank = state.process_index
+    state.destroy_process_group()
+    PartialState._reset_state()
+    if rank > 0:
+        (left / str(rank)).touch()
+print(int(ranks))
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_are_in_the_next_group_before_rank_0_has_left_this_one_meet_there(tmp_path, num_ranks):
+    with start_ranks(["-c", MEETS_AGAIN, tmp_path], num_ranks) as ranks:
+        for (stderr, exit_code), rank in zip(finish(ranks), ranks, strict=True):
+            assert exit_code == 0, stderr
+            assert int(rank.stdout) == sum(range(num_ranks))
 
 
 WAITS_LONG = """
@@ -175,7 +199,7 @@ def test_backend_that_is_not_built_is_refused_with_those_that_are():
 def test_missing_init_method_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(
-        ConfigError, match="2 processes were requested, but it is unknown where they meet. Set `MASTER_ADDR`"
+        ConfigError, match="2 processes were requested, but their rendezvous is unknown. Set `MASTER_ADDR`"
     ):
         process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
 
@@ -183,23 +207,8 @@ def test_missing_init_method_is_named(monkeypatch):
 def test_file_of_the_debug_launcher_is_where_ranks_meet(monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_ADDR", "host")
     monkeypatch.setenv("ACCELERATE_DEBUG_RDV_FILE", str(tmp_path / "meet"))
-    assert process_group._init_method(Topology(world_size=2)) == f"file://{tmp_path / 'meet'}"
-
-
-@pytest.mark.parametrize(
-    ("address", "port", "meeting_point"),
-    [
-        ("", "", "tcp://host:123"),
-        ("host", "", "tcp://host:123"),  # srun and mpirun: the port follows from the job
-        ("", "123", "tcp://host:123"),
-        ("host", "123", "env://"),
-    ],
-)
-def test_variables_say_where_ranks_meet_only_if_they_say_it_all(monkeypatch, address, port, meeting_point):
-    monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", port)
-    topology = Topology(world_size=2, master_addr="host", master_port=123)
-    assert process_group._init_method(topology) == meeting_point
+    group = process_group._meet(Topology(world_size=2), claim="", timeout=timedelta(seconds=1))
+    assert group == {"init_method": f"file://{tmp_path / 'meet'}"}
 
 
 def test_unknown_argument_of_the_group_is_named():

@@ -70,7 +70,7 @@ def test_two_packages_that_own_one_name_are_both_named(shapes, site):
             shapes.get("circle")
     finally:
         sys.path.pop()
-    assert "The shape `circle` is owned by more than one installed package" in str(caught.value)
+    assert "The shape `circle` is added by more than one installed package" in str(caught.value)
     assert "`rival` (rival_module:Circle)" in str(caught.value)
     assert "`shapes` (shapes_module:round_one)" in str(caught.value)
 

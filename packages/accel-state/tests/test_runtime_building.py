@@ -139,7 +139,7 @@ def test_rank_and_world_size_of_the_user_win_over_the_environment(two_ranks):
 
 
 def test_failed_building_leaves_nothing(two_ranks):
-    with pytest.raises(ConfigError, match="it is unknown where they meet"):
+    with pytest.raises(ConfigError, match="their rendezvous is unknown"):
         PartialState(cpu=True)
     assert not PartialState.is_initialized()
 

@@ -60,7 +60,7 @@ def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
         """,
         ends=ends,
     )
-    assert "leaves out `many`: its `log` knows numbers, strings, Aim's objects and dicts of these" in printed
+    assert "skips `many`: its `log` accepts numbers, strings, Aim's objects and dicts of these" in printed
     run = read(tmp_path)
     assert run["name"] == "digits"
     assert run["hparams"] == {

@@ -46,7 +46,7 @@ def test_texts_are_logged_the_step_goes_on_by_itself_and_other_things_are_named(
         print([str(one.message) for one in caught])
         """,
     )
-    assert "leaves out `many`: its `log` knows numbers, strings and dicts of these, not Tensor" in printed
+    assert "skips `many`: its `log` accepts numbers, strings and dicts of these, not Tensor" in printed
     assert metric(tmp_path / "elsewhere", "note") == [["step", "note"], ["3", "fine"]]
 
 

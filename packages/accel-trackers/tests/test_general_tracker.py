@@ -20,7 +20,7 @@ def test_a_tracker_that_lacks_something_is_refused_by_the_name_of_what_it_lacks(
     members = {"name": "x", "requires_logging_directory": False, "tracker": property(lambda self: None)}
     del members[lacking]
     incomplete = type("Mine", (GeneralTracker,), members)
-    with pytest.raises(IncompleteTrackerError, match=f"`Mine` lacks `{lacking}`, .*. Add what is missing"):
+    with pytest.raises(IncompleteTrackerError, match=f"`Mine` lacks `{lacking}`, .*. Add it to the class"):
         incomplete()
 
 

@@ -81,7 +81,7 @@ def test_trackers_of_other_ranks_warn_there(world):
     assert world(2).run(warnings_of_rank_1)[1] == [
         "1 logged values wait for the tracker `slow`, which cannot keep up",
         "The tracker `failing` failed",
-        "The tracker `service` leaves out `note`",
+        "The tracker `service` skips `note`",
     ]
 
 

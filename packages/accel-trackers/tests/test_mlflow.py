@@ -53,7 +53,7 @@ def test_artifacts_figures_and_tags_are_kept_and_what_is_no_number_is_named(trai
             warnings.simplefilter("always")
             tracker.log({"note": "fine", "best": 0.5})
             tracker.log({"note": "fine"})
-        print([str(one.message) for one in caught if "leaves out" in str(one.message)])
+        print([str(one.message) for one in caught if "skips" in str(one.message)])
         tracker.store_init_configuration({f"p{i}": i for i in range(250)})
         import mlflow
         print("run:", mlflow.active_run().info.run_id == tracker.tracker.info.run_id)
@@ -61,7 +61,7 @@ def test_artifacts_figures_and_tags_are_kept_and_what_is_no_number_is_named(trai
         env=in_database(tmp_path),
     )
     assert "run: True" in printed
-    assert printed.count("leaves out `note`: its `log` knows numbers and dicts of numbers, not str") == 1
+    assert printed.count("skips `note`: its `log` accepts numbers and dicts of numbers, not str") == 1
     assert rows(tmp_path, "select value, step from metrics where key = 'best'") == [(0.5, 0)]
     assert rows(tmp_path, "select count(*) from params where key like 'p%'") == [(250,)]
     tags = dict(rows(tmp_path, "select key, value from tags"))

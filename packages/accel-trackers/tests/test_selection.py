@@ -82,7 +82,7 @@ def test_all_is_what_is_available_beside_instances(tmp_path, registered):
 
 
 def test_all_without_a_folder_names_what_it_leaves_out(registered):
-    with pytest.warns(UserWarning, match="leaves out .*jsonl.*: (it|each) requires a `logging_dir`"):
+    with pytest.warns(UserWarning, match="skips .*jsonl.*: (it|each) requires a `logging_dir`"):
         chosen = filter_trackers(LoggerType.ALL)
     known = get_available_trackers()
     assert chosen == [name for name in known if not TRACKERS.get(name).requires_logging_directory]
@@ -92,7 +92,7 @@ def test_all_without_a_folder_names_what_it_leaves_out(registered):
 def test_a_tracker_that_needs_a_folder_is_refused_without_one():
     with pytest.raises(
         ConfigError,
-        match="Logging with `jsonl` requires a `logging_dir`: it writes into a folder. Pass `logging_dir=",
+        match="Logging with `jsonl` requires a `logging_dir`: it writes to a folder. Pass `logging_dir=",
     ):
         filter_trackers("jsonl")
 
@@ -171,7 +171,7 @@ def test_naming_what_is_usable_warns_of_nothing(tmp_path):
 @pytest.mark.parametrize("tracker", ["jsonl", "tensorboard"])
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/abs"])
 def test_a_name_of_a_run_that_leads_out_of_the_folder_is_refused(tmp_path, tracker, name):
-    with pytest.raises(ConfigError, match="leads out of the folder"):
+    with pytest.raises(ConfigError, match="points outside the folder"):
         start_trackers([tracker], name, logging_dir=tmp_path / "logs")
     assert list(tmp_path.iterdir()) == []
     (inside,) = start_trackers(["jsonl"], "group/run", logging_dir=tmp_path)

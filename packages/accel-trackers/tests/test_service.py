@@ -121,14 +121,14 @@ def test_what_is_no_number_is_named_once(fresh_state, recwarn):
     assert fake.calls == [{"loss": 1}, {}]
     said = [str(warning.message) for warning in recwarn]
     assert [text.split(":")[0] for text in said] == [
-        "The tracker `fake` leaves out `note`",
-        "The tracker `fake` leaves out `other`",
+        "The tracker `fake` skips `note`",
+        "The tracker `fake` skips `other`",
     ]
 
 
 def test_tags_of_mlflow_may_be_json_and_nothing_else():
     assert MLflowTracker(tags='{"team": "blue"}').tags == MLflowTracker(tags={"team": "blue"}).tags
-    with pytest.raises(ConfigError, match="`tags` is text, but no JSON"):
+    with pytest.raises(ConfigError, match="`tags` is no valid JSON"):
         MLflowTracker(tags="team=blue")
     with pytest.raises(ConfigError, match=r"`tags` must be a dict, or one as JSON, got \[1\]"):
         MLflowTracker(tags="[1]")

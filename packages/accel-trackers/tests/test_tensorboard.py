@@ -67,7 +67,7 @@ def test_further_arguments_reach_the_writer(tracker, tmp_path):
 
 
 def test_what_tensorboard_cannot_show_is_named_once_and_the_rest_logged(tracker, tmp_path):
-    with pytest.warns(UserWarning, match="leaves out `many`: .*not Tensor"):
+    with pytest.warns(UserWarning, match="skips `many`: .*not Tensor"):
         tracker.log({"many": torch.ones(3), "loss": 1.0}, step=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,9 +19,9 @@ from transformers.cache_utils import DynamicCache
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
 from accel.utils import TorchDynamoPlugin
-from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
+from tools.harness.models import make_batches, make_model
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 SIZES = {

@@ -126,7 +126,7 @@ CASES = {
         [DIFFERENT, "0: `load_state` at", "1: `local_main_process_first` at"],
     ),
     second_prepare_on_one_rank: (3, 1, ["process 1, 2 did not reach `prepare`"]),
-    save_on_one_rank: (3, 1, ["Rank 0 did not come to `save_state or save_model-[0-9]+` within 1 s"]),
+    save_on_one_rank: (3, 1, ["Rank 0 did not reach `save_state or save_model-[0-9]+` within 1 s"]),
 }
 
 

@@ -258,7 +258,7 @@ def zipped_with_a_shorter_one(run):
 
 def test_a_zip_that_ends_with_a_later_loader_warns_of_an_open_window():
     with pytest.warns(
-        UserWarning, match="ended within an accumulation window.*put the loader first at whose"
+        UserWarning, match="ended within an accumulation window.*put the shortest loader first"
     ):
         zipped_with_a_shorter_one(run := Run())
     assert run.ended() == ["open: 3"]

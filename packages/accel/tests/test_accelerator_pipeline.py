@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.pipelining.chunks import in_chunks
-from accel_backends.testing.collectives import counted_collectives
-from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
+from tools.harness.collectives import counted_collectives
 from tools.harness.device import device_type, on_cpu
+from tools.harness.models import make_batches, make_model
 
 NUM_ROWS = (8, 8, 5, 1)  # the last batches are short, and a batch of one has one micro-batch
 

@@ -8,10 +8,10 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin
-from accel_backends.testing.models import Tokens, make_batches, make_model
 from accel_state import PipelineParallelConfig, TorchContextParallelConfig
 from accel_state.mesh_layout import DATA_AXES
 from accel_state.runtime import reset_runtime
+from tools.harness.models import Tokens, make_batches, make_model
 
 LENGTH, RATE, CLIP = 12, 0.5, 0.5
 

@@ -1,11 +1,16 @@
 """Runs on process groups that name a backend for each type of device."""
 
+import socket
+
+import pytest
 import torch
 import torch.distributed as dist
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
-from accel_backends.testing.models import make_batches, make_model
+from accel_state.environment import patch_environment
 from accel_state.runtime import reset_runtime
+from tools.harness.models import make_batches, make_model
+from tools.harness.scripts import run_script
 
 
 def train_on_gloo_for_the_cpu(folder):
@@ -45,3 +50,58 @@ def test_a_group_with_a_backend_for_the_cpu_trains_saves_and_loads(world, tmp_pa
     assert same
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+LEAVES_EARLY = """
+import os
+import torch
+from accel import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(1, 1))
+for _ in range(2):
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+loss = model(torch.ones(1, 1)).sum()
+if accelerator.process_index == 1:
+    os._exit(0)
+for wait in (lambda: accelerator.backward(loss), accelerator.wait_for_everyone):
+    try:
+        wait()
+    except RuntimeError as error:
+        print(*error.__notes__, flush=True)
+os._exit(0)
+"""
+
+
+def test_who_waits_for_a_rank_that_left_is_told_in_which_call(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_EARLY)
+    lines = run_script(script, num_processes=2, preload=("accel",)).stdout.splitlines()
+    for line, call in zip(lines, ("backward", "wait_for_everyone"), strict=True):
+        assert line.startswith(f"This rank was in `{call}`, called from {script}:")
+        assert "`accel launch --debug` names" in line
+
+
+def run_again(port):
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    reset_runtime()
+    precisions = []
+    with patch_environment(master_addr="127.0.0.1", master_port=port):
+        for precision in ("bf16", "no"):
+            accelerator = Accelerator(cpu=True, mixed_precision=precision)
+            model = accelerator.prepare(torch.nn.Linear(2, 1))
+            accelerator.backward(model(torch.ones(1, 2)).mean())
+            ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+            precisions.append(accelerator.mixed_precision)
+            accelerator.end_training()
+            assert accelerator.num_processes == len(ranks)
+    return ranks, precisions
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_accelerator_after_the_end_of_training_starts_a_run_with_its_own_settings(world, num_ranks):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+    assert world(num_ranks).run(run_again, port) == num_ranks * [(list(range(num_ranks)), ["bf16", "no"])]

@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.utils import set_seed
-from accel_backends.testing.models import SharedSequence, Tokens, make_model
 from accel_state import TorchContextParallelConfig
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
 from tools.harness.device import on_cpu
+from tools.harness.models import SharedSequence, Tokens, make_model
 
 CLIP, RATE = 0.5, 0.5
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,11 +11,12 @@ from accel import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    ParallelismConfig,
     PartialState,
     ProfileKwargs,
 )
-from accel_state import AcceleratorState
-from accel_state.errors import ConfigError
+from accel_state import AcceleratorState, GradientState
+from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -59,9 +62,25 @@ def test_a_call_that_failed_leaves_the_state_as_it_was(built):
     with pytest.raises(ConfigError, match="wandbb"):
         Accelerator(cpu=True, log_with="wandbb", mixed_precision="bf16" if built is not Accelerator else None)
     assert PartialState.is_initialized() is (built is not None)
-    assert AcceleratorState.is_initialized() is (built is Accelerator)
+    assert AcceleratorState.is_initialized() is GradientState.is_initialized() is (built is Accelerator)
     assert Accelerator(cpu=True, mixed_precision="no").mixed_precision == "no"
     del before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"project_dir": None, "log_with": "tensorboard"},
+        {"strategy_plugin": SimpleNamespace(strategy="unknown")},
+        {"parallelism_config": ParallelismConfig(tp_size=2)},
+    ],
+    ids=lambda wrong: next(reversed(wrong)),
+)
+def test_a_call_that_failed_changes_no_earlier_accumulation(wrong):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    with pytest.raises((ConfigError, StateError)):
+        Accelerator(cpu=True, gradient_accumulation_steps=2, **wrong)
+    assert accelerator.gradient_accumulation_steps == 4
 
 
 def built_after_a_failure():

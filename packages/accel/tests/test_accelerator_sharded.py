@@ -8,10 +8,10 @@ from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.utils import set_seed
 from accel_backends import resolve_plan
 from accel_backends.plans.memory import plan_memory
-from accel_backends.testing.models import Shared, make_batches, make_model
 from accel_state import current_runtime
 from accel_state.mesh_layout import DATA_AXES
 from tools.harness.device import device_type, on_cpu
+from tools.harness.models import Shared, make_batches, make_model
 
 NUM_STEPS = 4
 RTOL = 1e-6 if on_cpu() else 1e-5

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from accel_backends.sharding.full_state import HeldTensor, full_tensor
-from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_checkpoint.merging import merge_fsdp_weights
 from accel_state.errors import CheckpointError
+from tools.harness.models import make_batches, make_model
 from tools.harness.scripts import run_script
 
 VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}

@@ -6,9 +6,9 @@ from safetensors.torch import save_model
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import init_empty_weights
 from accel_state.errors import CheckpointError, ConfigError
+from tools.harness.models import make_batches, make_model
 
 SOURCES = ["real", "rank 0", "files", "mixed"]
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
-from accel_backends.testing.models import make_batches
 from accel_state.runtime import reset_runtime
+from tools.harness.models import make_batches
 
 CONTEXTS = {"grad": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 

@@ -6,8 +6,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from accel import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs
-from accel_backends.testing.models import make_model
 from tools.harness.device import on_cpu
+from tools.harness.models import make_model
 
 NUM_EPOCHS, NUM_BATCHES, SAVED_AT = 3, 5, (1, 2)
 """The run is saved after the third batch of the second epoch."""

@@ -19,10 +19,10 @@ from accel import (
 )
 from accel_backends import resolve_plan
 from accel_backends.plans.memory import plan_memory
-from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError, DistributedOperationException
 from accel_state.runtime import current_runtime, reset_runtime
 from accel_state.versions import is_torch_version
+from tools.harness.models import make_batches, make_model
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
-from accel_backends.testing.models import make_batches, make_model
 from accel_state import GradientAccumulationPlugin
 from accel_state.errors import ConfigError
+from tools.harness.models import make_batches, make_model
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

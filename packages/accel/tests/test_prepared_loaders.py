@@ -1,5 +1,5 @@
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from accel import Accelerator
 
@@ -38,3 +38,16 @@ def test_a_loader_that_is_prepared_twice_is_saved_once(tmp_path):
     assert accelerator.prepare_data_loader(loader) is loader
     accelerator.save_state(tmp_path)
     assert len(list(tmp_path.glob("dl_state_dict*"))) == 1
+
+
+def test_the_description_names_the_effective_batch_size_of_each_loader_that_has_one():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    assert "batch size" not in repr(accelerator)
+    sampler = BatchSampler(SequentialSampler(range(32)), batch_size=2, drop_last=False)
+    loaders = accelerator.prepare(
+        DataLoader(range(32), batch_size=8),
+        DataLoader(range(32), batch_sampler=sampler),
+        DataLoader(range(3), batch_sampler=[[0, 1], [2]]),  # batches of any size
+    )
+    assert "processes: 1, device: cpu, mixed precision: no, effective batch size: 32, 8>" in str(accelerator)
+    assert len(loaders) == 3

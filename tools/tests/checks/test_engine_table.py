@@ -34,7 +34,7 @@ def test_a_test_that_is_not_there_is_found(monkeypatch, gone):
 def test_a_new_strategy_is_asked_for_its_tests():
     names = {row.feature for row in engine_table.ROWS if row.is_declared(Capabilities())}
     assert {"accumulation", "local SGD", "bf16"} <= names
-    assert not {"fp8", "shared layers (`tp_size`)"} & names
+    assert not {"fp8", "tensor parallelism (`tp_size`)"} & names
 
 
 def test_a_page_without_a_place_for_the_tables_is_an_error():

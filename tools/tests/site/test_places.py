@@ -6,8 +6,8 @@ from tools.site.places import for_site, is_made, page_of
 @pytest.mark.parametrize(
     ("path", "page"),
     [
-        ("docs/guides/data.md", "guides/data.md"),
-        ("docs/images/mesh.svg", "images/mesh.svg"),
+        ("docs/train/data.md", "train/data.md"),
+        ("docs/images/slurm.svg", "images/slurm.svg"),
         ("docs/examples/digits.py", "examples/digits.md"),
         ("docs/examples/own_strategy", "examples/own_strategy.md"),
         ("docs/examples/notebook.ipynb", "examples/notebook.md"),
@@ -18,7 +18,7 @@ from tools.site.places import for_site, is_made, page_of
         ("packages/accel-ops/CHANGELOG.md", "project/changelogs/accel-ops.md"),
         ("README.md", "index.md"),
         ("packages/accel-ops/src", None),
-        ("docs/guides", None),
+        ("docs/train", None),
     ],
 )
 def test_files_have_their_page(path, page):

@@ -1,11 +1,14 @@
 import pytest
 
-from tools.site.raising import error_page, reasons_in
+from tools.site.raising import error_classes, error_page, reasons_in
+from tools.site.sources import read_sources
+from tools.workspace import read_packages
 
 
-@pytest.fixture
-def classes(errors):
-    return errors[0]
+@pytest.fixture(scope="module")
+def classes():
+    packages = read_packages()
+    return {each.name: each for each in error_classes(packages, read_sources(packages))}
 
 
 def test_the_base_comes_first_and_every_error_is_known(classes):

@@ -28,9 +28,7 @@ def test_pictures_are_small():
 
 
 def test_pictures_in_guides_say_which_command_made_them():
-    guides = "".join(
-        guide.read_text(encoding="utf-8") for guide in sorted((ROOT / "docs" / "guides").glob("*.md"))
-    )
+    guides = "".join(guide.read_text(encoding="utf-8") for guide in sorted((ROOT / "docs").glob("*/*.md")))
     shown = re.findall(r"^!\[.*\]\(\.\./images/(\w+)\.png\)\n\n(.*)$", guides, flags=re.MULTILINE)
     assert len(shown) > 8
     assert not [

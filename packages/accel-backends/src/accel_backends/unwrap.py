@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.module_tree import replace_submodules
 from accel_backends.precisions.forward import restore_forward
+
+Model = TypeVar("Model", bound=nn.Module)
 
 _CONTAINERS: list[type[nn.Module]] = [DistributedDataParallel, nn.DataParallel]
 
@@ -73,11 +75,11 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def extract_model_from_parallel(
-    model: nn.Module,
+    model: Model,
     keep_fp32_wrapper: bool = True,
     keep_torch_compile: bool = True,
     recursive: bool = False,
-) -> nn.Module:
+) -> Model:
     """Return the model inside its distributed containers; the containers go on working.
 
     Args:
@@ -93,7 +95,7 @@ def extract_model_from_parallel(
         inner = replace_submodules(inner, lambda module: _open(module, keep_torch_compile=keep_torch_compile))
     if not keep_fp32_wrapper:
         restore_forward(innermost(inner))
-    return inner
+    return cast(Model, inner)
 
 
 def _open(model: nn.Module, *, keep_torch_compile: bool) -> nn.Module:

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_firsts, balanced_starts
-from accel_backends.testing.models import make_model
 from accel_state.errors import ConfigError
+from tools.harness.models import make_model
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from accel_backends.pipelining.inference import (
     prepare_pippy,
 )
 from accel_backends.pipelining.placeholders import is_placeholder
-from accel_backends.testing.models import Block
 from accel_state import PartialState
 from accel_state.errors import ConfigError, DistributedOperationException
+from tools.harness.models import Block
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from accel_backends import resolve_plan
 from accel_backends.plans.forward_sizes import forward_sizes
-from accel_backends.testing.models import ListedExperts, StackedExperts
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from tools.harness.models import ListedExperts, StackedExperts
 
 ROWS = 2 * 16  # tokens of a batch of two sequences
 

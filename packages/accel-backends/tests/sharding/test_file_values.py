@@ -16,9 +16,9 @@ from accel_backends.sharding.file_values import FileValues
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.shard import shard_model
 from accel_backends.sharding.units import shard_groups, whole_parameters
-from accel_backends.testing.models import make_model
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import AccelError, CheckpointError
+from tools.harness.models import make_model
 
 
 def skeleton(kind, *, real=(), dtype=torch.float32):

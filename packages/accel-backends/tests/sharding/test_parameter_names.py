@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from accel_backends.sharding.parameter_names import parameters_of
-from accel_backends.testing.models import make_model
 from accel_state.errors import CheckpointError
+from tools.harness.models import make_model
 
 
 def test_names_come_in_the_order_of_the_state_dict_of_the_optimizer():

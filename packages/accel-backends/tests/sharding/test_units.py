@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from accel_backends.sharding.units import ShardGroup, shard_groups, tensors_of_groups, whole_parameters
-from accel_backends.testing.models import make_model
 from accel_state.errors import ConfigError
+from tools.harness.models import make_model
 
 
 def modules_of(groups):

@@ -12,9 +12,9 @@ from accel_backends.sharding.values import (
     refuse_missing,
     take_values_of_rank_0,
 )
-from accel_backends.testing.models import make_model
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
+from tools.harness.models import make_model
 
 CPU = torch.device("cpu")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 
@@ -74,6 +75,44 @@ def test_the_track_knows_when_torch_averages(world):
             "unwrapped_after_a_dropped_forward": False,
         }
         assert all(differs == is_missed for differs, is_missed in found.values())
+
+
+class Named(nn.Module):
+    """Has a method of its own, and a layer that no loss depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unused = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, rows):
+        return self.layer(rows)
+
+    def generate(self):
+        return "text"
+
+
+def mistakes():
+    model, found = TrackedDDP(Named()), []
+    for name in ("generate", "nothing"):
+        with pytest.raises(AttributeError) as error:
+            getattr(model, name)
+        found.append(str(error.value))
+    model(torch.ones(1, 4)).mean().backward()
+    with pytest.raises(RuntimeError, match="find_unused_parameters") as unfinished:
+        model(torch.ones(1, 4))
+    return [*found, *unfinished.value.__notes__, copy.copy(model).module.generate()]
+
+
+def test_methods_of_the_model_and_unused_parameters_name_what_to_do(world):
+    for of_model, unknown, unused, same in world(2).run(mistakes):
+        assert of_model.startswith("`generate` belongs to the model, a `Named`")
+        assert of_model.endswith("Use `accelerator.unwrap_model(model).generate`.")
+        assert unknown == "'TrackedDDP' object has no attribute 'nothing'"
+        assert (
+            "`Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])`"
+            in unused
+        )
+        assert same == "text"
 
 
 def checked():

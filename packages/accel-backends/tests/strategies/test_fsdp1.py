@@ -15,12 +15,12 @@ from accel_backends import Bundle, StrategyContext, Sync, select_precision, sele
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.strategies.fsdp1 import sharding_in
-from accel_backends.testing.models import make_batches, make_model
 from accel_state import AcceleratorState
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime
+from tools.harness.models import make_batches, make_model
 
 ENGINES = {
     "ddp": None,

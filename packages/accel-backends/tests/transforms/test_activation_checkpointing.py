@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_backends import FullyShardedDataParallelPlugin
-from accel_backends.testing.models import make_batches, make_model
 from accel_backends.transforms.activation_checkpointing import CheckpointedForward, checkpoint_units
 from accel_state.errors import ConfigError
+from tools.harness.models import make_batches, make_model
 
 
 class CountProducts(TorchDispatchMode):

@@ -6,9 +6,9 @@ from torch import nn
 
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.testing.models import ListedExperts, make_model
 from accel_backends.transforms.expert_parallel import expert_modules
 from accel_state.errors import ConfigError
+from tools.harness.models import ListedExperts, make_model
 
 DISPATCHED = "ep_dispatch_experts"
 

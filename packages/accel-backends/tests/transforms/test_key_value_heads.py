@@ -5,9 +5,9 @@ from torch import nn
 
 from accel_backends.plans.memory import plan_memory
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.testing.models import make_model
 from accel_backends.transforms.key_value_heads import with_copied_heads
 from accel_backends.transforms.tensor_styles import STYLES
+from tools.harness.models import make_model
 
 
 def attention(*, num_heads, num_groups):

@@ -47,11 +47,14 @@ def cpu_offload(
 ) -> nn.Module:
     """Keep all parameters of ``model`` in CPU memory, and load each module's onto a device for its forward pass.
 
+        cpu_offload(model, execution_device=0)
+        model(inputs)
+
     Args:
         model: Changed in place and returned.
-        execution_device: The device on which it runs; by default that of its first parameter.
+        execution_device: The device that runs it. Default: the device of its first parameter.
         offload_buffers: Offload buffers too.
-        state_dict: The weights; by default those of the model, moved to the CPU.
+        state_dict: Weights by name, of the model's shapes, on the CPU. Default: the model's weights, moved to the CPU.
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         prefetch: Load the next module's weights while one computes.
     """
@@ -73,11 +76,16 @@ def cpu_offload_with_hook(
     execution_device: int | str | torch.device | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep a whole model on the CPU until it is called; it then stays on its device until the hook offloads it.
+    """Keep a model on the CPU until it is called; it then stays on its device until the hook offloads it.
+
+        encoder, encoder_hook = cpu_offload_with_hook(encoder, 0)
+        decoder, decoder_hook = cpu_offload_with_hook(decoder, 0, encoder_hook)  # its call offloads the encoder
+        output = decoder(encoder(inputs))
+        decoder_hook.offload()
 
     Args:
         model: Changed in place.
-        execution_device: The device on which it runs; by default this process's accelerator, else the CPU.
+        execution_device: The device that runs it. Default: this process's accelerator, else the CPU.
         prev_module_hook: The hook of the previous model in a pipeline, which is offloaded when this one is called.
 
     Returns:
@@ -99,11 +107,13 @@ def disk_offload(
 ) -> nn.Module:
     """Keep all parameters of ``model`` in a folder, and load each module's onto a device for its forward pass.
 
+        disk_offload(model, "offload", execution_device=0)
+
     Args:
-        model: Changed in place and returned. Its weights are written to the folder; if it has none (it is on the
-            meta device), the folder must hold them already.
-        offload_dir: Made if missing.
-        execution_device: Where it runs; by default where its first parameter is, the CPU for a skeleton.
+        model: Changed in place and returned. Its weights are written to the folder, unless it is on the meta device:
+            then the folder must contain them already.
+        offload_dir: Folder; created if missing.
+        execution_device: The device that runs it. Default: the device of its first parameter, the CPU for a skeleton.
         offload_buffers: Offload buffers too.
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         prefetch: Load the next module's weights while one computes.
@@ -138,16 +148,19 @@ def dispatch_model(
 ) -> nn.Module:
     """Move every part of ``model`` to its device in ``device_map``, and make the model run there.
 
+        dispatch_model(model, {"embed": 0, "blocks": 0, "head": "cpu"})
+        model(inputs)
+
     The map is stored as ``model.hf_device_map``. Offloaded weights appear as tensors on the meta device; computing
-    gradients for them is an error, because they would be lost.
+    gradients for them raises, because they would be lost.
 
     Args:
         model: Changed in place and returned.
         device_map: A device, ``"cpu"`` or ``"disk"`` for every part.
-        main_device: Runs the offloaded modules; by default the first device of the map that is neither ``"cpu"`` nor
-            ``"disk"``, else the CPU, where modules on ``"cpu"`` simply stay.
-        state_dict: The weights of the parts on the CPU; by default those of the model.
-        offload_dir: For parts on disk: written to, unless ``offload_index`` is given.
+        main_device: Runs the offloaded modules. Default: the first device of the map that is neither ``"cpu"`` nor
+            ``"disk"``, else the CPU, which then keeps the modules on ``"cpu"``.
+        state_dict: Weights of the parts on the CPU, by name, of the model's shapes. Default: the model's weights.
+        offload_dir: Folder for parts on disk; they are written to it unless ``offload_index`` is given.
         offload_index: As for `OffloadedWeightsLoader`.
         offload_buffers: Offload buffers too.
         skip_keys: Keyword arguments (such as caches) that are never moved.
@@ -170,11 +183,11 @@ def dispatch_model(
         model.to(main)
     else:
         tensors = named_tensors(model)
-        alone = [name for one in tensors for name in one.names if name in offloaded and one.tensor.is_meta]
-        if alone:
+        single = [name for one in tensors for name in one.names if name in offloaded and one.tensor.is_meta]
+        if single:
             raise ConfigError(
-                f"`device_map` puts the tensor `{alone[0]}` on `{device_map[alone[0]]}`, which is possible only for "
-                "modules. Map it to the device that computes, or its module to `disk`."
+                f"`device_map` puts the tensor `{single[0]}` on `{device_map[single[0]]}`, which only modules support. "
+                "Map it to the device that runs its module, or the module to `disk`."
             )
         tied = [named for named in tensors if named.is_parameter and len(named.names) > 1]
         check_tied_parameters_on_same_device([named.names for named in tied], device_map)
@@ -202,10 +215,10 @@ def dispatch_model(
 
 
 def _hook_encoder(model: nn.Module) -> None:
-    """Give the encoder of an encoder-decoder of transformers a hook.
+    """Add a hook to the encoder of a transformers encoder-decoder model.
 
-    Its ``generate`` adds one to the encoder of a model that has a ``hf_device_map``, unless there is one, and takes it
-    from a package that need not be installed (transformers 5.23, ``generation/utils.py``).
+    Otherwise ``generate`` imports `accelerate`, which may not be installed, to add one itself, if the model has a
+    ``hf_device_map`` (transformers 5.23, ``generation/utils.py``).
     """
     find: Any = getattr(model, "get_encoder", None)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and callable(find):
@@ -252,8 +265,13 @@ def load_checkpoint_and_dispatch(
 ) -> nn.Module:
     """Load a checkpoint into ``model``, distribute it over the devices, and make it ready to run.
 
-    Offloaded weights are read from their safetensors files, which must not be moved. Those that have none are written
-    to ``offload_folder``, and those of another ``dtype``, too; without a folder these are converted at each use.
+        with init_empty_weights():
+            model = build_model()
+        model = load_checkpoint_and_dispatch(model, "weights", device_map="auto")
+
+    Offloaded weights are read from their safetensors files, which must not be moved. Weights from other files are
+    written to ``offload_folder``. Weights in another ``dtype`` are, too, or else are converted at each use. Several
+    processes may call it independently, unless ``broadcast_from_rank0`` is set or the model has DTensors.
 
     Args:
         model: Usually a skeleton from `init_empty_weights`.
@@ -265,14 +283,14 @@ def load_checkpoint_and_dispatch(
         offload_folder: For weights on disk that have no safetensors file, or that ``dtype`` converts.
         offload_buffers: Offload buffers too.
         dtype: The dtype of floating-point weights.
-        offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.
+        offload_state_dict: No effect: weights are loaded one at a time anyway.
         skip_keys: Keyword arguments (such as caches) that are never moved.
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         force_hooks: Add hooks even if everything is on one device.
-        strict: As for `load_checkpoint_in_model`, and so are the next three.
-        full_state_dict: See there.
-        broadcast_from_rank0: See there.
-        mmap: See there.
+        strict: As for `load_checkpoint_in_model`, like the next three arguments.
+        full_state_dict: See `load_checkpoint_in_model`.
+        broadcast_from_rank0: See `load_checkpoint_in_model`; all processes must call this.
+        mmap: See `load_checkpoint_in_model`.
         prefetch: Load the next module's offloaded weights while one computes.
 
     Raises:
@@ -306,7 +324,7 @@ def load_checkpoint_and_dispatch(
 
 
 def guard_moves(model: nn.Module) -> None:
-    """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
+    """Make ``model.to`` and similar methods warn while the model has hooks, and raise if weights are offloaded."""
     for name in _moves():
         if hasattr(nn.Module, name):
             guarded: Any = functools.partial(_guarded_move, model, name)
@@ -316,7 +334,7 @@ def guard_moves(model: nn.Module) -> None:
 
 @functools.cache
 def _moves() -> tuple[str, ...]:
-    """Return the names of methods that move a module, if it has them."""
+    """Return the names of methods that may exist and move a module."""
     return ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors() if vendor.name != "cpu"))
 
 
@@ -331,7 +349,7 @@ def _guarded_move(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any
         warn_user(
             "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
             "`hf_device_map`, and are moved back in the next forward pass. "
-            "Let them stay where `device_map` puts them.",
+            "Do not call it after `device_map` was applied.",
             main_process_only=False,
         )
     return getattr(type(model), name)(model, *args, **kwargs)

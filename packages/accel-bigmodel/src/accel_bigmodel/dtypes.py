@@ -11,37 +11,46 @@ _CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 
 
 
 def as_dtype(dtype: str | torch.dtype | CustomDtype) -> torch.dtype | CustomDtype:
-    """Return the dtype that ``dtype`` names: ``"bfloat16"``, ``"torch.bfloat16"``, ``"int4"`` …"""
+    """Return a dtype by its name: ``"bfloat16"``, ``"torch.bfloat16"``, ``"int4"`` …
+
+    Raises:
+        UnknownNameError: If there is no such dtype.
+    """
     if isinstance(dtype, torch.dtype | CustomDtype):
         return dtype
     name = str(dtype).removeprefix("torch.")
     if name in CustomDtype.list():
         return CustomDtype(name)
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    resolved = getattr(torch, name, None)
+    if not isinstance(resolved, torch.dtype):
         known = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
         raise UnknownNameError.of("dtype", str(dtype), known | set(CustomDtype.list()))
-    return found
+    return resolved
 
 
 def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the torch dtype that ``dtype`` names; dtypes that only have a size are refused."""
-    found = as_dtype(dtype)
-    if not isinstance(found, torch.dtype):
+    """Return a torch dtype by its name.
+
+    Raises:
+        UnknownNameError: If there is no such dtype.
+        ConfigError: If it only has a size, such as ``int4``, so that tensors cannot be cast to it.
+    """
+    resolved = as_dtype(dtype)
+    if not isinstance(resolved, torch.dtype):
         raise ConfigError(
             f"`{dtype}` has a size but no torch dtype, so no tensor can be cast to it. "
-            "Choose a dtype of torch's for the tensor."
+            "Choose a torch dtype for the tensor."
         )
-    return found
+    return resolved
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> int | float:
     """Return the bytes of one element: 4 for float32, 0.5 for ``CustomDtype.INT4``, 1/8 for booleans.
 
-    In a tensor a boolean takes a whole byte: `memory_byte_size`.
+    A boolean in a tensor takes a full byte, see `memory_byte_size`; this is the packed size, as in Accelerate.
     """
-    found = as_dtype(dtype)
-    return 1 / 8 if found is torch.bool else memory_byte_size(found)
+    resolved = as_dtype(dtype)
+    return 1 / 8 if resolved is torch.bool else memory_byte_size(resolved)
 
 
 def memory_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from accel_state.environment.environ import read
 
-# Functions whose result is made of a size alone. `arange`, `linspace` and `tensor` are not among them:
-# modules read such values while they are built, and on the meta device there would be nothing to read.
+# Factory functions that only need a size. Not `arange`, `linspace` and `tensor`: constructors of models read their
+# values, which would not exist on the meta device (tests/test_skeleton.py).
 _FILLERS = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn})
 
 
@@ -28,10 +28,13 @@ _FILLERS = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.ra
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     """Build models in this context with their parameters on the meta device, without memory.
 
+        with init_empty_weights():
+            model = nn.Sequential(*[nn.Linear(10_000, 10_000) for _ in range(1000)])  # takes no memory
+
     Args:
-        include_buffers: Whether buffers, too, become empty, and tensors that ``__init__`` makes of a size
-            alone (``torch.zeros``, ``torch.randn`` …). What is not in a checkpoint (buffers that are not
-            persistent, plain attributes) is then lost. ``None`` reads ``ACCELERATE_INIT_INCLUDE_BUFFERS``,
+        include_buffers: Whether buffers are empty too, and tensors from factory functions that only need a size
+            (``torch.zeros``, ``torch.randn`` …). Values that are not in a checkpoint (buffers that are not
+            persistent, plain attributes) are then lost. ``None`` reads ``ACCELERATE_INIT_INCLUDE_BUFFERS``,
             false by default.
 
     Only modules that this thread builds are affected. Contexts can be nested; the innermost applies.
@@ -44,13 +47,16 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 def init_on_device(device: torch.device | str | int, include_buffers: bool | None = None) -> Iterator[None]:
     """Build models in this context with their parameters on ``device``.
 
-    Tied parameters stay tied, and keep their class and attributes. A parameter is made where ``__init__``
-    makes it and moves when it is registered, before ``reset_parameters`` fills it.
+        with init_on_device("cuda"):
+            model = nn.Linear(100, 100)
+
+    Tied parameters stay tied, and keep their class and attributes. A parameter is created on the device that
+    ``__init__`` chooses, and moves when it is registered, before ``reset_parameters`` fills it.
 
     Args:
-        device: Where parameters go.
-        include_buffers: Whether buffers go there too, and what ``__init__`` makes with torch's factory
-            functions (on the meta device only those that need no more than a size). ``None`` reads
+        device: Device of the parameters.
+        include_buffers: Whether buffers are on it too, and tensors that ``__init__`` makes with torch's factory
+            functions (on the meta device only with functions that only need a size). ``None`` reads
             ``ACCELERATE_INIT_INCLUDE_BUFFERS``, false by default.
 
     Only modules that this thread builds are affected. Contexts can be nested; the innermost applies.
@@ -62,7 +68,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
     with ExitStack() as stack:
         _current.stack.append(placement)
         stack.callback(_current.stack.pop)
-        # torch annotates these hooks as returning nothing, and documents that what they return is registered.
+        # torch annotates these hooks as returning None, but documents that their result is registered.
         on_parameter: Any = _move_parameter
         on_buffer: Any = _move_buffer
         stack.enter_context(register_module_parameter_registration_hook(on_parameter))
@@ -78,7 +84,7 @@ class _Placement:
     def __init__(self, device: torch.device, *, include_buffers: bool) -> None:
         self.device = device
         self.include_buffers = include_buffers
-        # Weak, so that a moved tensor's memory is free at once; a tie is the same tensor registered again.
+        # Weak, so that a moved tensor is freed at once. A tied tensor is registered again while it is still alive.
         self._moved = WeakTensorKeyDictionary()
 
     def place(self, tensor: torch.Tensor, move: Callable[[Any, torch.device], torch.Tensor]) -> torch.Tensor:

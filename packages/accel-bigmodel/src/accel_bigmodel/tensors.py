@@ -20,13 +20,13 @@ def named_module_tensors(
     recurse: bool = False,
     remove_non_persistent: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and then the buffers of ``module``, each tied one once, under its first name.
+    """Yield the parameters and then the buffers of ``module``, each tied tensor once, under its first name.
 
     Args:
-        module: The module to walk.
-        include_buffers: Whether buffers are yielded at all.
-        recurse: Whether those of submodules are yielded too, with dotted names.
-        remove_non_persistent: Leave out buffers that are not part of the state dict.
+        module: The module, with tensors of any shape and device.
+        include_buffers: Yield buffers.
+        recurse: Yield the tensors of submodules, too, with dotted names.
+        remove_non_persistent: Skip buffers that are not part of the state dict.
     """
     yield from module.named_parameters(recurse=recurse)
     if not include_buffers:
@@ -45,7 +45,7 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
     Args:
         module: The module to look at.
         recurse: Whether to look into its submodules.
-        fqns: Give dotted names from ``module`` down, rather than the name inside each submodule.
+        fqns: Return dotted names from ``module`` down, instead of the name inside each submodule.
     """
     modules = module.named_modules(remove_duplicate=False) if recurse else [("", module)]
     return {
@@ -66,7 +66,7 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
-    """Whether two devices are one; a device without a number is the current one of its kind."""
+    """Whether two devices are equal; a device without an index equals every device of its type."""
     if first_device.type != second_device.type:
         return False
     return None in (first_device.index, second_device.index) or first_device.index == second_device.index
@@ -92,7 +92,7 @@ def set_module_tensor_to_device(
         module: The module, or one around it.
         tensor_name: Dotted name from ``module`` down.
         device: Target device.
-        value: New values; must be given to leave the meta device.
+        value: New values, of the tensor's shape, on any device; required to leave the meta device.
         dtype: Dtype of the new values, by default that of the tensor. Integers are not converted.
         fp16_statistics: Scales of an 8-bit weight, kept with it.
         tied_params_map: Copies of tied weights by address and device; a tied weight is moved to each device once.
@@ -112,11 +112,12 @@ def set_module_tensor_to_device(
         return
     if value is None and old.is_meta and target.type != "meta":
         raise ConfigError(
-            f"`{tensor_name}` is on the meta device: to put it on `{device}`, give its `value`."
+            f"`{tensor_name}` is on the meta device: to move it to `{device}`, pass its `value`."
         )
     if value is not None and value.shape != old.shape and has_shape_of_values(old):
         raise ConfigError(
-            f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
+            f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}. "
+            "Pass a value of the same shape."
         )
     source = old if value is None else value
     # Tensors on the meta device have no address.
@@ -142,16 +143,20 @@ _PLAIN_SETATTR = nn.Module.__setattr__
 
 
 def assign(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Put ``tensor`` in the place of a parameter or buffer of ``owner``; much faster than ``setattr``."""
+    """Replace a parameter or buffer of ``owner`` by ``tensor``, of any shape and device; faster than ``setattr``."""
     if type(owner).__setattr__ is _PLAIN_SETATTR:
         members: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
         members[name] = tensor
     else:
-        setattr(owner, name, tensor)  # recurrent layers also keep a list of their weights
+        setattr(owner, name, tensor)  # recurrent layers override it, to update a second list of their weights
 
 
 def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
-    """Return the module that has the tensor with a dotted name, and the name there."""
+    """Return the module that has the tensor with a dotted name, and its name in that module.
+
+    Raises:
+        UnknownNameError: If there is no such tensor.
+    """
     path, _, name = tensor_name.rpartition(".")
     owner: Any = module
     for part in path.split(".") if path else ():
@@ -160,7 +165,7 @@ def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
     if isinstance(owner, nn.Module):
         members = {**owner._parameters, **owner._buffers}
     if name not in members:
-        known = [found for found, _ in [*module.named_parameters(), *module.named_buffers()]]
+        known = [known_name for known_name, _ in [*module.named_parameters(), *module.named_buffers()]]
         raise UnknownNameError.of(f"tensor of `{type(module).__name__}`", tensor_name, known[:1000])
     assert isinstance(owner, nn.Module)
     return owner, name
@@ -192,46 +197,49 @@ _FOUR_BITS = "bitsandbytes.nn.modules.Params4bit"
 
 
 def _is_a(tensor_class: type, name: str) -> bool:
-    """Whether a class is, or is derived from, the one with a full name, which need not be imported."""
+    """Whether a class is, or is derived from, the class with a full name, which need not be imported."""
     return any(f"{base.__module__}.{base.__qualname__}" == name for base in tensor_class.__mro__)
 
 
 def has_shape_of_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the shape of the weight that it represents; 4-bit weights hold two values in a byte."""
+    """Whether a tensor, on any device, has the shape of its weight: not if 4-bit values are packed in pairs."""
     return not _is_a(resident_class(tensor), _FOUR_BITS)
 
 
 def is_int8(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a weight of an 8-bit layer, whose ``state`` refers to values and scales after a forward."""
+    """Whether a tensor (any shape and device) is the weight of an 8-bit layer.
+
+    After a forward pass the ``state`` of such a layer refers to values and scales, too.
+    """
     return _is_a(resident_class(tensor), _INT8)
 
 
 def forget_int8_values(layer: Any) -> None:
-    """Release the values and scales to which an 8-bit layer refers after its forward."""
+    """Release the values and scales that the ``state`` of an 8-bit layer refers to after its forward pass."""
     if getattr(layer, "state", None) is not None:
         layer.state.CB = layer.state.SCB = None
 
 
 def resident_class(tensor: torch.Tensor) -> type:
-    """Return the class of a tensor, for a placeholder that of the tensor it stands for."""
-    found: type = tensor.__dict__.get("resident_class", type(tensor))
-    return found
+    """Return the class of a tensor of any shape and device; for a placeholder, the class of its values."""
+    kind: type = tensor.__dict__.get("resident_class", type(tensor))
+    return kind
 
 
 def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[str, Any]:
-    """Return the attributes that a new tensor in place of this one needs, without a second copy of the values.
+    """Return the attributes that a replacement of this tensor needs, without a second copy of the values.
 
     Args:
-        tensor: A parameter, a buffer or a placeholder.
+        tensor: A parameter, a buffer or a placeholder, of any shape and device.
         owner: The module that it belongs to, if that is known.
     """
-    found = {key: value for key, value in vars(tensor).items() if key not in _OF_PLACEHOLDERS}
-    if found and is_int8(tensor):
+    attributes = {key: value for key, value in vars(tensor).items() if key not in _OF_PLACEHOLDERS}
+    if attributes and is_int8(tensor):
         state: Any = getattr(owner, "state", None)
-        found["CB"] = None  # the values
-        if found["SCB"] is None and state is not None:
-            found["SCB"] = state.SCB  # the first forward moves the scales there
-    return found
+        attributes["CB"] = None  # the values
+        if attributes["SCB"] is None and state is not None:
+            attributes["SCB"] = state.SCB  # the first forward moves the scales there
+    return attributes
 
 
 _OF_PLACEHOLDERS = ("_weight", "_itself", "resident_class")
@@ -240,12 +248,15 @@ _OF_PLACEHOLDERS = ("_weight", "_itself", "resident_class")
 def as_parameter_like(
     old: torch.Tensor, values: torch.Tensor, *, requires_grad: bool | None = None
 ) -> nn.Parameter:
-    """Return ``values`` as a parameter of the class of ``old``, its attributes and ``requires_grad`` (by default)."""
+    """Return ``values``, of any shape and device, as a parameter with the class and attributes of ``old``.
+
+    ``requires_grad`` is that of ``old`` by default, and always False for integers.
+    """
     requires_grad = old.requires_grad if requires_grad is None else requires_grad
     requires_grad = requires_grad and (values.is_floating_point() or values.is_complex())
     wanted, attributes = resident_class(old), attributes_of(old)
     if wanted is nn.Parameter and not attributes and type(values) is torch.Tensor:
-        # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
+        # The usual case, for many thousand tensors: `nn.Parameter(values, requires_grad)` without its checks.
         made: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
         return made
     plain, make = values.as_subclass(torch.Tensor), cast(Any, wanted)
@@ -273,22 +284,22 @@ def as_parameter_like(
     return made
 
 
-# Attributes of every module: tables of torch's, and hooks, which are functions.
+# Attributes of every module: torch's tables of tensors, and hooks. They are not aliases.
 _OWN = frozenset(vars(nn.Module()))
 _DEPTH = 3
 
 
 def check_aliases(model: nn.Module, replaced: Collection[int]) -> None:
-    """Raise if a plain attribute still holds a tensor without values that was replaced in its module.
+    """Raise if a plain attribute still refers to a tensor without values that was replaced in its module.
 
-    Kernels such as that of ``F.linear`` accept it and return numbers that mean nothing.
+    Some kernels, such as that of ``F.linear``, accept it and return arbitrary numbers.
 
     Args:
         model: Attributes of all its modules are searched, and lists, tuples and dictionaries in them.
         replaced: The identities of the replaced tensors, all on the meta device.
 
     Raises:
-        StateError: It names the attribute.
+        StateError: If there is such an attribute; names it.
     """
     if not replaced:
         return

@@ -1,4 +1,4 @@
-"""Weights that a model shares between its parts."""
+"""Tied weights."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from accel_ops.named_tensors import NamedTensor, named_tensors, tied_names
 
 
 def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
-    """Return groups of names under which one parameter is known, each group and the list sorted.
+    """Return the groups of names of tied parameters, each group and the list sorted.
 
     Works on any device, meta included: a tie is two names for one ``Parameter`` object, not equal values.
 
     Args:
-        model: The model to look at.
-        kwargs: Unused, for older callers.
+        model: The model.
+        kwargs: Unused, accepted for compatibility.
     """
     return sorted(sorted(group) for group in tied_names(model))
 
 
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Make the names of each group one parameter again: the first that is not on the meta device.
+    """Tie the parameters of each group again, to the first one that is not on the meta device.
 
     Raises:
         UnknownNameError: If the model has no such parameter.
     """
     for group in tied_params:
         places = [(*owner_of(model, name), name) for name in group]
-        found = [owner._parameters[inner] for owner, inner, _ in places]
-        real = [parameter for parameter in found if parameter is not None and not parameter.is_meta]
-        kept = (real or [parameter for parameter in found if parameter is not None])[0]
+        parameters = [owner._parameters[inner] for owner, inner, _ in places]
+        real = [parameter for parameter in parameters if parameter is not None and not parameter.is_meta]
+        kept = (real or [parameter for parameter in parameters if parameter is not None])[0]
         for owner, inner, _ in places:
             setattr(owner, inner, kept)
 
@@ -45,10 +45,10 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
     """Whether the config of a transformers model specifies tied weights.
 
-    The weights need not be tied yet. `find_tied_parameters` finds those that are, in any model.
+    The weights need not be tied yet. `find_tied_parameters` returns the weights that are tied, of any model.
 
     Args:
-        model: Any model; false without a config, or without an output to tie.
+        model: Any model; False without a config, or without an output layer to tie.
     """
     config: Any = getattr(model, "config", None)
     if config is None:
@@ -69,18 +69,18 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
 def ensure_weights_retied(
     param_init_fn: Callable[[nn.Module], Any], model: nn.Module, device: torch.device
 ) -> Callable[[nn.Module], Any]:
-    """Return ``param_init_fn``, made to leave weights tied that are tied in ``model`` now.
+    """Return a wrapper of ``param_init_fn`` that keeps the weights tied that are tied in ``model`` now.
 
-    A function that gives each module of a skeleton its memory, one after the other, gives tied weights memory
-    several times and so unties them.
+    Without it, a function that allocates the modules of a skeleton one by one allocates a tied weight once per module
+    and so unties it.
 
     Args:
-        param_init_fn: Gives the module it is called with its own parameters, such as
+        param_init_fn: Allocates the direct parameters of the module it is called with, such as
             ``lambda module: module.to_empty(device=device, recurse=False)``.
         model: Usually on the meta device.
-        device: Where tied weights are made if ``param_init_fn`` leaves them on meta.
+        device: Device of tied weights that ``param_init_fn`` leaves on the meta device.
     """
-    # The tensors themselves are kept: by its address alone, another could be taken for one of them.
+    # Keep the tensors alive: after one is freed, a new tensor may get its `id`.
     parameters = named_tensors(model, include_buffers=False)
     tied = {id(named.tensor): named.tensor for named in parameters if len(named.names) > 1}
     if not tied:
@@ -104,11 +104,11 @@ def ensure_weights_retied(
 
 
 def remember_ties(model: nn.Module, tied: Iterable[NamedTensor]) -> None:
-    """Save tied weights once, even if devices hold copies: equal ones are one tensor in state dicts.
+    """Save tied weights once, even if devices have copies: equal copies are one tensor in state dicts.
 
     Args:
         model: Gets a hook if a weight is no longer one parameter.
-        tied: The weights as they were tied before.
+        tied: The weights that were tied, of any shape and device.
     """
     groups = [each.names for each in tied if len({id(getattr(*place)) for place in each.places}) > 1]
     if groups:
@@ -124,7 +124,7 @@ class _RetieHook(ModelHook):
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         untyped: Any = module
-        # torch sets an attribute on its hook, which methods do not take
+        # A partial, because torch sets an attribute on the hook, which bound methods do not allow.
         self._handle = untyped.register_state_dict_post_hook(functools.partial(self._retie))
         return module
 

@@ -121,7 +121,7 @@ def test_maps_that_do_not_fit_are_refused(tmp_path, saved):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"": "cpu", "bodi": "cpu"})
     with pytest.raises(ConfigError, match="does not cover embed.weight"):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"body": "cpu"})
-    with pytest.raises(ConfigError, match="leaves weights on disk. Give an `offload_folder`"):
+    with pytest.raises(ConfigError, match="leaves weights on disk. Pass an `offload_folder`"):
         load_checkpoint_in_model(Net(), tmp_path, device_map={"": "disk"})
 
 
@@ -267,7 +267,7 @@ def test_files_that_were_cut_short_are_refused_by_name(tmp_path, saved, safe, ke
 
 def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.bin")
-    with pytest.raises(CheckpointError, match="holds a list, not a state dict"):
+    with pytest.raises(CheckpointError, match="contains a list, not a state dict"):
         load_state_dict(tmp_path / "list.bin")
     with pytest.raises(CheckpointError, match="no checkpoint file at"):
         load_state_dict(tmp_path / "nowhere.bin")

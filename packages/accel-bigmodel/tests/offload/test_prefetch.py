@@ -190,14 +190,14 @@ class LateDevice:
     def record_use(self, tensor):
         self.uses.append((self.current(), tensor.data_ptr()))
 
-    def copy(self, stored, *, beside):
+    def copy(self, stored, *, in_background):
         copied, earlier = torch.full_like(stored, torch.nan), self.last_copy
         event = Event(self, lambda: (earlier.complete(), copied.copy_(stored)))
-        if beside:
+        if in_background:
             self.last_copy = event  # a stream works in order
         else:
             event.complete()
-        return Transfer(copied, event, self.copies if beside else self.current(), reads_stored=True)
+        return Transfer(copied, event, self.copies if in_background else self.current(), reads_stored=True)
 
 
 @pytest.fixture
@@ -222,9 +222,9 @@ def test_the_host_waits_for_kernels_before_it_fills_more_memory(device):
     held = []
     real = device.copy
 
-    def copy(stored, *, beside):
+    def copy(stored, *, in_background):
         held.append(2 + sum(not event.is_complete for event in device.launched[:-1]))
-        return real(stored, beside=beside)
+        return real(stored, in_background=in_background)
 
     device.copy = copy
     run(model, range(6))

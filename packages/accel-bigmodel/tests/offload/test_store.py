@@ -55,7 +55,7 @@ def test_all_sources_are_one_mapping(tmp_path):
 
 
 def test_a_source_is_required(tmp_path):
-    with pytest.raises(ConfigError, match="Give weights"):
+    with pytest.raises(ConfigError, match="Pass weights"):
         OffloadedWeightsLoader()
     with pytest.raises(CheckpointError, match="no `save_folder`"):
         OffloadedWeightsLoader(index={"a": {"dtype": "float32", "shape": []}})["a"]

@@ -293,7 +293,7 @@ def test_the_map_of_a_hook_shows_what_was_written_elsewhere(tmp_path):
 
 def test_a_map_without_all_weights_is_refused_and_changes_nothing(tmp_path):
     model = in_memory(tmp_path)
-    with pytest.raises(StateError, match=r"`weights_map` lacks `bias`\. Give the values of all"):
+    with pytest.raises(StateError, match=r"`weights_map` lacks `bias`\. Include the values of all"):
         model[0]._hf_hook.weights_map = {"weight": torch.zeros(SIZE, SIZE)}
     assert torch.equal(model.state_dict()["0.weight"], resident()[0].weight)
 
@@ -381,7 +381,7 @@ def test_a_hook_handed_to_another_module_offloads_its_weights():
 def test_given_weights_of_another_shape_are_refused():
     model = nn.Sequential(nn.Embedding(12, 4))
     cpu_offload(model, "cpu", state_dict={"0.weight": torch.zeros(10, 4)})
-    wrong = r"`0\.weight` has the shape \(12, 4\), but its stored weights have \(10, 4\)\. Give the weights of this"
+    wrong = r"`0\.weight` has the shape \(12, 4\), but its stored weights have \(10, 4\)\. Pass the weights of this"
     with pytest.raises(ConfigError, match=wrong), torch.no_grad():
         model(torch.tensor([0]))
 

@@ -124,7 +124,7 @@ def test_a_first_layer_larger_than_the_first_device_is_passed_on_alone():
 
 def test_a_layer_that_no_accelerator_can_run_is_told():
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(10, 10))
-    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` may hold 1\.95 KiB"):
+    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` has 1\.95 KiB"):
         assert infer_auto_device_map(model, {0: 2000, "cpu": 10**6}) == {"0": "cpu", "1": 0}
 
 
@@ -138,8 +138,8 @@ def test_fallback_looks_for_parts_that_fit():
 
 def test_no_room_is_an_error_that_says_how_much_is_missing_where():
     message = (
-        r"100 bytes are left over, from `linear2` on \(100 bytes\)\. `cpu` holds 64 bytes of 170 bytes; "
-        r"`disk` holds 72 bytes of 80 bytes"
+        r"100 bytes remain, starting with `linear2` \(100 bytes\)\. `cpu` has 64 bytes of 170 bytes in use; "
+        r"`disk` has 72 bytes of 80 bytes in use"
     )
     with pytest.raises(ConfigError, match=message):
         infer_auto_device_map(Small(), {"cpu": 170, "disk": 80})

@@ -141,7 +141,7 @@ def test_8_bits_are_saved_and_come_back_the_same(tmp_path, original):
     again = load_and_quantize_model(skeleton(), config, tmp_path)
     with torch.no_grad():
         assert torch.equal(again(TOKENS), model(TOKENS))
-    with pytest.raises(ConfigError, match="saved in 8 bits and cannot be loaded in 4"):
+    with pytest.raises(ConfigError, match="saved in 8-bit and cannot be loaded in 4-bit"):
         load_and_quantize_model(skeleton(), BnbQuantizationConfig(load_in_4bit=True), tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_parts_can_be_offloaded(tmp_path, original, kind):
 def test_a_skeleton_needs_weights(monkeypatch):
     if not is_bnb_available():
         pytest.skip("needs bitsandbytes")
-    with pytest.raises(ConfigError, match="give `weights_location`"):
+    with pytest.raises(ConfigError, match="pass `weights_location`"):
         load_and_quantize_model(skeleton(), BnbQuantizationConfig(load_in_8bit=True))
 
 

@@ -24,7 +24,7 @@ class Item:
     """A tensor or another value in a checkpoint.
 
     Attributes:
-        group: What it belongs to: `model 0`, or the name of the file.
+        group: Its model, such as `model 0`, or the name of the file.
         name: Its name there; of nested data the keys, joined by dots.
         kind: Its type: dtype and shape of a tensor, the type of another value.
         read: Returns it.
@@ -40,7 +40,7 @@ def contents_of(folder: Path) -> Iterator[Item]:
     """Yield what the files of a checkpoint contain, file by file. Tensors are not read.
 
     Raises:
-        CheckpointError: If a file is damaged, or holds more than plain data.
+        CheckpointError: If a file is damaged, or contains more than plain data.
     """
     files = SavedFiles(folder)
     for name in sorted(files.names):
@@ -55,8 +55,8 @@ def contents_of(folder: Path) -> Iterator[Item]:
             yield from _of_parts(DistributedState(files, inner), group if models else inner)
 
 
-def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
-    """Yield one line per item that only one of two checkpoints has, or that differs.
+def differences(old: Path, new: Path, *, values: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield mark (`+`, `-` or `~`), label and difference of each item that is not the same in two checkpoints.
 
     Args:
         old: A checkpoint.
@@ -64,24 +64,24 @@ def differences(old: Path, new: Path, *, values: bool) -> Iterator[str]:
         values: Also compare values, which reads all tensors that both have.
 
     Raises:
-        CheckpointError: If a folder holds no checkpoint, or as `contents_of`.
+        CheckpointError: If a folder has no checkpoint, or as `contents_of`.
     """
-    before, after = ({(one.group, one.name): one for one in contents_of(folder)} for folder in (old, new))
+    before, after = ({(item.group, item.name): item for item in contents_of(folder)} for folder in (old, new))
     for folder, items in ((old, before), (new, after)):
         if not items:
             raise CheckpointError(f"There is no checkpoint in `{folder}`. Name the folder of one checkpoint.")
     for key in before | after:
         label = ": ".join(key)
         if key not in after:
-            yield f"- {label} {before[key].kind}"
+            yield "-", label, before[key].kind
         elif key not in before:
-            yield f"+ {label} {after[key].kind}"
+            yield "+", label, after[key].kind
         elif before[key].kind != after[key].kind:
-            yield f"~ {label} {before[key].kind} -> {after[key].kind}"
+            yield "~", label, f"{before[key].kind} -> {after[key].kind}"
         elif values:
             reason = _difference(before[key].read(), after[key].read())
             if reason:
-                yield f"~ {label} {reason}"
+                yield "~", label, reason
 
 
 def _of_safetensors(path: Path, group: str) -> Iterator[Item]:
@@ -103,7 +103,7 @@ def _flattened(content: Any, group: str, *path: str) -> Iterator[Item]:
         for key, value in content.items():
             yield from _flattened(value, group, *path, str(key))
     elif isinstance(content, (list, tuple)) and any(
-        isinstance(one, (Mapping, torch.Tensor)) for one in content
+        isinstance(value, (Mapping, torch.Tensor)) for value in content
     ):
         for index, value in enumerate(content):
             yield from _flattened(value, group, *path, str(index))
@@ -149,7 +149,7 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _are_equal(old: Any, new: Any) -> bool:
-    """Whether two values that are no tensors are equal, with what they contain."""
+    """Whether two values that are not tensors are equal, nested values included."""
     if type(old) is not type(new):
         return False
     if isinstance(old, Mapping):

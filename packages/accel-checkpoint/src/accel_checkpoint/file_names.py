@@ -22,7 +22,7 @@ SCALER_NAME = "scaler.pt"
 SCHEDULER_NAME = "scheduler"
 SHARDED_MODEL_NAME = "pytorch_model_fsdp"
 ENGINE_NAME = MODEL_NAME
-"""An engine that saves by itself has a folder of the name that a file of weights would have."""
+"""An engine that writes its own files has a folder with the name of a weight file."""
 METADATA_NAME = ".metadata"
 MANIFEST_NAME = "accel_checkpoint.json"
 FOLDER_OF_CHECKPOINTS = "checkpoints"
@@ -31,7 +31,7 @@ PINNED_NAME = "pinned"
 TEMPORARY_PREFIX = ".tmp-"
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 OWN_MARK = "accel_format"
-"""A key in our files of random states; those of other packages do not have it."""
+"""A key in our files of random states; files of other packages do not have it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FileKind:
 
     Attributes:
         template: The name, with `{index}`, or with `{_index}` if the first one has no number; then with `{rank}` if
-            each rank has a file of its own.
+            each rank has a separate file.
     """
 
     template: str
@@ -76,7 +76,7 @@ LOADERS = FileKind("dl_state_dict{_index}.bin")
 LOADERS_OF_RANKS = FileKind("dl_state_dict_{index}_rank_{rank}.bin")
 CUSTOM_OBJECTS = FileKind("custom_checkpoint_{index}.pkl")
 RANDOM_STATES = FileKind(f"{RNG_STATE_NAME}_{{index}}.pkl")
-"""Their index is the rank; likewise for gradients."""
+"""Their index is the rank, as for gradients."""
 ACCUMULATED_GRADIENTS = FileKind("accumulated_gradients_{index}.safetensors")
 SHARDED_MODELS = FileKind(f"{SHARDED_MODEL_NAME}_{{index}}")
 """Folders with the parts of a state and its table."""
@@ -86,7 +86,7 @@ OPTIMIZER_TABLES = FileKind(f"{SHARDED_OPTIMIZERS.template}/{METADATA_NAME}")
 MODELS_OF_RANKS = FileKind(f"{SHARDED_MODEL_NAME}{{_index}}_rank{{rank}}.bin")
 OPTIMIZERS_OF_RANKS = FileKind(f"{OPTIMIZER_NAME}{{_index}}_rank{{rank}}.bin")
 ENGINES = FileKind(f"{ENGINE_NAME}{{_index}}")
-"""Folders with what the engine of a model saves."""
+"""Folders with the files of a model's engine."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class WeightFormat:
         return f"{self.stem}-{number:05d}-of-{num_shards:05d}{self.suffix}"
 
     def is_shard(self, name: str) -> bool:
-        """Whether ``name`` is the name of a shard, whatever their number."""
+        """Whether ``name`` is the name of a shard, of any number of shards."""
         pattern = rf"{re.escape(self.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(self.suffix)}"
         return re.fullmatch(pattern, name) is not None
 
-    def owns(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether `save_model` can write a file of this name in this format."""
         return name in (self.whole, self.index) or self.is_shard(name)
 
@@ -173,7 +173,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def is_trained_file(name: str) -> bool:
-    """Whether a file of this name holds weights, or the state of an optimizer or scaler: its values must be finite."""
+    """Whether a file of this name has weights, or optimizer or scaler state: its values must be finite."""
     if name.endswith(".safetensors"):
-        return ACCUMULATED_GRADIENTS.pattern.fullmatch(name) is None  # those of a scaled loss may overflow
+        return ACCUMULATED_GRADIENTS.pattern.fullmatch(name) is None  # a scaled loss may overflow them
     return _IS_TRAINED.fullmatch(name) is not None

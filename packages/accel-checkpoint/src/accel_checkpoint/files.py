@@ -1,8 +1,8 @@
-"""The files of checkpoints: safe paths, digests that detect damage, and writes that survive a power cut.
+"""The files of checkpoints: safe paths, digests that detect damage, and writes that survive a power failure.
 
 The digest is XXH3, which is faster than memory; with 128 bits it misses damage with a probability of 2^-128. It is the
 digest of the digests of blocks, so that several threads can check one file. It does not protect against deliberate
-changes, since an attacker can change the manifest too. It starts with the name of the algorithm: files that earlier
+changes, since an attacker can also change the manifest. It starts with the name of the algorithm: files that earlier
 releases saved have the CRC-32 of zip files.
 """
 
@@ -56,7 +56,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def shown(name: object) -> str:
-    """Return a name from a file as it may stand in a message: without control characters, and not too long."""
+    """Return a name from a file, safe for a message: without control characters, and not too long."""
     return repr(name)[1:-1][:200] if isinstance(name, str) else repr(name)[:200]
 
 
@@ -64,7 +64,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     """Return an absolute path without links.
 
     Raises:
-        ConfigError: If it cannot be one: it has a null character, or leads through a link to itself.
+        ConfigError: If it has a null character, or a cycle of links.
     """
     try:
         return Path(path).resolve()
@@ -98,7 +98,7 @@ def regular_file(folder: Path, name: str) -> Path:
             mode = path.stat().st_mode
         if stat.S_ISLNK(mode):
             raise CheckpointError(
-                f"`{path}` is a symbolic link, but not to a regular file. Replace it with what should be there."
+                f"`{path}` is a symbolic link, but not to a regular file. Replace it with the regular file."
             )
     check_regular(path)
     return path
@@ -121,9 +121,13 @@ def raise_read_error(path: Path, error: Exception) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise a `CheckpointError` if ``path`` is a folder, a device or a pipe, which would block who opens it."""
+    """Check that ``path`` is not a folder, a device or a pipe, which would block the process that opens it.
+
+    Raises:
+        CheckpointError: If it is.
+    """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
+        raise CheckpointError(f"`{path}` is not a regular file. Replace it with one.")
 
 
 @contextmanager
@@ -143,7 +147,11 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise a `CheckpointError` if it is not readable."""
+    """Return the content of a JSON file.
+
+    Raises:
+        CheckpointError: If it is not readable.
+    """
     try:
         with opened(path) as file:
             return json.loads(file.read())
@@ -189,24 +197,24 @@ class Digest:
 def digest_of(path: Path, *, like: str = _DIGEST) -> str:
     """Return the digest of a file, by the algorithm of the digest ``like``."""
     if path.stat().st_size <= _BLOCK_BYTES:
-        return _begin_digest(path, like, None)()
+        return _start_digest(path, like, None)()
     with _digest_threads() as threads:
-        return _begin_digest(path, like, threads)()
+        return _start_digest(path, like, threads)()
 
 
 def _digest_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_NUM_THREADS, os.cpu_count() or 1), thread_name_prefix="accel-digest")
 
 
-def _begin_digest(path: Path, like: str, threads: ThreadPoolExecutor | None) -> Callable[[], str]:
-    """Begin to compute a digest in threads; the result returns it. Without threads, it computes it first."""
+def _start_digest(path: Path, like: str, threads: ThreadPoolExecutor | None) -> Callable[[], str]:
+    """Start to compute a digest in threads; return a function that waits for it, or without threads computes it."""
 
-    def begin(work: Callable[..., _T], *arguments: object) -> Callable[[], _T]:
+    def submit(work: Callable[..., _T], *arguments: object) -> Callable[[], _T]:
         return partial(work, *arguments) if threads is None else threads.submit(work, *arguments).result
 
     if like.startswith(_EARLIER_DIGEST):
-        return begin(_crc32_of, path)
-    blocks = [begin(_digest_of_block, path, start) for start in range(0, path.stat().st_size, _BLOCK_BYTES)]
+        return submit(_crc32_of, path)
+    blocks = [submit(_digest_of_block, path, start) for start in range(0, path.stat().st_size, _BLOCK_BYTES)]
     return lambda: f"{_DIGEST}:{xxhash.xxh3_128(b''.join(block() for block in blocks)).hexdigest()}"
 
 
@@ -244,7 +252,7 @@ class FileEntry:
         num_bytes: Size of the file.
         digest: Digest of the content.
         rank: The rank that wrote it.
-        place: The file system that holds it: 0 for rank 0's, otherwise the rank of the node.
+        place: Its file system: 0 for rank 0's, otherwise the rank of the node.
         nonfinite: Name of the first tensor in it with values that are not finite; empty if there is none, or if the
             file is not one of weights or of an optimizer.
     """
@@ -261,12 +269,13 @@ class SavedFiles:
     """The files of one checkpoint. Each is compared with its digest in the manifest when its path is first requested.
 
     In a `with` block, threads compute the digests of large files while these are read, and the end of the block
-    compares them: do not use what was read before that. Others, and all files outside of a block, are compared at once.
+    compares them: do not use their content before that. Other files, and all files outside of a block, are compared
+    at once.
 
     Args:
         folder: The folder of the checkpoint.
-        entries: What its manifest lists; nothing is compared without one, as in checkpoints of other packages.
-        hint: Returns what to add to the error of a damaged file, such as another checkpoint.
+        entries: The entries of its manifest; without one, as in other packages' checkpoints, nothing is compared.
+        hint: Returns a hint for the error of a damaged file, such as another checkpoint.
     """
 
     def __init__(
@@ -282,14 +291,14 @@ class SavedFiles:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all files in the folder, also of those that the manifest does not list."""
+        """The names of all files in the folder, listed in the manifest or not."""
         return frozenset(files_below(self.folder))
 
     def path(self, name: str) -> Path:
         """Return the path of a file.
 
         Raises:
-            DamagedFileError: If its digest differs; that of a large file, at the end of the `with` block.
+            DamagedFileError: If its digest differs; for a large file, at the end of the `with` block.
             CheckpointError: As `regular_file`.
         """
         path = regular_file(self.folder, name)
@@ -297,7 +306,7 @@ class SavedFiles:
         if entry is not None and name not in self._compared:
             if self._is_in_block and entry.num_bytes > _BLOCK_BYTES:
                 self._threads = self._threads or _digest_threads()
-                self._waiting.append((path, _begin_digest(path, entry.digest, self._threads), entry.digest))
+                self._waiting.append((path, _start_digest(path, entry.digest, self._threads), entry.digest))
             else:
                 self._compare(path, digest_of(path, like=entry.digest), entry.digest)
             self._compared.add(name)
@@ -321,21 +330,21 @@ class SavedFiles:
         Args:
             digests: Compare digests, which reads every file; otherwise compare sizes only.
         """
-        found: list[str] = []
+        messages: list[str] = []
         for entry in self._entries.values():
-            if len(found) == _MAX_PROBLEMS:
-                return [*found, "There are more."]
+            if len(messages) == _MAX_PROBLEMS:
+                return [*messages, "There are more."]
             try:
                 path = regular_file(self.folder, entry.name)
                 size = path.stat().st_size
             except CheckpointError as error:
-                found.append(str(error))
+                messages.append(str(error))
                 continue
             if size != entry.num_bytes:
-                found.append(f"`{shown(entry.name)}` has {size} bytes instead of {entry.num_bytes}.")
+                messages.append(f"`{shown(entry.name)}` has {size} bytes instead of {entry.num_bytes}.")
             elif digests and digest_of(path, like=entry.digest) != entry.digest:
-                found.append(f"`{shown(entry.name)}` is not what was saved: its digest differs.")
-        return found
+                messages.append(f"`{shown(entry.name)}` is not what was saved: its digest differs.")
+        return messages
 
     def __enter__(self) -> Self:
         self._is_in_block = True
@@ -374,7 +383,7 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def folders_of(names: Iterable[str]) -> list[str]:
-    """Return all parent folders of these file names, children before their parents; `.` comes last."""
+    """Return all parent folders of these file names, children before their parents, `.` last."""
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
     return sorted(folders, key=lambda folder: (-len(PurePosixPath(folder).parts), folder))
 

@@ -52,10 +52,10 @@ class CheckpointFolder:
         Args:
             step: Training steps so far.
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
-                stage's `handle` gives the outcome. An error that is never read there is raised by `wait`, or logged by
-                the next other call here.
-            metrics: Values by which `Retention` finds the best checkpoints, such as a validation loss; those of rank 0
-                count.
+                stage's `handle` gives the outcome. An error that is not read there is raised by `wait`, or logged by
+                the next call of another method.
+            metrics: Values that `Retention` selects the best checkpoints by, such as a validation loss; rank 0's
+                are used.
 
         Raises:
             CheckpointError: At the end of the block, if this save failed on any rank.
@@ -83,9 +83,9 @@ class CheckpointFolder:
     def checkpoints(self) -> list[SavedCheckpoint]:
         """Return the complete checkpoints that this rank sees, sorted by step."""
         return [
-            SavedCheckpoint(found.path, trusted=True)
-            for found in checkpoints_in(self.path)
-            if found.state is State.COMMITTED
+            SavedCheckpoint(checkpoint.path, trusted=True)
+            for checkpoint in checkpoints_in(self.path)
+            if checkpoint.state is State.COMMITTED
         ]
 
     def wait(self) -> None:
@@ -102,8 +102,8 @@ class SavedCheckpoint:
 
     Args:
         path: Its folder.
-        trusted: Read its files also with a torch before 2.10, which they can make run code; see `trusted_files`. Those
-            of a `CheckpointFolder` are trusted, since they are the run's own.
+        trusted: Read its files also with a torch before 2.10, which they can make run code; see `trusted_files`. Files
+            of a `CheckpointFolder` are trusted, since the run wrote them.
 
     Raises:
         CheckpointError: If it has no readable manifest.
@@ -130,7 +130,7 @@ class SavedCheckpoint:
         The file is compared with its digest first.
 
         Raises:
-            CheckpointError: If the file is missing or damaged, or holds more than plain data.
+            CheckpointError: If the file is missing or damaged, or contains more than plain data.
         """
         path = self._files().path(name)
         if path.suffix == ".safetensors":
@@ -161,7 +161,7 @@ class SavedCheckpoint:
             raise CheckpointError(f"The checkpoint `{self.path}` is damaged. {' '.join(problems)}")
 
     def _files(self) -> SavedFiles:
-        """Return its files, none of which has been compared."""
+        """Return its files, not compared yet."""
         return SavedFiles(self.path, self.manifest.files_here)
 
     def __repr__(self) -> str:
@@ -169,18 +169,18 @@ class SavedCheckpoint:
 
 
 def agree_on_newest(folder: Path, saver: Saver, *, allow_foreign: bool = True) -> Path | None:
-    """Return the newest checkpoint that rank 0 finds in ``folder``, or None; the same on every rank.
+    """Return the newest checkpoint that rank 0 sees in ``folder``, or None; the same on every rank.
 
     Waits for the running save, if any. Every rank must call it. See `find_newest`.
 
     Raises:
         CheckpointError: On every rank, if rank 0 cannot read the folder, or a checkpoint that may be the newest.
     """
-    found = None
+    newest = None
     failed = f"No checkpoint was chosen in `{folder}`"
     with DeferredError(saver.agreement.agree_on, "newest", failed=failed) as deferred:
         saver.log_failure()
         if saver.topology.rank == 0:
-            found = find_newest(folder, allow_foreign=allow_foreign, report=True)
-    name = deferred.agree("" if found is None else found.name)
+            newest = find_newest(folder, allow_foreign=allow_foreign, report=True)
+    name = deferred.agree("" if newest is None else newest.name)
     return folder / name if name else None

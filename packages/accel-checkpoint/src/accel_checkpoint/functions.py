@@ -20,18 +20,18 @@ from accel_state.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 TORCH_SAFE_GLOBALS = harmless_globals()
-"""Globals that files may use beyond those that `torch.load(weights_only=True)` allows."""
+"""Globals that files may use in addition to the globals of `torch.load(weights_only=True)`."""
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-    """Write ``obj`` to a file atomically, on the main process only.
+    """Write ``obj`` to a file atomically, on the main process only; the other ranks do not wait.
 
     Args:
         obj: The object to write; a dict of tensors with ``safe_serialization``.
         f: A path, or a file object that `torch.save` accepts.
         save_on_each_node: Write the file on the main process of each node.
         safe_serialization: Use safetensors instead of `torch.save`. Tensors that share memory are stored once, under
-            the first name; which names the file does not have is logged as a warning.
+            the first name; a warning lists the names that the file does not have.
     """
     state = PartialState()
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
@@ -54,16 +54,16 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         hidden.unlink(missing_ok=True)
 
 
-def _warn_of_shared(left_out: Iterable[str]) -> None:
-    if names := ", ".join(f"`{name}`" for name in sorted(left_out)):
+def _warn_of_shared(removed: Iterable[str]) -> None:
+    if names := ", ".join(f"`{name}`" for name in sorted(removed)):
         logger.warning(
-            "Removed shared tensors %s: they share memory with others, which are stored once under the first name.",
+            "Removed shared tensors %s: they share memory with other tensors, stored once under the first name.",
             names,
         )
 
 
 def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: Any) -> Any:
-    """Load a `torch.save` file, provided that it holds only tensors and plain values.
+    """Load a `torch.save` file that contains only tensors and plain values.
 
     Args:
         f: The path, or an open file that can seek.
@@ -72,8 +72,8 @@ def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: A
         **kwargs: As for `torch.load`, except that `weights_only` is always true.
 
     Raises:
-        ConfigError: If ``weights_only=False`` is passed, or ``map_location`` is no device.
-        CheckpointError: If the file is damaged or holds anything else; it is a `pickle.UnpicklingError`, too.
+        ConfigError: If ``weights_only=False`` is passed, or ``map_location`` is not a device.
+        CheckpointError: If the file is damaged or contains anything else; also a `pickle.UnpicklingError`.
     """
     if kwargs.pop("weights_only", True) is not True:
         raise ConfigError(
@@ -89,7 +89,11 @@ def load(f: Any, map_location: Any = None, *, trusted: bool = False, **kwargs: A
 
 
 def check_map_location(location: Any) -> None:
-    """Raise ConfigError unless ``location`` is a device, or another value that `torch.load` takes."""
+    """Check that ``location`` is a device, or another value that `torch.load` takes.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     try:
         if location is not None and not isinstance(location, Mapping) and not callable(location):
             torch.device(str(location))
@@ -100,7 +104,7 @@ def check_map_location(location: Any) -> None:
 
 
 class _UnreadableFile(CheckpointError, pickle.UnpicklingError):
-    """What `load` raises, and what `torch.load` raises for the same file."""
+    """Raised by `load`; also the class that `torch.load` raises for the same file."""
 
 
 def save_custom_state(
@@ -116,7 +120,7 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
     """Load `custom_checkpoint_<index>.pkl` in the folder ``path`` into ``obj``.
 
     Raises:
-        CheckpointError: If the file is damaged or holds more than plain data.
+        CheckpointError: If the file is damaged or contains more than plain data.
     """
     obj.load_state_dict(read_torch_file(Path(path) / CUSTOM_OBJECTS.name(index)))
 

@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: their state, the newest one, and the one to load. Does not import torch by itself."""
+"""The checkpoints in a folder: their state, the newest one, and the one to load. Does not import torch."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Found:
 
     Attributes:
         path: The folder.
-        name: Its name; if an interrupted save has moved it aside, the one before.
+        name: Its name; its original one if an interrupted save has moved it aside.
         state: Whether it is complete.
-        files: Its files, which are compared with its manifest.
+        files: Its files, compared with its manifest on access.
         manifest: Its manifest, if it has a readable one.
-        problem: What is wrong with it; empty if nothing is.
+        problem: The problem, if any; else empty.
         modified_s: When it was committed, as a POSIX timestamp.
     """
 
@@ -72,7 +72,7 @@ class Found:
         return checkpoint_number(self.name)
 
     def next_number(self) -> str:
-        """Return the number after the highest one beside it, for a save that replaces none; empty without numbers."""
+        """Return the next unused number in its folder, for a save that replaces none; empty without numbers."""
         return "" if self.number is None else str(highest_number(self.path.parent) + 1)
 
     @property
@@ -86,20 +86,26 @@ class Found:
         return self.manifest is None or not self.manifest.nonfinite
 
     @property
+    def has_weights_alone(self) -> bool:
+        """Whether it is a folder of a model's weights, such as `save_model` writes, and no checkpoint of a run."""
+        is_other = self.state is not State.INCOMPLETE or self.number is not None
+        return not is_other and not RANDOM_STATES.numbers(self.files.names)
+
+    @property
     def can_be_loaded(self) -> bool:
         """Whether its state allows loading it."""
         return self.state in (State.COMMITTED, State.FOREIGN)
 
 
 def inspect(folder: Path) -> Found | None:
-    """Return the checkpoint in ``folder``, or None if it holds no checkpoint files."""
+    """Return the checkpoint in ``folder``, or None if it has no checkpoint files."""
     names = [path.name for path in folder.iterdir()]
     if has_manifest(folder):
         modified_s = (folder / MANIFEST_NAME).lstat().st_mtime
         try:
             manifest = read_manifest(folder)
         except CheckpointError as error:
-            return _found(folder, State.DAMAGED, problem=str(error), modified_s=modified_s)
+            return _without_manifest(folder, State.DAMAGED, problem=str(error), modified_s=modified_s)
         files = SavedFiles(folder, manifest.files_here, hint=partial(_hint, folder))
         problems = files.problems(digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
@@ -109,25 +115,25 @@ def inspect(folder: Path) -> Found | None:
     if not is_numbered and not is_known:
         return None
     modified_s = folder.stat().st_mtime
-    if RANDOM_STATES.numbers(names) and not _is_own(folder, names):
-        return _found(folder, State.FOREIGN, modified_s=modified_s)
+    if RANDOM_STATES.numbers(names) and not _is_ours(folder, names):
+        return _without_manifest(folder, State.FOREIGN, modified_s=modified_s)
     problem = f"It has no `{MANIFEST_NAME}`." if names else "It is empty."
-    return _found(folder, State.INCOMPLETE, problem=problem, modified_s=modified_s)
+    return _without_manifest(folder, State.INCOMPLETE, problem=problem, modified_s=modified_s)
 
 
-def _found(folder: Path, state: State, *, modified_s: float, problem: str = "") -> Found:
+def _without_manifest(folder: Path, state: State, *, modified_s: float, problem: str = "") -> Found:
     """Return a checkpoint without a readable manifest."""
     return Found(folder, folder.name, state, SavedFiles(folder), None, problem, modified_s)
 
 
 def _has_parts(folder: Path, names: list[str]) -> bool:
-    """Whether a model lies in parts in a folder of its own."""
+    """Whether a model is stored in parts, in a separate folder."""
     tables = [f"{name}/{METADATA_NAME}" for name in names if is_checkpoint_file(name)]
     return bool(MODEL_TABLES.numbers([name for name in tables if (folder / name).is_file()]))
 
 
-def _is_own(folder: Path, names: list[str]) -> bool:
-    """Whether this package wrote a folder that has random states and no manifest, which means that it is lost."""
+def _is_ours(folder: Path, names: list[str]) -> bool:
+    """Whether this package wrote a folder that has random states and no manifest: then the manifest is lost."""
     try:
         first = RANDOM_STATES.name(RANDOM_STATES.numbers(names)[0])
         with zipfile.ZipFile(regular_file(folder, first)) as archive:
@@ -146,9 +152,9 @@ def folder_of_checkpoints(folder: Path) -> Path:
 
 
 def checkpoints_in(folder: Path) -> list[Found]:
-    """Return the checkpoints in ``folder``: first those without a number, by time, then the others; the newest last.
+    """Return the checkpoints in ``folder``, the newest last: first unnumbered ones by time, then numbered ones.
 
-    Those that were moved aside by a save that was then interrupted are among them; see `Staging`.
+    Checkpoints that an interrupted save has moved aside are included; see `Staging`.
     """
     try:
         with os.scandir(folder) as entries:
@@ -158,37 +164,37 @@ def checkpoints_in(folder: Path) -> list[Found]:
                 if not entry.name.startswith(TEMPORARY_PREFIX) and _is_folder(entry)
             ]
         displaced = [
-            replace(one, name=name_of_displaced(one.path)) for one in inspect_all(displaced_in(folder))
+            replace(each, name=name_of_displaced(each.path)) for each in inspect_all(displaced_in(folder))
         ]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    whole = [one for one in displaced if one.can_be_loaded or one.state is State.UNREADABLE]
-    found = [*inspect_all(paths), *whole]
-    return sorted(found, key=lambda one: (one.number is not None, one.number or 0, one.modified_s))
+    usable = [each for each in displaced if each.can_be_loaded or each.state is State.UNREADABLE]
+    checkpoints = [*inspect_all(paths), *usable]
+    return sorted(checkpoints, key=lambda each: (each.number is not None, each.number or 0, each.modified_s))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        return error.errno != errno.ELOOP  # other errors are reported by whoever reads the folder
+        return error.errno != errno.ELOOP  # other errors are reported when the folder is read
 
 
 def inspect_all(paths: Iterable[Path]) -> list[Found]:
-    """Return the checkpoints among ``paths``, also those that cannot be read."""
-    found = []
+    """Return the checkpoints among ``paths``, including unreadable ones."""
+    checkpoints = []
     for path in paths:
         try:
-            one = inspect(path)
+            checkpoint = inspect(path)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 continue  # just removed by a running job
-            one = _found(path, State.UNREADABLE, problem=str(error), modified_s=time.time())
-            if one.number is None and isinstance(error, PermissionError):
-                continue  # no checkpoint of this run, such as `lost+found`
-        if one is not None:
-            found.append(one)
-    return found
+            checkpoint = _without_manifest(path, State.UNREADABLE, problem=str(error), modified_s=time.time())
+            if checkpoint.number is None and isinstance(error, PermissionError):
+                continue  # not a checkpoint of this run, such as `lost+found`
+        if checkpoint is not None:
+            checkpoints.append(checkpoint)
+    return checkpoints
 
 
 def find_newest(
@@ -202,7 +208,7 @@ def find_newest(
         folder: The folder of checkpoints.
         allow_foreign: Whether it may be another package's, which has no manifest.
         report: Warn of newer checkpoints that are incomplete or damaged; raise an error if one cannot be read.
-        other_than: A checkpoint that is left out.
+        other_than: A checkpoint to ignore.
 
     Raises:
         CheckpointError: If the folder cannot be read.
@@ -210,10 +216,10 @@ def find_newest(
     states = (State.COMMITTED, State.FOREIGN) if allow_foreign else (State.COMMITTED,)
     try:
         for wait_s in (0.02, 0.1, 0.0):
-            checkpoints = [one for one in checkpoints_in(folder) if one.path != other_than]
-            good = [number for number, found in enumerate(checkpoints) if found.state in states]
+            checkpoints = [each for each in checkpoints_in(folder) if each.path != other_than]
+            good = [number for number, each in enumerate(checkpoints) if each.state in states]
             newest = checkpoints[good[-1]].path if good else None
-            skipped = [one for one in checkpoints[good[-1] + 1 if good else 0 :] if not one.can_be_loaded]
+            skipped = [each for each in checkpoints[good[-1] + 1 if good else 0 :] if not each.can_be_loaded]
             if (good and not skipped) or not folder.is_dir():
                 break
             time.sleep(wait_s)
@@ -227,17 +233,17 @@ def find_newest(
 
 
 def _report_skipped(folder: Path, newest: Path | None, skipped: Sequence[Found]) -> None:
-    for one in skipped:
-        if one.state is State.UNREADABLE:
+    for each in skipped:
+        if each.state is State.UNREADABLE:
             raise CheckpointError(
-                f"The checkpoint `{one.path}` may be the newest, but cannot be read: {one.problem}. Make it readable "
+                f"The checkpoint `{each.path}` may be the newest, but cannot be read: {each.problem}. Make it readable "
                 "or remove it, or pass the folder of the checkpoint to load."
             )
-    listed = "; ".join(f"`{one.path.name}` is {one.state.value}: {one.problem}" for one in skipped)
+    listed = "; ".join(f"`{each.path.name}` is {each.state.value}: {each.problem}" for each in skipped)
     chosen = f"No checkpoint in `{folder}` is complete, so none is loaded."
     if newest is not None:
         chosen = f"`{newest}` is loaded, which is not the newest checkpoint."
-    warn_user(f"{chosen} {listed} Run `accel checkpoint verify {folder}` to see what is wrong.")
+    warn_user(f"{chosen} {listed} Run `accel checkpoint verify {folder}` for details.")
 
 
 def check_loadable(folder: Path, *, verify: bool = False) -> Found:
@@ -245,35 +251,35 @@ def check_loadable(folder: Path, *, verify: bool = False) -> Found:
 
     Args:
         folder: The folder of the checkpoint.
-        verify: Read all files and compare their digests with the manifest; `load_state` compares those that it reads.
+        verify: Read all files and compare their digests with the manifest; `load_state` compares the files it reads.
 
     Raises:
         CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
     """
     if folder.is_dir():
         try:
-            found = inspect(folder)
+            checkpoint = inspect(folder)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"The checkpoint `{folder}` has just been removed.{_hint(folder)}"
             ) from error
     else:
-        displaced = [one for one in checkpoints_in(folder.parent) if one.name == folder.name]
+        displaced = [each for each in checkpoints_in(folder.parent) if each.name == folder.name]
         if not displaced:
             raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
-        found = displaced[-1]
-    if found is None:
-        raise CheckpointError(f"`{folder}` holds no checkpoint.{_hint(folder)}")
-    if found.state is State.INCOMPLETE:
+        checkpoint = displaced[-1]
+    if checkpoint is None:
+        raise CheckpointError(f"`{folder}` has no checkpoint.{_hint(folder)}")
+    if checkpoint.state is State.INCOMPLETE:
         raise CheckpointError(
             f"The checkpoint `{folder}` is incomplete: its manifest, which is written last, is missing.{_hint(folder)}"
         )
-    problems = [found.problem] if found.problem else []
+    problems = [checkpoint.problem] if checkpoint.problem else []
     if verify and not problems:
-        problems = found.files.problems(digests=True)
+        problems = checkpoint.files.problems(digests=True)
     if problems:
         raise CheckpointError(f"The checkpoint `{folder}` is damaged. {' '.join(problems)}{_hint(folder)}")
-    return found
+    return checkpoint
 
 
 def token_of(folder: Path) -> str:
@@ -288,7 +294,7 @@ def part_of_save(folder: Path, token: str) -> Path:
     """Return this machine's part of a save: ``folder``, or a hidden folder if a later save was interrupted.
 
     Args:
-        folder: Where the part normally is.
+        folder: The usual folder of the part.
         token: Token of rank 0's part; empty if it has none.
     """
     if not token or token_of(folder) == token or not folder.parent.is_dir():
@@ -299,8 +305,8 @@ def part_of_save(folder: Path, token: str) -> Path:
 
 def is_part(folder: Path) -> bool:
     """Whether ``folder`` is another node's part of a checkpoint, without rank 0's files."""
-    found = inspect_all([folder]) if folder.is_dir() else []
-    return any(one.manifest is not None and one.manifest.place != 0 for one in found)
+    parts = inspect_all([folder]) if folder.is_dir() else []
+    return any(part.manifest is not None and part.manifest.place != 0 for part in parts)
 
 
 def highest_number(folder: Path) -> int:
@@ -311,9 +317,9 @@ def highest_number(folder: Path) -> int:
 
 
 def newest_of_other_run(folder: Path, *, before: int | None) -> tuple[int, bool]:
-    """Return the highest number in ``folder``, and whether that checkpoint is of another run that still goes on.
+    """Return the highest number in ``folder``, and whether another run, which is still running, wrote it.
 
-    That is so if the process of the run is alive here, or if the number was at most ``before`` at the last call.
+    It is running if its process is alive here, or if the number was at most ``before`` at the last call.
     """
     newest = highest_number(folder)
     match = re.fullmatch(TOKEN, token_of(folder / CHECKPOINTS.name(newest)))
@@ -330,6 +336,6 @@ def _hint(folder: Path) -> str:
         if inside is not None:
             return f" The newest complete one in it is `{inside}`."
         good = find_newest(folder.parent, other_than=folder)
-    except OSError:  # what the hint belongs to matters more than that the folder cannot be read
+    except OSError:  # the error with the hint matters more than an unreadable folder
         return ""
-    return "" if good is None else f" The newest complete one beside it is `{good}`."
+    return "" if good is None else f" The newest complete one next to it is `{good}`."

@@ -34,13 +34,13 @@ MAX_BYTES = 64 * 2**20
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, accel and torch, which the manifest records."""
-    found = {"python": platform.python_version()}
+    releases = {"python": platform.python_version()}
     for name in ("accel", "torch"):
         try:
-            found[name] = version(name)
+            releases[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            releases[name] = "unknown"
+    return releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Manifest:
     """The content of a checkpoint.
 
     Attributes:
-        files: The files of all ranks; those with another `place` are on another node.
+        files: The files of all ranks; files with another `place` are on another node.
         world_size: Number of ranks that saved it.
-        mesh: Layout of the ranks: the size of each axis of `MeshLayout`; empty if each rank had the whole model.
-        strategy: Training strategy, such as `ddp`; empty if it does not matter.
-        model_format: File format of the models, such as `full`; empty if it does not matter.
+        mesh: Layout of the ranks: the size of each axis of `MeshLayout`; empty if each rank had a replica of the model.
+        strategy: Training strategy, such as `ddp`; empty if any will do.
+        model_format: File format of the models, such as `full`; empty if any will do.
         step: Training steps so far: backward passes that completed the gradients.
         iteration: Number of the checkpoint, if its name has one.
         place: The file system that this manifest describes.
         objects: Class names of the saved objects, by kind.
-        metrics: Values by name, such as a loss, by which the best checkpoints are found.
+        metrics: Values by name, such as a loss, to select the best checkpoints by.
         token: Identifies the save; shared by its parts on several nodes.
         created: Time of the save, in UTC.
         packages: Versions of the packages that wrote it.
@@ -138,9 +138,9 @@ def has_manifest(folder: Path) -> bool:
 
 
 def version_of(folder: Path) -> tuple[int, ...] | None:
-    """Return what changes when another save replaces the checkpoint in ``folder``; None if it has no manifest."""
+    """Return a value that changes when another save replaces the checkpoint; None if it has no manifest."""
     try:
-        # Opening it renews the attributes that NFS caches; a pipe in its place does not block.
+        # Opening it renews the attributes that NFS caches; with O_NONBLOCK, opening a pipe instead does not block.
         descriptor = os.open(folder / MANIFEST_NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
@@ -159,7 +159,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = regular_file(folder, MANIFEST_NAME)
     if path.stat().st_size > MAX_BYTES:
-        raise CheckpointError(f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read.")
+        raise CheckpointError(
+            f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read. "
+            "Get the checkpoint from a source that you trust."
+        )
     try:
         with opened(path) as file:
             content = json.loads(file.read())
@@ -189,11 +192,14 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def check_whole(folder: Path, *, token: str | None = None) -> None:
-    """Raise a `CheckpointError` if the manifest or a file that it lists is missing, or has another size.
+def check_complete(folder: Path, *, token: str | None = None) -> None:
+    """Check that the manifest and all files that it lists exist, with their sizes.
 
     Args:
-        token: Of the save that wrote it. If another save has replaced it since, that one checks its own files.
+        token: Of the save that wrote it. If another save has replaced it since, nothing is checked.
+
+    Raises:
+        CheckpointError: If a file is missing or has another size.
     """
     problems = SavedFiles(folder, read_manifest(folder).files_here).problems(digests=False)
     if problems and token in (None, read_manifest(folder).token):
@@ -218,25 +224,30 @@ def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    """Check the types of what is used, and the names of files.
+    """Check the types of the fields in use, and the names of files.
 
     Raises:
-        CheckpointError: If a field cannot be right.
+        CheckpointError: If a field is invalid.
     """
-    numbers = [manifest.world_size, manifest.step, manifest.place, *(one.num_bytes for one in manifest.files)]
+    numbers = [
+        manifest.world_size,
+        manifest.step,
+        manifest.place,
+        *(each.num_bytes for each in manifest.files),
+    ]
     numbers += [] if manifest.iteration is None else [manifest.iteration]
     texts = [
         manifest.token,
         manifest.strategy,
         manifest.model_format,
-        *(one.digest for one in manifest.files),
+        *(file.digest for file in manifest.files),
     ]
     try:
         texts += [name for names in manifest.objects.values() for name in names]
         if (
-            any(type(one) is not int or one < 0 for one in numbers)
-            or any(type(one) is not str for one in texts)
-            or any(type(one) not in (int, float) for one in manifest.metrics.values())
+            any(type(value) is not int or value < 0 for value in numbers)
+            or any(type(value) is not str for value in texts)
+            or any(type(value) not in (int, float) for value in manifest.metrics.values())
         ):
             raise TypeError("a field has the wrong type, or is negative")
         num_ranks = manifest.layout.world_size
@@ -244,10 +255,12 @@ def _check(manifest: Manifest, path: Path) -> None:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if num_ranks != manifest.world_size:
         raise CheckpointError(
-            f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it."
+            f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it. "
+            "Load another checkpoint, or copy this one again."
         )
     for entry in manifest.files:
         if not is_plain_name(entry.name):
             raise CheckpointError(
-                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read."
+                f"The manifest `{path}` names the file `{shown(entry.name)}`. Only files inside the folder are read. "
+                "Get the checkpoint from a source that you trust."
             )

@@ -12,8 +12,8 @@ import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.manifest import saved_files
+from accel_checkpoint.progress import QUIET_S, progress_bar
 from accel_checkpoint.saving.model_weights import save_weights
-from accel_checkpoint.saving.pending_files import QUIET_S, progress_bar
 from accel_checkpoint.tensors import DeferredTensor, deferred_in
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -31,10 +31,10 @@ def merge_fsdp_weights(
 ) -> None:
     """Merge the parts of a model that a sharded run has saved into weight files that plain PyTorch reads.
 
-    Memory is needed for the two largest tensors, however large the model is; with ``safe_serialization=False``, for the
-    tensors of one file. Weights that `save_state` saved as tied are written once. Call it in one process, or in all
-    ranks: the main process does the work. If it takes more than a few seconds and the package `tqdm` is installed, a
-    bar shows the progress.
+    Memory is needed for the two largest tensors only; with ``safe_serialization=False``, for the
+    tensors of one file. Weights that `save_state` saved as tied are written once. Call it in one process, or on
+    every rank: the main process does the work, and the other ranks wait. If it takes more than a few seconds and the
+    package `tqdm` is installed, a bar shows the progress.
 
     Args:
         checkpoint_dir: A folder such as `pytorch_model_fsdp_0` in a checkpoint.
@@ -66,19 +66,24 @@ def merge_fsdp_weights(
 def merge_parts(
     folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str | None, quiet_s: float = QUIET_S
 ) -> None:
-    """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
+    """Merge in this process, with a progress bar if it takes longer than ``quiet_s``.
+
+    Raises:
+        CheckpointError: If there are no readable parts of a model.
+        ConfigError: If ``output`` is inside of ``folder``.
+    """
     from accel_checkpoint.formats.distributed import DistributedState
 
     _check(folder, output)
     folder = folder.resolve()
     saved = DistributedState(
         saved_files(folder.parent), folder.name
-    )  # the manifest, if any, lies in the parent
+    )  # the manifest, if any, is in the parent
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
     if tops == ["optimizer"]:
         raise CheckpointError(
-            f"`{folder}` holds the state of an optimizer, which is not merged: `load_state` reads it in any number of "
-            "processes. Name the folder of the model beside it."
+            f"`{folder}` contains optimizer state, which is not merged: `load_state` reads it in any number of "
+            "processes. Name the folder of the model instead."
         )
     state: dict[str, Any] = merged_state(saved, *(tops if tops == ["model"] else []))
     total = sum(tensor.nbytes for tensor in deferred_in(state))
@@ -94,7 +99,7 @@ def _check(folder: Path, output: Path) -> None:
         advice = (
             f" Name one of the folders in it: {', '.join(f'`{name}`' for name in inside)}." if inside else ""
         )
-        raise CheckpointError(f"`{folder}` has no `{METADATA_NAME}`, so it holds no sharded weights.{advice}")
+        raise CheckpointError(f"`{folder}` has no `{METADATA_NAME}`, so it has no sharded weights.{advice}")
     if output.resolve() == folder.resolve() or folder.resolve() in output.resolve().parents:
         raise ConfigError(
             f"`output_path` is `{output}`, inside of `{folder}`, which is merged. Choose another folder."
@@ -104,15 +109,15 @@ def _check(folder: Path, output: Path) -> None:
 def merged_state(saved: DistributedState, *path: str) -> dict[str, object]:
     """Return the state below ``path``, with deferred tensors.
 
-    Tied weights, which the table has in one place, are one tensor; other writers store each separately.
+    Tied weights, which share an entry's location in the table, are one tensor; other writers store each separately.
     """
     state: dict[str, object] = {}
-    by_place: dict[object, DeferredTensor] = {}
+    by_chunks: dict[object, DeferredTensor] = {}
     for rest, entry in saved.below(*path):
         name = ".".join(map(str, rest))
         if entry.dtype is None:
             state[name] = saved.value(entry)
             continue
         tensor = DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
-        state[name] = by_place.setdefault(entry.chunks, tensor) if entry.chunks else tensor
+        state[name] = by_chunks.setdefault(entry.chunks, tensor) if entry.chunks else tensor
     return state

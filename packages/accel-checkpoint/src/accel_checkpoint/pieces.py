@@ -1,4 +1,4 @@
-"""The state of a model as a stream of pieces: the part of each tensor that this rank holds."""
+"""The state of a model as a stream of pieces: the local part of each tensor."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Piece:
 
     Attributes:
         name: Its key.
-        local: The part that this rank holds: a plain tensor, or any other value unchanged.
+        local: The local part: a plain tensor, or any other value unchanged.
         shape: Global shape of the tensor; empty for other values.
         offset: Start of the part in the global tensor, along each dimension.
-        is_writer: Whether this rank writes the part; other ranks may hold replicas.
-        aliases: Further keys of the same tensor, such as those of tied weights.
+        is_writer: Whether this rank writes the part; other ranks may have replicas.
+        aliases: Other keys of the same tensor, as for tied weights.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Piece:
     aliases: tuple[str, ...] = ()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether this rank holds the whole tensor."""
+    def is_full(self) -> bool:
+        """Whether the local part is the full tensor."""
         return not isinstance(self.local, Tensor) or tuple(self.local.shape) == self.shape
 
 
@@ -45,27 +45,27 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool, first_rank: int = 0)
 
     Args:
         state: Tensors, `DTensor`s and other values by name.
-        is_writer: Whether this rank writes what every rank holds in full.
-        first_rank: The first of the ranks that hold the state together.
+        is_writer: Whether this rank writes replicated values.
+        first_rank: The first of the ranks that share the state.
     """
     first_of = ties_in(state)
-    others: dict[str, tuple[str, ...]] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
     for name, first in first_of.items():
-        others[first] = (*others.get(first, ()), name)
+        aliases[first] = (*aliases.get(first, ()), name)
     for name, value in state.items():
         if name in first_of:
             continue
         if not isinstance(value, Tensor):
             yield Piece(name, value, is_writer=is_writer)
         elif isinstance(value, DTensor):
-            yield from _pieces_of_part(name, value, others.get(name, ()), first_rank)
+            yield from _pieces_of_part(name, value, aliases.get(name, ()), first_rank)
         else:
             shape = tuple(value.shape)
-            yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
+            yield Piece(name, value, shape, (0,) * len(shape), is_writer, aliases.get(name, ()))
 
 
 def ties_in(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of tensors that an earlier name has too, with that one.
+    """Return the second names of tensors, with the first name of each.
 
     Equal parts do not make equal tensors: a `DTensor` is the same only as one of the same shape, mesh and placements.
     """
@@ -80,54 +80,55 @@ def ties_in(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def runs_of(tensor: DTensor) -> list[list[tuple[int, int]]]:
-    """Return which part of a `DTensor` this rank holds: for each dimension begin and size of each run of places.
+    """Return the local part of a `DTensor`: for each dimension, start and size of each run of indices.
 
-    The runs of a dimension follow one another in the part. There is more than one where blocks that lie one after the
-    other in the tensor are each cut over the same ranks. An axis that shards what axes after it have sharded, as FSDP
-    does with tensor parallelism, cuts their part.
+    The runs of a dimension are consecutive in the part. There is more than one if the tensor consists of consecutive
+    blocks that are each sharded over the same ranks (a fused projection). An axis may also shard the result of later
+    axes, as FSDP does with tensor parallelism.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate() or [0] * mesh.ndim
     runs = [[(0, size)] for size in tensor.shape]
-    num_later: dict[int, int] = {}  # by dimension, the ranks that axes further to the right cut it over
+    num_later: dict[int, int] = {}  # by dimension, the ranks that later axes shard it over
     blocked: set[int] = set()
-    cuts: list[tuple[int, int, int]] = []
+    shardings: list[tuple[int, int, int]] = []
     for axis in reversed(range(mesh.ndim)):
         placement = placements[axis]
         if placement.is_replicate():
             continue
         dim = placement.dim  # type: ignore[attr-defined]
         stride, after = getattr(placement, "split_factor", 1), num_later.get(dim, 1)
-        # FSDP cuts what is there, and says so by a stride of as many ranks as cut the dimension further to the right.
+        # FSDP shards the local tensor, and records that by a `split_factor` of the number of ranks that later axes
+        # shard this dimension over. Any other factor is the number of blocks.
         is_later = stride == after != 1 or (stride == 1 and dim in blocked)
         if stride != 1 and not is_later:
             blocked.add(dim)
-        cuts.insert(len(cuts) if is_later else 0, (axis, dim, 1 if is_later else stride))
+        shardings.insert(len(shardings) if is_later else 0, (axis, dim, 1 if is_later else stride))
         num_later[dim] = after * mesh.size(axis)
-    for axis, dim, num_blocks in cuts:
-        runs[dim] = _cut(runs[dim], num_blocks, mesh.size(axis), coordinate[axis])
+    for axis, dim, num_blocks in shardings:
+        runs[dim] = _shard(runs[dim], num_blocks, mesh.size(axis), coordinate[axis])
     return runs
 
 
-def _cut(runs: list[tuple[int, int]], num_blocks: int, num_parts: int, place: int) -> list[tuple[int, int]]:
-    """Return the runs that remain of `runs` if they are divided into blocks, of which each is cut into parts."""
+def _shard(runs: list[tuple[int, int]], num_blocks: int, num_parts: int, index: int) -> list[tuple[int, int]]:
+    """Return the runs of part ``index`` if `runs` are divided into blocks and each block into parts."""
     total = sum(size for _, size in runs)
     block = total // num_blocks
     size = -(-block // num_parts)  # full parts first, as torch divides
-    begin, end = min(place * size, block), min((place + 1) * size, block)
+    first, end = min(index * size, block), min((index + 1) * size, block)
     kept: list[tuple[int, int]] = []
     for number in range(num_blocks):
-        kept += _within(runs, number * block + begin, number * block + end)
+        kept += _within(runs, number * block + first, number * block + end)
     return kept or [(runs[-1][0] + runs[-1][1], 0)]
 
 
-def _within(runs: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """Return those places of `runs` that are number `begin` to `end`, counted through all of them."""
+def _within(runs: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return the indices number `start` to `end` of `runs`, counted through all of them."""
     kept, passed = [], 0
-    for start, size in runs:
-        first, last = max(begin - passed, 0), min(end - passed, size)
+    for origin, size in runs:
+        first, last = max(start - passed, 0), min(end - passed, size)
         if first < last:
-            kept.append((start + first, last - first))
+            kept.append((origin + first, last - first))
         passed += size
     return kept
 
@@ -137,8 +138,8 @@ def _pieces_of_part(
 ) -> Iterator[Piece]:
     """Yield this rank's pieces of a `DTensor`.
 
-    If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
-    have meshes of their own, the one whose mesh has ``first_rank``.
+    If several ranks have the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
+    have different meshes, the one whose mesh has ``first_rank``.
 
     Raises:
         CheckpointError: If the tensor has not been reduced over the ranks.
@@ -160,19 +161,19 @@ def _pieces_of_part(
 
 
 def parts_of(tensor: DTensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Yield what this rank holds of a `DTensor`: views of its part, each with its offset in the tensor."""
+    """Yield the local part of a `DTensor`, as views on its device, each with its offset in the tensor."""
     local = tensor.to_local()
-    for places in product(*(_numbered(runs) for runs in runs_of(tensor))):
+    for runs in product(*(_numbered(each) for each in runs_of(tensor))):
         part = local
-        for dim, (_, within, size) in enumerate(places):
+        for dim, (_, within, size) in enumerate(runs):
             if size != part.shape[dim]:
                 part = part.narrow(dim, within, size)
-        yield tuple(begin for begin, _, _ in places), part
+        yield tuple(start for start, _, _ in runs), part
 
 
 def _numbered(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield for each run its begin in the whole, its begin in the part, and its size."""
+    """Yield for each run its start in the tensor, its start in the part, and its size."""
     within = 0
-    for begin, size in runs:
-        yield begin, within, size
+    for start, size in runs:
+        yield start, within, size
         within += size

@@ -25,15 +25,15 @@ def stamp() -> str:
 
     Without `/proc` the start time is 0, and the stamp identifies nothing.
     """
-    machine, pid, begin = "", 0, ""
+    machine, pid, started = "", 0, ""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-        pid, begin = os.getpid(), _begin_of(os.getpid()) or ""
+        pid, started = os.getpid(), _start_time(os.getpid()) or ""
     except OSError:
         machine = ""
     digest = hashlib.blake2b(machine.encode(), digest_size=4).hexdigest()
-    return f"{digest}-{pid}-{begin or 0}"
+    return f"{digest}-{pid}-{started or 0}"
 
 
 def has_ended_by_stamp(left: str, *, own: str | None = None) -> bool | None:
@@ -41,16 +41,16 @@ def has_ended_by_stamp(left: str, *, own: str | None = None) -> bool | None:
 
     Args:
         left: The stamp.
-        own: The stamp of this process, if the caller asks about many processes.
+        own: The stamp of this process, to compute it once for many calls.
     """
-    machine, pid, begin = left.split("-")
+    machine, pid, started = left.split("-")
     here = stamp() if own is None else own
-    if machine != here.partition("-")[0] or begin == "0":
+    if machine != here.partition("-")[0] or started == "0":
         return None
-    return _begin_of(int(pid)) not in (begin, None)
+    return _start_time(int(pid)) not in (started, None)
 
 
-def _begin_of(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """Return the start time of a process, in clock ticks since boot; empty if it has ended, None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -32,7 +32,7 @@ def restore(content: Any, *, file_name: str) -> None:
     """Restore this rank's generators from the content of a random state file.
 
     Raises:
-        CheckpointError: If the content is not that of a random state file.
+        CheckpointError: If it is not the content of a random state file.
     """
     states, _ = from_file(content, device_index=current_runtime().device.index or 0, file_name=file_name)
     restore_rng_states(states)
@@ -74,7 +74,7 @@ def from_file(
     """Return the states for `restore_rng_states`, and the state of the accumulation; Accelerate saves only ``step``.
 
     Raises:
-        CheckpointError: If the content is not that of a random state file.
+        CheckpointError: If it is not the content of a random state file.
     """
     try:
         version, words, gauss_next = content["random_state"]
@@ -102,7 +102,9 @@ def from_file(
             raise TypeError(f"not all numbers: {accumulation}")
         return states, accumulation
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"`{file_name}` does not hold random states as expected: {error!r}") from error
+        raise CheckpointError(
+            f"`{file_name}` does not have random states as expected: {error!r}. Copy the checkpoint again."
+        ) from error
 
 
 def reseed_for(states: States, *, rank: int, world_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Tensors in nested containers: those that are fetched later, copies, and which values are plain or finite."""
+"""Tensors in nested containers: deferred tensors, copies, and checks for plain and finite values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IMMUTABLE = frozenset(LEAVES) - {bytearray}
 
 @dataclass(slots=True, eq=False)
 class DeferredTensor:
-    """A tensor that is fetched when it is written, so that a state never has to be in memory as a whole.
+    """A tensor that is fetched when it is written, so that a state need not fit into memory.
 
     Attributes:
         dtype: Its dtype.
@@ -46,13 +46,13 @@ class DeferredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def fetch(self) -> torch.Tensor:
-        """Return the tensor."""
+        """Return the tensor, with `shape`, on any device; every rank must call it if `get` is a collective."""
         self.num_fetched += 1
         return self.get()
 
 
 def fetched(value: torch.Tensor | DeferredTensor) -> torch.Tensor:
-    """Return the tensor."""
+    """Return the tensor, fetched if it is deferred, with its shape, on any device."""
     return value.fetch() if isinstance(value, DeferredTensor) else value
 
 
@@ -75,7 +75,7 @@ def deferred_in(content: Any) -> list[DeferredTensor]:
 
 
 def second_names_in(state: Mapping[Name, Any]) -> dict[Name, Name]:
-    """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
+    """Return the second names of tensors, with the first name of each; other values are ignored."""
     first: dict[int, Name] = {}
     second: dict[Name, Name] = {}
     tensors: dict[Name, torch.Tensor] = {}
@@ -98,7 +98,7 @@ def check_plain(content: Any, *, file_name: str) -> list[DeferredTensor]:
         values = list(_not_plain(content, ""))
     except RecursionError as error:
         raise CheckpointError(
-            f"`{file_name}` cannot be saved: its content contains itself, or is nested too deeply. Flatten it."
+            f"`{file_name}` cannot be saved: its content is cyclic, or is nested too deeply. Flatten it."
         ) from error
     for where, value in values:
         if isinstance(value, DeferredTensor):
@@ -107,15 +107,15 @@ def check_plain(content: Any, *, file_name: str) -> list[DeferredTensor]:
         kind = type(value)
         raise CheckpointError(
             f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
-            "which could not be loaded without running code. Let `state_dict` return tensors, numbers, strings and "
-            "containers of these. Register other classes that are safe to load with "
-            "`torch.serialization.add_safe_globals`, and what they are made of."
+            "which could not be loaded without running code. Return tensors, numbers, strings and "
+            "containers of these from `state_dict`. Register other classes that are safe to load, and the classes of "
+            "their fields, with `torch.serialization.add_safe_globals`."
         )
     return list(deferred.values())
 
 
 def _not_plain(content: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are not plain, and the deferred tensors, each with the path that leads to it."""
+    """Yield the values that are not plain, and the deferred tensors, each with its path."""
     kind = type(content)
     if kind in LEAVES or kind in (torch.Tensor, torch.nn.Parameter):
         return
@@ -143,7 +143,7 @@ def _registered() -> list[object]:
 
 
 def _is_loadable(content: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` can build a value of a registered class, which is not so of a deque."""
+    """Whether ``torch.load(weights_only=True)`` can build a value of a registered class; of a deque it cannot."""
     file = io.BytesIO()
     try:
         torch.save(content, file)
@@ -156,22 +156,22 @@ def _is_loadable(content: Any) -> bool:
 
 
 def leaves(content: Any, path: Keys = ()) -> list[tuple[Keys, Any]]:
-    """Return what nested mappings, lists and tuples contain, each with the keys that lead to it."""
+    """Return the leaves of nested mappings, lists and tuples, each with its keys."""
     if not isinstance(content, (Mapping, list, tuple)):
         return [(path, content)]
-    found: list[tuple[Keys, Any]] = []
+    values: list[tuple[Keys, Any]] = []
     for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
         if isinstance(value, (Mapping, list, tuple)):
-            found += leaves(value, (*path, name))
+            values += leaves(value, (*path, name))
         else:
-            found.append(((*path, name), value))
-    return found
+            values.append(((*path, name), value))
+    return values
 
 
 def map_tensors(content: Any, copy: Copy) -> Any:
     """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(tensor)``.
 
-    A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
+    A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are not copied.
     """
     return _mapped(content, copy, {})  # a closure would be a cycle that keeps the copies in memory
 
@@ -190,17 +190,17 @@ def _mapped(value: Any, copy: Copy, copies: dict[Hashable, torch.Tensor]) -> Any
         return copies[view]
     if isinstance(value, Mapping):
         members = [
-            (name, one if type(one) in _IMMUTABLE else _mapped(one, copy, copies))
-            for name, one in value.items()
+            (name, member if type(member) in _IMMUTABLE else _mapped(member, copy, copies))
+            for name, member in value.items()
         ]
         if type(value) is dict:
             return dict(members)
         rebuilt: Any = type(value)()
-        for name, one in members:
-            rebuilt[name] = one
+        for name, member in members:
+            rebuilt[name] = member
         return rebuilt
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        values = [one if type(one) in _IMMUTABLE else _mapped(one, copy, copies) for one in value]
+        values = [each if type(each) in _IMMUTABLE else _mapped(each, copy, copies) for each in value]
         return values if isinstance(value, list) else tuple(values)
     if isinstance(value, (set, bytearray)):
         return type(value)(value)
@@ -208,7 +208,7 @@ def _mapped(value: Any, copy: Copy, copies: dict[Hashable, torch.Tensor]) -> Any
 
 
 def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
-    """Return the tensors of which one may occur under several names: plain and deferred ones."""
+    """Return the tensors that may occur under several names: plain and deferred ones."""
     return {
         name: value
         for name, value in state.items()
@@ -217,7 +217,7 @@ def sharable_in(state: Mapping[Name, Any]) -> dict[Name, Any]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is an ordinary dense tensor: no subclass, not sparse, not quantized."""
+    """Whether it is a dense tensor, of any shape and device: not of a subclass, not sparse, not quantized."""
     kind = type(tensor)
     return (
         kind in (torch.Tensor, torch.nn.Parameter)
@@ -228,7 +228,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither NaN nor infinity; negative infinity is allowed, since masks consist of it.
+    """Whether a tensor of any shape has neither NaN nor infinity; negative infinity, as in masks, is allowed.
 
     Waits for the device. Tensors other than plain ones are not examined.
     """
@@ -239,7 +239,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point():
         return True
     if tensor.dtype == torch.float4_e2m1fn_x2:
-        return True  # two numbers in a byte, neither of which can be NaN or infinity
+        return True  # the format has neither NaN nor infinity
     if tensor.dtype.itemsize == 1:  # torch has no maximum of these
         tensor = tensor.to(torch.bfloat16)
     largest = tensor.max().item()  # `amax` without dimensions reduces nothing on XLA
@@ -247,9 +247,9 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def nonfinite_in(content: Any) -> str:
-    """Return the keys, joined by dots, that lead to the first value in nested containers that is not finite.
+    """Return the keys, joined by dots, of the first value in nested containers that is not finite.
 
-    Of numbers outside of tensors only NaN counts, since some optimizers have infinite limits.
+    For numbers outside of tensors only NaN counts, since some optimizers have infinite limits.
     """
     for path, value in leaves(content):
         if isinstance(value, torch.Tensor):
@@ -262,12 +262,14 @@ def nonfinite_in(content: Any) -> str:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in new memory. For a wrapper subclass, such as a quantized tensor, copy the inner tensors."""
+    """Return a copy of the same shape on the same device. For a wrapper subclass, such as a quantized tensor, copy the
+    inner tensors."""
     return with_inner(tensor, torch.clone)
 
 
 def with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return ``copy(tensor)``; for a wrapper subclass, rebuild it around the results for its inner tensors."""
+    """Return ``copy(tensor)``; a wrapper subclass is rebuilt with its shape around copies of its inner tensors, on
+    their device."""
     wrapper: Any = tensor
     if not is_traceable_wrapper_subclass(wrapper):
         return copy(tensor)
@@ -281,7 +283,7 @@ def with_inner(tensor: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor
 
 
 def compact_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor with a storage of its own size, since `torch.save` writes whole storages."""
+    """Return a CPU tensor of the same shape with a storage of its size, since `torch.save` writes full storages."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         return with_inner(tensor, torch.Tensor.cpu)

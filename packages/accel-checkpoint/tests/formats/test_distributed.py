@@ -73,7 +73,11 @@ def test_values_are_converted_to_the_type_of_the_part(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(print, "holds more than tensors"), ([WHOLE], "does not hold the part"), (WHOLE[:2], "does not hold")],
+    [
+        (print, "contains more than tensors"),
+        ([WHOLE], "does not contain the part"),
+        (WHOLE[:2], "does not contain"),
+    ],
 )
 def test_a_part_that_is_not_what_the_table_promises_is_refused(tmp_path, content, reason):
     saved = save_parts(tmp_path)
@@ -98,7 +102,7 @@ def test_conjugate_views_are_read(tmp_path):
 def test_a_part_that_is_missing_or_cut_is_an_error(tmp_path):
     save_parts(tmp_path / "a", cuts=CUTS[:1])
     saved = DistributedState(saved_files(tmp_path / "a"), "state")
-    with pytest.raises(CheckpointError, match=r"`model.w` in .* do not make up the whole: 15 of 35"):
+    with pytest.raises(CheckpointError, match=r"`model.w` in .* are incomplete: 15 of 35"):
         saved.value(saved.entries["model.w"])
     part = tmp_path / "a" / "state" / "__0_0.distcp"
     part.write_bytes(part.read_bytes()[:-100])

@@ -115,8 +115,8 @@ def test_a_call_that_could_take_more_memory_than_the_file_is_refused(tmp_path, p
     ("pickled", "reason"),
     [
         (b"Nr\xff\xff\xff\x7f", "its memo has the index 2147483647"),
-        (b"X\xff\xff\xff\x7fa", "it is cut short"),
-        (b"cbuiltins", "it is cut short"),
+        (b"X\xff\xff\xff\x7fa", "it is truncated"),
+        (b"cbuiltins", "it is truncated"),
         (b"ios\nsystem\n", "its opcode b'i' is not one of plain data"),
     ],
 )
@@ -134,7 +134,7 @@ def pickled_dtype(code, state=STATE):
 
 @pytest.mark.parametrize("code", [b"V2147483640", b"S9", b"O", b"M8"])
 def test_a_dtype_that_is_not_of_numbers_is_refused(tmp_path, code):
-    with pytest.raises(CheckpointError, match=f"`{code.decode()}` is no dtype of numbers"):
+    with pytest.raises(CheckpointError, match=f"`{code.decode()}` is not a dtype of numbers"):
         read_torch_file(archived(tmp_path / "file", pickled_dtype(code)))
 
 

@@ -68,13 +68,13 @@ def test_an_index_reaches_no_file_outside_its_folder(tmp_path, name):
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder, index__json={"a": name})
-    with pytest.raises(CheckpointError, match="Only plain names of files beside it are read"):
+    with pytest.raises(CheckpointError, match="Only plain names of files next to it are read"):
         checkpoint_files(folder)
 
 
 def test_files_that_the_index_names_must_be_there(tmp_path):
     write(tmp_path, index__json={"a": "here.bin", "b": "gone.bin"}, here__bin="")
-    with pytest.raises(CheckpointError, match=r"names files that are not beside it: gone\.bin"):
+    with pytest.raises(CheckpointError, match=r"names files that are not next to it: gone\.bin"):
         checkpoint_files(tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_an_invalid_index_is_rejected(tmp_path, content):
 def test_a_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint at"):
         checkpoint_files(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint: none of model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint: none of model\.safetensors"):
         checkpoint_files(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_an_index_gathers_its_files_and_nothing_else(tmp_path):
 
 def test_pickles_are_refused(tmp_path):
     torch.save({"a": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"bin` is no safetensors file, and parts of tensors"):
+    with pytest.raises(CheckpointError, match=r"bin` is not a safetensors file, and parts of tensors"):
         WeightRows(tmp_path)
 
 

@@ -115,7 +115,7 @@ def test_rank_0_does_not_look_for_single_reports_while_it_waits(monkeypatch):
 
 def test_missing_ranks_are_named_after_the_deadline():
     alone = agreement(HashStore(), world_size=3, deadline_s=0.05)
-    with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not come to `written` within 0.05 s"):
+    with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not reach `written` within 0.05 s"):
         alone.agree("written", "here", joined)
 
 
@@ -162,7 +162,7 @@ def test_a_rank_that_has_stopped_working_is_named(monkeypatch, kind):
 
     presence = AllPresent() if kind == "begun" else Stopping()
     alone = StoreAgreement(HashStore(), rank=0, world_size=2, deadline_s=0.01, presence=presence)
-    with pytest.raises(CheckpointError, match="Rank 1 did not come to `written` within"):
+    with pytest.raises(CheckpointError, match="Rank 1 did not reach `written` within"):
         alone.agree("written", "of 0", joined, is_begun=kind == "begun")
 
 
@@ -184,16 +184,16 @@ def in_thread(one, **options):
 def test_every_waiting_rank_learns_which_rank_is_missing():
     store = HashStore()
     second, outcome = agree_in_thread(agreement(store, 1, world_size=3, deadline_s=0.05), "written", "here")
-    with pytest.raises(CheckpointError, match="Rank 2 did not come"):
+    with pytest.raises(CheckpointError, match="Rank 2 did not reach"):
         agreement(store, 0, world_size=3, deadline_s=0.05).agree("written", "here", joined)
     second.join()
-    assert "Rank 2 did not come to `written`" in str(outcome[0])
+    assert "Rank 2 did not reach `written`" in str(outcome[0])
 
 
 def test_rank_0_is_named_if_it_is_missing(monkeypatch):
     monkeypatch.setattr(module, "_GRACE_S", 0.0)
     store = HashStore()
-    with pytest.raises(CheckpointError, match=r"Rank 0 did not come to `written` within 0.05 s"):
+    with pytest.raises(CheckpointError, match=r"Rank 0 did not reach `written` within 0.05 s"):
         agreement(store, 1, deadline_s=0.05).agree("written", "here", joined)
 
 
@@ -214,7 +214,7 @@ def test_no_rank_waits_for_one_that_has_ended(distant_ranks):
     others = [agreement(store, rank, world_size=3, silence_s=0.1) for rank in (1, 2)]
     del others[0]
     waiting = agreement(store, world_size=3, silence_s=0.1)
-    with pytest.raises(CheckpointError, match="Rank 1 has ended before it came to `written`"):
+    with pytest.raises(CheckpointError, match="Rank 1 has ended before it reached `written`"):
         waiting.agree("written", "here", joined)
 
 
@@ -222,7 +222,7 @@ def test_no_rank_waits_for_rank_0_if_it_has_ended(distant_ranks):
     store = distant_ranks
     waiting, keeper = agreement(store, 1, silence_s=0.1), agreement(store, 0)
     del keeper
-    with pytest.raises(CheckpointError, match="Rank 0 has ended before it came to `written`"):
+    with pytest.raises(CheckpointError, match="Rank 0 has ended before it reached `written`"):
         waiting.agree("written", "here", joined)
 
 
@@ -236,7 +236,7 @@ def test_the_other_ranks_learn_that_rank_0_has_stopped_waiting(error):
     with pytest.raises(type(error)):
         agreement(store, 0).agree("written", "here", merge)
     second.join()
-    assert f"Rank 0 has stopped waiting for the others: {type(error).__name__}" in str(outcome[0])
+    assert f"Rank 0 has stopped waiting for the other ranks: {type(error).__name__}" in str(outcome[0])
 
 
 def test_the_ranks_can_agree_again_after_a_failed_round():
@@ -244,7 +244,7 @@ def test_the_ranks_can_agree_again_after_a_failed_round():
     first, second = agreement(store, 0, deadline_s=0.05), agreement(store, 1)
     with pytest.raises(CheckpointError):
         first.agree("one", "", joined)
-    with pytest.raises(CheckpointError, match="Rank 1 did not come to `one`"):
+    with pytest.raises(CheckpointError, match="Rank 1 did not reach `one`"):
         second.agree("one", "late", joined)
     first.deadline_s = 20
     late, outcome = agree_in_thread(first, "other", "of 0")

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from accel_checkpoint.saving.pending_files import SafetensorsFile, progress_bar, write_file
+from accel_checkpoint.progress import progress_bar
+from accel_checkpoint.saving.pending_files import SafetensorsFile, write_file
 
 pytest.importorskip("tqdm")
 

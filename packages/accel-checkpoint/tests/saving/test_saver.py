@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from accel_checkpoint import CheckpointFolder
+from accel_checkpoint.progress import progress_bar
 from accel_checkpoint.saving import saver, transaction
-from accel_checkpoint.saving.pending_files import progress_bar, write_files
+from accel_checkpoint.saving.pending_files import write_files
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_state import PartialState
 from accel_state.errors import CheckpointError

@@ -10,7 +10,7 @@ from accel_checkpoint.saving.snapshot import HostBuffers
 
 
 def copies(content, buffers):
-    buffers.begin()
+    buffers.start()
     return buffers.snapshot(content)
 
 

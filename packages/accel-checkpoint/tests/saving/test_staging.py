@@ -288,9 +288,7 @@ def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
         "random_states_0.pkl",
     ]
     assert check_loadable(mount_point, verify=True).can_be_loaded
-    with pytest.raises(
-        ConfigError, match=r"volume` is a mount point and holds a checkpoint.*volume/checkpoint"
-    ):
+    with pytest.raises(ConfigError, match=r"volume` is a mount point with a checkpoint.*volume/checkpoint"):
         check_target(mount_point)
     check_target(mount_point / "checkpoint")
 

@@ -56,7 +56,7 @@ class Table:
                 timeout=LIMIT_S,
             )
         if len(notes) < self.world_size:
-            raise CheckpointError(f"Rank {self.killed} has ended before it came to `{topic}`.")
+            raise CheckpointError(f"Rank {self.killed} has ended before it reached `{topic}`.")
         return [notes[one] for one in range(self.world_size)]
 
 
@@ -102,7 +102,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda rank, folder
         )
         try:
             if killed is not None and killed[0] == rank:
-                stage._begin()
+                stage._start()
                 collect(rank, stage)
                 stage._complete(stage._files)
             else:

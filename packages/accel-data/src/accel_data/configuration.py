@@ -14,7 +14,7 @@ class DataLoaderConfiguration:
 
     Args:
         split_batches: Split each batch of the given loader over the processes, so that its batch size is the
-            global one; it must be a multiple of the number of processes. When False each process reads whole
+            global one; it must be a multiple of the number of processes. When False each process reads full
             batches, and the global batch is ``batch_size * num_processes``.
         dispatch_batches: Read on the main process only and send each process its part. None: True for an
             `IterableDataset`, False otherwise.
@@ -25,6 +25,10 @@ class DataLoaderConfiguration:
         data_seed: Seed of the seedable sampler. None: the current seed of torch on the main process.
         non_blocking: Copy to the device without waiting. Only useful with ``pin_memory=True``.
         use_stateful_dataloader: Build on `torchdata.stateful_dataloader.StatefulDataLoader`.
+
+    Raises:
+        ConfigError: If ``data_seed`` is not an int.
+        NotAvailableError: If torchdata is needed and not installed.
     """
 
     split_batches: bool = False

@@ -19,20 +19,20 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
 
     On two processes, with a batch size of 4 and the samples ``0`` to ``7``, process 0 yields ``0, 1, 2, 3``
     and process 1 ``4, 5, 6, 7``; with ``split_batches`` process 0 yields ``0, 1, 4, 5`` and process 1 ``2, 3,
-    6, 7``. Every rank reads the whole stream. Attributes that the shard lacks are read from the stream and set on it:
-    in a worker the shard is the data set, whose attributes a `worker_init_fn` may set.
+    6, 7``. Every rank reads the full stream. Attributes that the shard lacks are read from the stream and set on
+    it: in a worker the shard is the data set, whose attributes a `worker_init_fn` may set.
 
     Args:
-        dataset: The stream. If it is read by several workers, it has to divide itself among them.
+        dataset: The stream. With several workers, the stream must divide its samples among them.
         batch_size: Rows of each rank's batch, or of all ranks together with ``split_batches``.
-        drop_last: Leave out the last samples if they do not fill a batch on every rank.
+        drop_last: Omit the last samples if they do not fill a batch on every rank.
         num_processes: Ranks that share the stream.
         process_index: The rank of this shard.
         split_batches: See ``batch_size``.
-        even_batches: Complete the last step with samples from the beginning.
+        even_batches: Complete the last step with samples from the start.
 
     Raises:
-        ConfigError: If ``split_batches`` and the batch size is no multiple of the number of processes.
+        ConfigError: If ``split_batches`` and the batch size is not a multiple of the number of processes.
     """
 
     _wrapped_in = "dataset"
@@ -59,11 +59,11 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
         self.epoch = 0
         self._start = 0
         self._is_marking = False
-        self.dataset = dataset  # from now on only these attributes are its own
+        self.dataset = dataset  # from now on other attributes are set on the stream
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = "dataset" not in self.__dict__ or name in self.__dict__ or not hasattr(self.dataset, name)
-        object.__setattr__(self if is_own else self.dataset, name, value)
+        is_local = "dataset" not in self.__dict__ or name in self.__dict__ or not hasattr(self.dataset, name)
+        object.__setattr__(self if is_local else self.dataset, name, value)
 
     @property
     def rows_per_rank(self) -> int:
@@ -77,7 +77,7 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
             self.dataset.set_epoch(epoch)
 
     def starting_at(self, samples: int) -> Self:
-        """Return a shard of what follows the first ``samples`` samples of the stream."""
+        """Return a shard of the stream without its first ``samples`` samples."""
         shard = copy.copy(self)
         shard._start = samples
         return shard
@@ -106,7 +106,7 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
                 yield from piece
 
     def _steps(self) -> Iterator[tuple[list[Any], StepShape]]:
-        """Yield this rank's samples of each step, reading no further than the end of the step."""
+        """Yield this rank's samples of each step, reading only to the end of the step."""
         rows, ranks = self.rows_per_rank, self.num_processes
         full, mine = full_step(rows, ranks), slice(self.process_index * rows, (self.process_index + 1) * rows)
         stream = iter(self.dataset)
@@ -126,7 +126,7 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
 
 
 class Marked:
-    """A sample and the shape of its step; without a shape it is none, and the step is one of other ranks only."""
+    """A sample and the shape of its step; without a shape it marks a step of other ranks only, and has no sample."""
 
     __slots__ = ("sample", "shape")
 

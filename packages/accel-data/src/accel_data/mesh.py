@@ -1,4 +1,4 @@
-"""Which ranks of a run read the same data."""
+"""The data ranks of a run: which ranks read the same data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from accel_state.mesh_layout import AXES, DATA_AXES, MeshLayout
 
-#: Axes of a mesh along which the ranks work on the same samples together; all others, whatever they are called,
-#: are data axes.
+#: Axes of a mesh whose ranks work on the same samples together; all others, of any name, are data axes.
 SHARED_AXES = frozenset(AXES) - frozenset(DATA_AXES)
 
 
@@ -18,9 +17,9 @@ class DataRanks:
 
     Args:
         num_ranks: Data-parallel ranks.
-        rank: That of this process.
-        of_world: That of every rank of the world; empty if nothing is known of other ranks.
-        share_sequences: Whether ranks with the same one compute on parts of the same sequences.
+        rank: The data-parallel rank of this process.
+        of_world: The data-parallel rank of every rank of the world; empty if other ranks are unknown.
+        share_sequences: Whether ranks with the same one are CP or SP ranks, with shards of the same sequences.
     """
 
     num_ranks: int
@@ -30,7 +29,7 @@ class DataRanks:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """For each number the first rank of the world that has it. Gathered rows are taken from these."""
+        """For each data-parallel rank the first rank of the world with it. Gathered rows are taken from these."""
         first: dict[int, int] = {}
         for rank, number in enumerate(self.of_world):
             first.setdefault(number, rank)
@@ -43,7 +42,7 @@ class DataRanks:
 
 
 def all_different(num_ranks: int, rank: int) -> DataRanks:
-    """Return the data ranks of a run in which every rank reads its own data."""
+    """Return the data ranks of a run whose ranks all read different data."""
     return DataRanks(num_ranks, rank, tuple(range(num_ranks)))
 
 

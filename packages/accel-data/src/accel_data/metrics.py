@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -24,21 +24,26 @@ from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient
 from accel_state.user_warnings import warn_user
 
+T = TypeVar("T")
 
+
+@overload
+def gather_for_metrics(input_data: T, *, use_gather_object: Literal[False] = False) -> T: ...
+@overload
+def gather_for_metrics(input_data: Any, *, use_gather_object: bool) -> Any: ...
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
     """Gather over all ranks and remove duplicate rows: the padding of the last step, and the rows of ranks that
     read the same data, such as the ranks of a tensor-parallel group.
 
-    Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
-    exactly the samples of the data set, in the order of the epoch. Where ranks share sequences (context parallelism),
-    floating-point values that differ between them, such as losses of parts, are averaged. What has no row for each
-    sample, such as the mean of a batch, is returned from all ranks, with a warning if the last step is padded. So is
-    everything outside of loops, and the last step of a stream whose end is not known. What has the rows of a full
-    batch is reduced, too.
+    Call it in the loop over a prepared loader, on every rank that has a batch. Over all of the loop it returns
+    exactly the samples of the data set, in the order of the epoch. Over CP and SP ranks, floating-point values that
+    differ, such as losses of shards, are averaged. Values without one row per sample, such as the mean of a batch, are
+    returned from all ranks, with a warning if the last step is padded. So are all values outside of loops, and in the
+    last step of a stream whose end is unknown. Values with the rows of a full batch are also reduced.
 
     Args:
-        input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
-            ranks; or objects, best a list with one item for each row.
+        input_data: Nested tensors on any device with one row for each row of this rank's batch, of equal shapes on
+            all ranks; or objects, best a list with one item for each row.
         use_gather_object: Gather objects instead of tensors, and return one list. Without any tensor this is
             always done.
 
@@ -51,7 +56,7 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     """
     use_gather_object = use_gather_object or _holds_objects(input_data)
     if isinstance(input_data, torch.Tensor) and current_transport().world_size == 1:
-        use_gather_object = False  # `gather_object` returns it as it is
+        use_gather_object = False  # `gather_object` returns it unchanged
     loader = current_gradient().active_dataloader
     if current_transport().world_size == 1 and (loader is None or loader.step_shape is None):
         return _gather(input_data, use_gather_object)
@@ -74,12 +79,11 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     if needs_all and not loader.will_pad:
         return _gather(input_data, use_gather_object)
     if not loader.counts_batches and (loader.will_pad or not shape.is_full):
-        # At the first step already: a warning at the last one would come after a long evaluation.
-        found = (items_without_rows if use_gather_object else tensor_without_rows)(
-            input_data, rows, full_rows
-        )
-        if found:
-            _warn_of_missing_rows(found, rows)
+        # At the first step already: a warning at the last one would appear only after a long evaluation.
+        describe = items_without_rows if use_gather_object else tensor_without_rows
+        problem = describe(input_data, rows, full_rows)
+        if problem:
+            _warn_of_missing_rows(problem, rows)
     if needs_all:
         return _gather(input_data, use_gather_object)
     return _gather_selected(
@@ -104,7 +108,7 @@ def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
 
 
 def _gather_selected(data: Any, selection: Selection, ranks: DataRanks, use_gather_object: bool) -> Any:
-    """Gather, and select. Ranks with parts of the same sequences have the mean of what each computed from its part."""
+    """Gather, and select. Values of CP and SP ranks are averaged."""
     if use_gather_object:
         return selection.select_items(gather_object([data]))
     gathered = gather(data)
@@ -114,7 +118,7 @@ def _gather_selected(data: Any, selection: Selection, ranks: DataRanks, use_gath
 
 
 def _holds_objects(data: Any) -> bool:
-    """Whether there are leaves and none is a tensor. A mixture is left to `gather`, which refuses it."""
+    """Whether there are leaves and none is a tensor. For a mixture, `gather` raises."""
     leaves = list(iterate_leaves(data))
     return bool(leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
@@ -122,10 +126,10 @@ def _holds_objects(data: Any) -> bool:
 def _gather_uneven(
     data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool, full_rows: int | None
 ) -> Any:
-    """Gather among the ranks with a batch. Their lengths may differ; a batch is padding as a whole or not at all."""
+    """Gather among the ranks with a batch. Their lengths may differ; all rows of a batch are padding, or none."""
     members = tuple(rank for rank, number in enumerate(ranks.of_world) if shape.rows[number])
-    own = Selection(full_step(shape.num_valid[ranks.rank], 1), (0,), 1, full_rows)
-    data = own.select_items([data]) if use_gather_object else own.select_rows(data)
+    local = Selection(full_step(shape.num_valid[ranks.rank], 1), (0,), 1, full_rows)
+    data = local.select_items([data]) if use_gather_object else local.select_rows(data)
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
     values = _gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
@@ -154,16 +158,16 @@ def _data_ranks(loader: Any) -> DataRanks:
 
 def _warn_of_unknown_end() -> None:
     warn_user(
-        "It is unknown where the data set of the active data loader ended, so `gather_for_metrics` removes nothing "
+        "The end of the active data loader's data set is unknown, so `gather_for_metrics` removes nothing "
         "from the last step, which may contain duplicate rows. Prepare the loader with `dispatch_batches=True` to "
         "get each sample once.",
     )
 
 
-def _warn_of_missing_rows(found: str, rows: int) -> None:
+def _warn_of_missing_rows(problem: str, rows: int) -> None:
     warn_user(
-        f"{found}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
-        "including those that repeat samples in the last one. Pass one row for each sample (for a loss: "
+        f"{problem}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
+        "also from ranks that repeat samples in the last one. Pass one row for each sample (for a loss: "
         "`reduction='none'`) to count each once.",
         main_process_only=False,
     )
@@ -176,7 +180,7 @@ def _warn_outside_of_loops() -> None:
     )
 
 
-#: By the default group, and by the ranks that are in them. Both live as long as torch keeps them.
+#: By the default group, and by their ranks. Weak, since torch owns both.
 _groups: WeakKeyDictionary[dist.ProcessGroup, WeakValueDictionary[tuple[int, ...], dist.ProcessGroup]]
 _groups = WeakKeyDictionary()
 
@@ -195,7 +199,7 @@ def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 def _gather_among(ranks: tuple[int, ...], value: Any) -> list[Any]:
     """Return the values of ``ranks``, in their order, on each of them.
 
-    Only these ranks may call it, and all of them must; the others take no part in making the group.
+    Only these ranks may call it, and all of them must; other ranks do not take part in creating the group.
     """
     if len(ranks) == 1:
         return [value]
@@ -214,7 +218,7 @@ class Selection:
         shape: The step, over the ranks that read different data.
         ranks: For each of these, the rank of the world whose values are kept.
         world_size: The ranks of the world.
-        full_rows: Rows of a rank in a full step; values with as many are reduced to its new samples, too.
+        full_rows: Rows of a rank in a full step; values with as many are also reduced to its new samples.
         counts_batches: Whether the shape counts batches of any number of rows.
     """
 
@@ -225,7 +229,7 @@ class Selection:
     counts_batches: bool = False
 
     def select_rows(self, data: Any) -> Any:
-        """Return nested tensors without padding. Of tensors with another number of rows, all of ``ranks`` are kept."""
+        """Return nested tensors without padding; of tensors with other numbers of rows, the rows of all ``ranks``."""
         return recursively_apply(self._select, data)
 
     def select_items(self, values: Sequence[Any]) -> list[Any]:
@@ -254,7 +258,7 @@ class Selection:
             for rank, number in zip(self.ranks, kept, strict=True)
             if number
         ]
-        if all(one.stop == two.start for one, two in pairwise(parts)):  # a view
+        if all(part.stop == after.start for part, after in pairwise(parts)):  # a view
             return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
         return torch.cat([tensor[part] for part in parts])
 
@@ -262,7 +266,7 @@ class Selection:
 def average_blocks(data: Any, of_world: tuple[int, ...]) -> Any:
     """Return gathered floating-point tensors whose blocks are the mean over the ranks with one number in ``of_world``.
 
-    Equal blocks stay as they are, to the last bit.
+    Equal blocks are not changed, to the last bit.
     """
 
     def average(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,10 +274,10 @@ def average_blocks(data: Any, of_world: tuple[int, ...]) -> Any:
             return tensor
         blocks = list(tensor.chunk(len(of_world)))
         for number in set(of_world):
-            members = [rank for rank, one in enumerate(of_world) if one == number]
-            first, *others = (blocks[rank] for rank in members)
-            if not all(torch.equal(first, other) for other in others):
-                mean = torch.stack([first, *others]).mean(0)
+            members = [rank for rank, other in enumerate(of_world) if other == number]
+            first, *rest = (blocks[rank] for rank in members)
+            if not all(torch.equal(first, block) for block in rest):
+                mean = torch.stack([first, *rest]).mean(0)
                 for rank in members:
                     blocks[rank] = mean
         return torch.cat(blocks)
@@ -284,9 +288,9 @@ def average_blocks(data: Any, of_world: tuple[int, ...]) -> Any:
 def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> str | None:
     """Describe the first tensor that has neither ``rows`` nor ``full_rows`` rows; None if there is none."""
     for tensor in iterate_tensors(data):
-        found = tensor.shape[0] if tensor.ndim else None
-        if found not in (rows, full_rows or rows) and not (found is None and rows == 1):
-            return f"A tensor of shape {tuple(tensor.shape)} has {found or 'no'} rows"
+        num_rows = tensor.shape[0] if tensor.ndim else None
+        if num_rows not in (rows, full_rows or rows) and not (num_rows is None and rows == 1):
+            return f"A tensor of shape {tuple(tensor.shape)} has {num_rows or 'no'} rows"
     return None
 
 

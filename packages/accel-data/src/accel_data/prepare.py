@@ -55,15 +55,14 @@ def prepare_data_loader(
     Args:
         dataloader: The loader. Its class, data set, workers, collation, pinning and generator
             are kept.
-        device: Where the batches go. None: the device of `PartialState`.
-        num_processes: Processes that share the data. None: those of the run that read different data, by its
+        device: The device of the batches. None: the device of `PartialState`.
+        num_processes: Processes that share the data. None: the data-parallel ranks of the run, by its
             `ParallelismConfig`. A mesh takes precedence.
-        process_index: This process among them. None: that of the run.
+        process_index: This process among them. None: its data-parallel rank.
         split_batches: Split each batch into one piece for each process, instead of distributing full batches.
         put_on_device: Move the batches to the device.
-        rng_types: Generators to synchronize at the start of each epoch. The one that the order is drawn from
-            always is.
-        dispatch_batches: Read on the main process alone. None: True for an `IterableDataset`.
+        rng_types: Generators to synchronize at the start of each epoch. The generator of the order always is.
+        dispatch_batches: Read on the main process only. None: True for an `IterableDataset`.
         even_batches: Complete the last global batch with samples from the start of the epoch.
         slice_fn_for_dispatch: Slices a batch when dispatching, called like `slice_tensors`.
         use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`.
@@ -102,7 +101,7 @@ def prepare_data_loader(
     if slice_fn_for_dispatch is not None and not reads_for_all:
         warn_user(
             "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
-            "Pass that too, or leave the function out.",
+            "Pass both, or leave the function out.",
         )
     if reads_for_all:
         return DataLoaderDispatcher.around(
@@ -131,8 +130,8 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
         if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
             warn_user(
                 f"`num_processes={num_processes}` and `process_index={process_index}` have no effect next to "
-                f"`torch_device_mesh`, by which this is process {ranks.rank} of {ranks.num_ranks} that read different "
-                "data.",
+                f"`torch_device_mesh`, which makes this process {ranks.rank} of {ranks.num_ranks} that read different "
+                "data. Leave them out.",
             )
         return ranks
     ranks = ranks_of_run()
@@ -148,7 +147,7 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
 
 
 def _warn_of_no_batches(dataloader: DataLoader[Any], *, num_ranks: int, split_batches: bool) -> None:
-    """Warn the caller of `prepare_data_loader` where `drop_last` drops all there is: nothing would be trained."""
+    """Warn the caller of `prepare_data_loader` if `drop_last` drops everything: nothing would be trained."""
     if not dataloader.drop_last or is_iterable(dataloader) or not isinstance(dataloader.sampler, Sized):
         return
     num_samples, rows = len(dataloader.sampler), dataloader.batch_size or 0
@@ -170,7 +169,7 @@ def _device(device: torch.device | None) -> torch.device:
 
 
 def _with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:
-    """Replace a `RandomSampler` by one whose order depends on the seed and the epoch alone."""
+    """Replace a `RandomSampler` by one whose order depends only on the seed and the epoch."""
     sampler, field = get_sampler(loader), batches_field(loader)
     is_random = isinstance(sampler, RandomSampler) or is_torchdata_shuffle(sampler)
     if not is_random or isinstance(sampler, SeedableRandomSampler):
@@ -192,10 +191,10 @@ def _with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> Da
 def _shard_stream(
     loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
 ) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
+    """Return ``loader`` with one rank's part of its stream; a sharded stream is not changed.
 
-    A data set that can shard itself (``shard`` and ``num_shards``) does so if the ranks then get the same
-    number of shards: no rank reads what it does not need. The length of such a part is unknown.
+    A self-sharding data set (with ``shard`` and ``num_shards``) is used if all ranks get the same number of
+    shards: then no rank reads samples of others. The length of such a part is unknown.
     """
     dataset: Any = loader.dataset
     if len(ranks.of_world) == 1 or isinstance(dataset, IterableDatasetShard):
@@ -203,9 +202,9 @@ def _shard_stream(
     if not split_batches and _can_shard_itself(dataset, ranks.num_ranks):
         if even_batches:
             warn_user(
-                "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
-                "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-                "loop copes with that.",
+                "`even_batches` has no effect on a self-sharding data set (`shard`, `num_shards`): some processes "
+                "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` if the "
+                "loop supports that.",
             )
         return clone_loader(loader, dataset=dataset.shard(num_shards=ranks.num_ranks, index=ranks.rank))
     shard = IterableDatasetShard(
@@ -224,7 +223,7 @@ def _shard_stream(
 
 
 def _can_shard_itself(dataset: Any, num_ranks: int) -> bool:
-    """Whether the data set can shard itself evenly among ``num_ranks``."""
+    """Whether the data set is self-sharding, evenly over ``num_ranks``."""
     if not hasattr(dataset, "shard"):
         return False
     num_shards: int = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None) or 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader
 
 from accel_data.loaders.torch_loader import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
+    Loader,
     batches_field,
     build_loader,
     check_loader,
@@ -21,15 +22,15 @@ from accel_data.samplers.batch_shard import BatchSamplerShard, BatchSamplerWrapp
 from accel_state.errors import ConfigError
 
 
-def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+def skip_first_batches(dataloader: Loader, num_batches: int = 0) -> Loader:
     """Return a loader like ``dataloader`` without the first ``num_batches`` batches of each epoch.
 
-    Skipped batches of map-style data are not read. They are counted from the start of the epoch, whatever
-    position the loader was resumed at. Both loaders count the same epochs.
+    Skipped batches of map-style data are not read. They are counted from the start of the epoch, also after a
+    resume. Both loaders count the same epochs.
 
     Args:
         dataloader: A prepared or an ordinary loader.
-        num_batches: Batches of this rank to leave out.
+        num_batches: Batches of this rank to omit.
 
     Raises:
         ConfigError: If ``num_batches`` is negative, or ``dataloader`` is not a loader.
@@ -37,18 +38,18 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
     if hasattr(dataloader, "skipping"):  # a prepared loader, or one around it
-        skipped: DataLoader[Any] = dataloader.skipping(num_batches)
+        skipped: Loader = dataloader.skipping(num_batches)
         return skipped
     check_loader(dataloader)
-    return SkipDataLoader.around(dataloader, skip_batches=num_batches)
+    return cast(Loader, SkipDataLoader.around(dataloader, skip_batches=num_batches))
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """Leave out the first batches of each epoch of an ordinary loader, without reading them from map-style data.
+    """Omit the first batches of each epoch of an ordinary loader, without reading them from map-style data.
 
     Args:
         dataset: As for `DataLoader`.
-        skip_batches: Batches to leave out.
+        skip_batches: Batches to omit.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
         **kwargs: As for `DataLoader`.
     """
@@ -93,7 +94,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was yielded, where the inner loader has one."""
+        """Return the state after the last batch that was yielded, if the inner loader has one."""
         return super().state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -102,17 +103,17 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         super().load_state_dict(state_dict)
 
     def __len__(self) -> int:
-        return max(0, len(self.base_dataloader) - self._num_read_over)
+        return max(0, self._base_length() - self._num_read_over)
 
 
 class SkipBatchSampler(BatchSamplerWrapper):
     """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
 
-    If the order can be entered anywhere, this takes no longer than starting at its beginning.
+    If a pass can start anywhere in the order, this takes no longer than starting at its first batch.
 
     Args:
         batch_sampler: Yields lists of indices.
-        skip_batches: Batches to leave out in each epoch.
+        skip_batches: Batches to omit in each epoch.
     """
 
     def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:

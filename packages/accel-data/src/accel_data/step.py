@@ -1,4 +1,4 @@
-"""The steps of an epoch: which rank reads what in each, and what completes a short one."""
+"""The steps of an epoch: the samples of each rank in each step, and the padding of a short one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How much of an epoch all ranks together have read: in samples, and in batches of the user's sampler."""
+    """The progress of all ranks together in an epoch: in samples, and in batches of the given sampler."""
 
     samples: int = 0
     batches: int = 0
@@ -25,12 +25,11 @@ START = Position()
 
 
 class StepShape(NamedTuple):  # pickled faster than a dataclass
-    """The rows that each rank reads in one step, and how many of them are no padding.
+    """The rows that each rank reads in one step, and how many of them are not padding.
 
     Args:
         rows: Rows of each rank; 0 for a rank without a batch.
-        num_valid: Of those, the leading rows that are new in this epoch. The rest is padding: samples that were
-            read before.
+        num_valid: The leading rows that are new in this epoch. The rest is padding: samples that were read before.
     """
 
     rows: tuple[int, ...]
@@ -52,21 +51,21 @@ class StepShape(NamedTuple):  # pickled faster than a dataclass
         return self.is_even and self.rows == self.num_valid
 
     def remainder(self, full_rows: int | None) -> int:
-        """Return the samples of a step that is short or padded, where a full one has ``full_rows`` per rank; else 0."""
+        """Return the samples of a short or padded step if a full one has ``full_rows`` per rank; else 0."""
         return 0 if self.is_full and self.rows[0] == (full_rows or self.rows[0]) else self.num_samples
 
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What this rank knows about a step.
+    """A step, as this rank sees it.
 
     Args:
-        shape: Its rows; None where the data set shards itself.
+        shape: Its rows; None for a self-sharding data set.
         end: The position after it.
         is_last: Whether it is this rank's last.
-        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
+        ends_some_rank: Whether it is the last of any rank; None if unknown.
         ends_epoch: Whether it is known to be the last of all ranks.
-        states: The states of data set and loader after it, where more has been read since.
+        states: The states of data set and loader after it, if more has been read since.
     """
 
     shape: StepShape | None
@@ -79,10 +78,10 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReadStates:
-    """States of what a loader reads from, right after a step was read.
+    """States of the sources of a loader, right after a step was read.
 
     Args:
-        dataset: State of the data set, where it is read in this process.
+        dataset: State of the data set, if it is read in this process.
         loader: State of a `StatefulDataLoader`.
     """
 
@@ -106,7 +105,7 @@ class GlobalStep(NamedTuple):  # as `StepShape`
     """One step of all ranks.
 
     Args:
-        pieces: What each rank reads, `NO_BATCH` for a rank without a batch.
+        pieces: The batch of each rank, `NO_BATCH` for a rank without one.
         shape: How many rows these are, and how many are new.
         num_batches: Batches that were read for the step.
         num_following: Ranks, the first ones, that also have a batch in the next step.
@@ -123,21 +122,19 @@ class GlobalStep(NamedTuple):  # as `StepShape`
         return sum(piece is not NO_BATCH for piece in self.pieces)
 
     def seen_by(self, rank: int, *, end: Position, states: ReadStates | None = None) -> StepInfo:
-        """Return what ``rank`` knows about the step, which ends at ``end``."""
+        """Return the step as ``rank`` sees it; it ends at ``end``."""
         following = self.num_following
         ends_some_rank = following < len(self.pieces)
         return StepInfo(self.shape, end, rank >= following, ends_some_rank, not following, states)
 
 
 def full_step(rows: int, num_ranks: int) -> StepShape:
-    """Return the shape of a step in which every rank reads ``rows`` new samples."""
+    """Return the shape of a step of ``rows`` new samples for every rank."""
     return StepShape((rows,) * num_ranks, (rows,) * num_ranks)
 
 
 def shape_of_step(num_samples: int, *, rows: int, num_ranks: int, even: bool) -> StepShape:
-    """Return the shape of a step of ``num_samples``, of which each rank in turn reads up to ``rows``, if ``even`` by
-    padding.
-    """
+    """Return the shape of a step of ``num_samples``: up to ``rows`` for each rank in turn, padded if ``even``."""
     num_valid = tuple([min(max(num_samples - rank * rows, 0), rows) for rank in range(num_ranks)])
     return StepShape((rows,) * num_ranks if even else num_valid, num_valid)
 
@@ -163,17 +160,17 @@ def pad_pieces(pieces: Iterable[list[T]], *, rows: int, first: Sequence[T]) -> l
 class ShardPlan:
     """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
-    At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
-    ranks read in one step, one after the other, is a stretch of the epoch in order. Splitting a batch
+    At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so the
+    ranks read in one step consecutive positions of the epoch, in rank order. Splitting a batch
     of ``rows * num_ranks`` and distributing full batches of ``rows`` are the same thing.
 
     Args:
         num_samples: Length of the epoch.
         rows: Rows of one rank in one step.
         num_ranks: Ranks that share the epoch.
-        rank: The rank this plan is asked for.
-        even: Complete the last step with positions from the beginning of the epoch.
-        drop_last: Leave out a last step that is not full.
+        rank: The rank of this plan.
+        even: Complete the last step with positions from the start of the epoch.
+        drop_last: Omit a last step that is not full.
         start: Position of the first sample, larger than 0 when an epoch is resumed.
     """
 
@@ -197,26 +194,26 @@ class ShardPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps in which at least one rank has a batch."""
+        """Steps with a batch for at least one rank."""
         if self.drop_last:
             return self.remaining // self.global_rows
         return -(-self.remaining // self.global_rows)
 
     @property
     def num_local_steps(self) -> int:
-        """Steps in which this rank has a batch: the first ones."""
+        """Steps with a batch for this rank: the first ones."""
         return self._num_steps_of(self.rank)
 
     @property
     def num_common_steps(self) -> int:
-        """Steps in which every rank has a batch: those of the last one."""
+        """Steps with a batch for every rank: as many as the last rank has."""
         return self._num_steps_of(self.num_ranks - 1)
 
     def _num_steps_of(self, rank: int) -> int:
         if self.even or self.drop_last:
             return self.num_steps
-        left = self.remaining - rank * self.rows
-        return max(0, -(-left // self.global_rows))
+        remaining = self.remaining - rank * self.rows
+        return max(0, -(-remaining // self.global_rows))
 
     @property
     def remainder(self) -> int:
@@ -230,29 +227,29 @@ class ShardPlan:
     def steps(
         self, order: Sequence[int], *, first_batch: int = 0, batches_per_step: int = 1
     ) -> Iterator[tuple[list[int], StepInfo]]:
-        """Yield what this rank reads in each of its steps, and what is known of them.
+        """Yield the indices of this rank in each of its steps, with the step.
 
         Args:
             order: The order of the epoch.
-            first_batch: Batches of the user's sampler before ``start``.
-            batches_per_step: Batches of the user's sampler in one step.
+            first_batch: Batches of the given sampler before ``start``.
+            batches_per_step: Batches of the given sampler in one step.
         """
         last, common, full = self.num_local_steps, self.num_common_steps, full_step(self.rows, self.num_ranks)
-        begin, batches = self.start, first_batch
+        start, batches = self.start, first_batch
         for number in range(1, last + 1):
-            end, low = begin + self.global_rows, begin + self.rank * self.rows
+            end, low = start + self.global_rows, start + self.rank * self.rows
             indices, shape = list(order[low : low + self.rows]), full
             if end > self.num_samples:
                 end = self.num_samples
                 pieces, shape = split_step(
-                    order[begin:end],
+                    order[start:end],
                     rows=self.rows,
                     num_ranks=self.num_ranks,
                     even=self.even,
                     first=order[: self.global_rows],
                 )
                 indices = pieces[self.rank]
-            begin, batches = end, batches + batches_per_step
+            start, batches = end, batches + batches_per_step
             position, ends_epoch = Position(end, batches), number == self.num_steps
             yield indices, StepInfo(shape, position, number == last, number >= common, ends_epoch)
 
@@ -268,10 +265,10 @@ class StreamSharding:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
         split: Split each batch into pieces instead of distributing full batches.
-        even: Complete short pieces with the first samples of the stream. Without ``rows``, give ranks that have no
-            batch in the last step the first batches.
-        drop_last: Leave out a last step in which a rank would have no batch.
-        source: Name of what yields the batches, for messages.
+        even: Complete short pieces with the first samples of the stream. Without ``rows``, repeat the first batches for
+            ranks that have none in the last step.
+        drop_last: Omit a last step that lacks a batch for some rank.
+        source: Name of the source of the batches, for messages.
     """
 
     num_ranks: int
@@ -283,7 +280,7 @@ class StreamSharding:
 
     @property
     def num_first(self) -> int:
-        """How many of the first samples can be needed to complete the last step; batches, without ``rows``."""
+        """Number of first samples that may complete the last step; batches, without ``rows``."""
         return self.num_ranks if self.rows is None else self.rows * self.num_ranks
 
     @property
@@ -295,8 +292,8 @@ class StreamSharding:
         """Yield the steps, each once it is known whether another one follows.
 
         Args:
-            batches: What remains of the stream.
-            first: The first samples of the stream, without ``rows`` its first batches, if ``batches`` does not begin
+            batches: The rest of the stream.
+            first: The first samples of the stream, without ``rows`` its first batches, if ``batches`` does not start
                 with them.
 
         Raises:
@@ -336,12 +333,12 @@ class StreamSharding:
                 raise ConfigError(
                     f"`{self.source}` has a `batch_size` of {limit} and yielded a batch of {size}. Pass "
                     + ("`split_batches=False`" if self.split else "`even_batches=False`")
-                    + " for batches that vary in size, or let `batch_size` be the largest."
+                    + " for batches that vary in size, or set `batch_size` to the largest."
                 )
         if not is_last and not self.even and len(group) < self.num_ranks:
             raise ConfigError(
-                f"`split_batches` cannot give each of {self.num_ranks} processes a part of a batch of {size} that "
-                f"`{self.source}` yielded before its last. Pass `split_batches=False`."
+                f"`split_batches` cannot split a batch of {size}, which `{self.source}` yielded before its last, "
+                f"over {self.num_ranks} processes. Pass `split_batches=False`."
             )
 
     def _step(self, group: list[Batch], first: list[Any], *, num_following: int) -> GlobalStep:

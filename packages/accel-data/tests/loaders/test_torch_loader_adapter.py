@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from accel_data import DataLoaderAdapter, DataLoaderShard, SkipDataLoader
+from accel_data import DataLoaderAdapter, DataLoaderShard, SkipDataLoader, prepare_data_loader
+from accel_state import PartialState
 
 # torchdata 0.11 calls what torch 2.13 has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -23,6 +25,21 @@ def test_an_unknown_attribute_is_an_attribute_error() -> None:
     adapter = DataLoaderAdapter([1])
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = adapter.nothing_of_the_kind
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_the_length_of_a_stream_is_an_error_that_names_what_to_do(dispatch: bool) -> None:
+    PartialState(cpu=True)
+    loader = prepare_data_loader(DataLoader(Stream(), batch_size=2), dispatch_batches=dispatch)
+    with pytest.raises(TypeError, match=r"'Stream' has no len\(\). Give the data set a `__len__`"):
+        len(loader)
+    assert len(list(loader)) == 2
 
 
 def test_a_plain_loader_has_no_state() -> None:

@@ -323,7 +323,7 @@ def test_batches_of_any_size_are_dealt_where_they_need_not_be_even() -> None:
         (
             (4, 2, 4),
             {"split_batches": True, "even_batches": False},
-            "`split_batches` cannot give each of 2 processes a part of a batch of 2 that `Sized` yielded",
+            "`split_batches` cannot split a batch of 2, which `Sized` yielded before its last, over 2 processes",
         ),
     ],
 )

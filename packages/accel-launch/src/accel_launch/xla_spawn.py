@@ -48,7 +48,7 @@ class TrainingFunction:
         if not callable(function):
             raise ConfigError(
                 f"`--main_training_function` is `{self.name}`, but `{self.target}` has no function of that name. "
-                "It is called without arguments on each rank."
+                "Define it, without required arguments: it is called on each rank."
             )
         return function  # type: ignore[no-any-return]  # whatever the script has
 

@@ -163,3 +163,26 @@ def test_show_says_who_set_each_value(tmp_path, capsys, monkeypatch):
 def test_a_wrong_action_is_a_usage_error(capsys):
     assert config(["shwo"]) == 2
     assert "invalid choice: 'shwo'" in capsys.readouterr().err
+
+
+def test_a_template_is_printed(capsys):
+    assert main(["config", "--template", "fsdp2"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["fsdp_config"]["fsdp_version"] == 2
+
+
+def test_templates_are_listed_with_their_purposes(capsys):
+    assert main(["config", "--template"]) == 0
+    assert "\nmulti_node     DDP on 2 machines of 8 GPUs" in capsys.readouterr().out
+
+
+def test_a_template_overwrites_no_file(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("num_machines: 3\n")
+    assert main(["config", "--template", "fsdp2", "--config_file", str(path)]) == 1
+    assert f"`{path}` exists already." in capsys.readouterr().err
+    assert path.read_text() == "num_machines: 3\n"
+
+
+def test_a_template_and_an_action_exclude_each_other(capsys):
+    assert main(["config", "--template", "fsdp2", "show"]) == 1
+    assert "`--template` and `show` exclude each other" in capsys.readouterr().err

@@ -395,12 +395,13 @@ def _stays_the_same(path: Path) -> None:
     assert path.read_text() == before
 
 
-def test_ctrl_c_writes_nothing_and_leaves_the_terminal_as_it_was(terminal, tmp_path):
+@pytest.mark.parametrize("key", ["c", "d"])
+def test_ctrl_c_and_ctrl_d_write_nothing_and_leave_the_terminal_as_it_was(terminal, tmp_path, key):
     path = tmp_path / "c.yaml"
     child = terminal(path)
     child.expect_exact("compute environment")
     child.expect_exact("AWS")
-    child.sendintr()
+    child.sendcontrol(key)
     child.expect_exact("Interrupted; nothing was written.")
     child.expect(pexpect.EOF)
     assert child.getecho()

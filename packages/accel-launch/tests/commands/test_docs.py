@@ -1,4 +1,5 @@
 import webbrowser
+from functools import partial
 
 import pytest
 
@@ -25,9 +26,35 @@ def test_without_words_it_is_the_front_page(site):
     assert docs.documentation_address([], site=site) == (site / "index.html").as_uri()
 
 
-def test_without_a_copy_it_is_said_how_to_get_one(tmp_path):
-    with pytest.raises(NotAvailableError, match="`python tools/dev.py docs --install` builds it"):
-        docs.documentation_address([], site=tmp_path)
+@pytest.fixture
+def run_without_a_copy(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command as one installed from wheels that bring no site."""
+
+    def run(*words):
+        monkeypatch.setattr(docs, "documentation_address", partial(docs.documentation_address, site=tmp_path))
+        assert docs.command.run(make_parser("accel docs", docs.command).parse_args(words)) == 0
+        return capsys.readouterr()
+
+    return run
+
+
+def test_without_a_copy_it_shows_the_readme_and_how_to_get_one(run_without_a_copy):
+    printed = run_without_a_copy()
+    assert printed.out.startswith("# accel\n")
+    assert "`python tools/dev.py docs --install` builds it" in printed.err
+
+
+def test_without_a_copy_a_search_shows_sections_of_readmes(run_without_a_copy):
+    printed = run_without_a_copy("log_images", "tracker").out
+    assert printed.startswith("accel-trackers: ")
+    assert "accel-data: " not in printed
+
+
+def test_without_a_copy_words_that_no_readme_has_are_an_error(run_without_a_copy):
+    with pytest.raises(
+        NotAvailableError, match="contains `zebra`.*`python tools/dev.py docs --install` builds it"
+    ):
+        run_without_a_copy("zebra")
 
 
 @pytest.mark.parametrize("is_printed", [True, False])

@@ -65,6 +65,8 @@ def test_the_launcher_follows_from_the_request(request_for, given, name):
         ({"environ": ALLOCATION}, "srun"),
         ({"environ": ALLOCATION | TASK}, "single"),
         ({"environ": ALLOCATION, "flags": {"num_machines": "1"}}, "single"),
+        ({"environ": ALLOCATION, "config": {"num_machines": 2, "machine_rank": 0}}, "srun"),
+        ({"environ": ALLOCATION, "config": {"num_machines": 2}, "flags": {"machine_rank": "1"}}, "machines"),
     ],
 )
 def test_the_route_is_the_first_whose_sign_is_there(request_for, given, name):

@@ -16,16 +16,17 @@ import torch
 from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
 from accel_ops.transport import Transport
-from accel_state.arrival import await_arrival, by_process, earlier_divergence
+from accel_state.arrival import await_arrival, by_process, earlier_divergence, note_wait
 from accel_state.errors import DistributedOperationException
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import OWN_PACKAGES, call_site
 
-#: Ranks with another version of the exchange never agree.
+#: Part of every digest, so that ranks with different versions of this exchange raise. Increase it with the format.
 _VERSION = 3
 _CPU = torch.device("cpu")
 #: The digest, and the size of the payload.
 _HEADER_BYTES = 24
+#: Larger payloads take a second all-gather. Attaching every payload would make the first one's size vary.
 _MOST_ATTACHED_BYTES = 1 << 12
 #: Limit for the payloads of all ranks together.
 _MOST_RECEIVED_BYTES = 1 << 20
@@ -33,14 +34,14 @@ _MOST_RECEIVED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What this rank is about to do.
+    """The collective that this rank is about to call.
 
     Attributes:
         operation: The public function, for messages.
         arguments: Plain values that must be equal on all ranks.
         signature: Text that is equal on two ranks if structure, dtypes and shapes of their data fit together.
         data: The data, described in messages.
-        aspects: What ``signature`` stands for, in the order in which a difference is reported.
+        aspects: The parts of ``signature``, in the order in which differences are reported.
     """
 
     operation: Callable[..., Any]
@@ -68,7 +69,7 @@ class CallDescription:
 
     operation: str
     call_site: str
-    #: What must be equal on all ranks besides the operation, in the order in which a difference is reported.
+    #: Values that must be equal on all ranks in addition to the operation; differences are reported in this order.
     compared: Mapping[str, Any]
     #: Shapes in the structure of the input, for people.
     shapes: Any
@@ -83,11 +84,11 @@ class CallDescription:
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """What the ranks sent with their calls.
+    """Bytes that the ranks sent with their calls.
 
     Attributes:
         sizes: The bytes that each rank wants to send.
-        attached: The bytes of each rank, ``(world_size, room)``, undefined for those that have more.
+        attached: ``(world_size, room)`` uint8 on the CPU: the bytes of each rank, undefined for a larger payload.
     """
 
     sizes: list[int]
@@ -112,10 +113,13 @@ def must_check(transport: Transport, devices: Collection[torch.device]) -> bool:
     return is_debugging() or any(transport.is_checked(device) for device in devices or (_CPU,))
 
 
+# Why: docs/decisions/0002-collectives-compare-a-digest-first.md
 def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
-    """Compare the call with those of the other ranks, and return the payloads that are small enough to be attached.
+    """Compare this call on all ranks, and return the payloads that are small enough to be attached.
 
-    One all-gather, of the same size for every call. All ranks must call this, and it blocks until all have.
+    One all-gather, of the same size for every call: ranks in different operations must still receive each other's
+    digest (docs/decisions/0002-collectives-compare-a-digest-first.md). Every rank must call it; it blocks until all
+    have.
 
     Raises:
         DistributedOperationException: On every rank, if the calls differ; in debug mode also if a rank does
@@ -126,17 +130,13 @@ def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
         await_arrival(*ranks, name, data=str(_shapes_of(call.data)), kind="collective")
     try:
         digests, payloads = _swap(transport, call, payload)
-    except RuntimeError as error:  # the backend's, which does not know for what it was used
-        description = call.describe()
-        error.add_note(
-            f"This rank was in `{description.operation}`, called from {description.call_site}, and waited for the "
-            "other ranks to call it too."
-        )
+    except RuntimeError as error:
+        note_wait(error, qualified(call.operation))
         raise
     if any(digest != digests[0] for digest in digests):
-        own = call.describe().to_json().encode()
+        text = call.describe().to_json().encode()
         # Every rank has seen the same digests, so all take part.
-        texts = _all_payloads(transport, own, _swap(transport, call, own)[1])
+        texts = _all_payloads(transport, text, _swap(transport, call, text)[1])
         hint = earlier_divergence(transport.store, world_size=transport.world_size) if is_debugging() else ""
         raise DistributedOperationException(
             explain_difference([CallDescription.from_json(text) for text in texts]) + hint
@@ -145,7 +145,9 @@ def agree(transport: Transport, call: Call, payload: bytes = b"") -> Payloads:
 
 
 def exchange(transport: Transport, call: Call, payload: bytes) -> list[bytes]:
-    """Compare the call with those of the other ranks, and return the payloads of all, in rank order.
+    """Compare this call on all ranks, and return the payloads of all ranks, in rank order.
+
+    Every rank must call it; it blocks until all have.
 
     Raises:
         DistributedOperationException: As :func:`agree`.
@@ -164,24 +166,24 @@ def _swap(transport: Transport, call: Call, payload: bytes) -> tuple[list[list[i
     """Return the digest of each rank's call, and the payloads."""
     room = min(_MOST_ATTACHED_BYTES, _MOST_RECEIVED_BYTES // transport.world_size // 8 * 8)
     header = struct.pack("=qqq", *call.digest(), len(payload))
-    own = to_tensor(header + (payload if len(payload) <= room else b""), size=_HEADER_BYTES + room)
-    (rows,) = transport.all_gather([own.to(transport.device_for(_CPU))])
+    row = to_tensor(header + (payload if len(payload) <= room else b""), size=_HEADER_BYTES + room)
+    (rows,) = transport.all_gather([row.to(transport.device_for(_CPU))])
     rows = rows.to(_CPU)
     heads = rows[:, :_HEADER_BYTES].view(torch.int64).tolist()
     return [head[:2] for head in heads], Payloads([head[2] for head in heads], rows[:, _HEADER_BYTES:])
 
 
-def _all_payloads(transport: Transport, own: bytes, payloads: Payloads) -> list[bytes]:
+def _all_payloads(transport: Transport, sent: bytes, payloads: Payloads) -> list[bytes]:
     """Return the payloads of all ranks; a second all-gather if one is too large to be attached."""
     attached = [payloads.of(rank) for rank in range(transport.world_size)]
     if None not in attached:
         return [payload for payload in attached if payload is not None]
-    (rows,) = transport.all_gather([to_tensor(own, size=max(payloads.sizes)).to(transport.device_for(_CPU))])
+    (rows,) = transport.all_gather([to_tensor(sent, size=max(payloads.sizes)).to(transport.device_for(_CPU))])
     return [row[:size].tobytes() for row, size in zip(rows.cpu().numpy(), payloads.sizes, strict=True)]
 
 
 def qualified(operation: Callable[..., Any]) -> str:
-    """Return the name by which a person knows an operation: `accel_ops.gather`, `their.module.function`."""
+    """Return the public name of an operation: `accel_ops.gather`, `their.module.function`."""
     package = operation.__module__.partition(".")[0]
     return f"{package if package in OWN_PACKAGES else operation.__module__}.{operation.__name__}"
 

@@ -12,11 +12,11 @@ _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<prefix>[KMGT]?)(?P
 
 
 def convert_file_size_to_int(size: float | str) -> int:
-    """Return the number of bytes that ``size`` stands for.
+    """Return ``size`` as a number of bytes.
 
     Args:
         size: A number of bytes, rounded down, or a number with its unit: ``"5MB"`` is 5 * 10**6, ``"10GiB"`` is
-            10 * 2**30. Case does not matter, except that ``"Gb"`` (gigabits to some) is refused.
+            10 * 2**30. Case is ignored, except that ``"Gb"``, which may mean gigabits, raises.
 
     Raises:
         ConfigError: If ``size`` is negative, or is not a number with a known unit.

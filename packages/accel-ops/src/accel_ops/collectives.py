@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from accel_state.devices import device_backend_of
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
+T = TypeVar("T")
+ReductionName: TypeAlias = Literal["sum", "mean", "max", "min", "none"]
 #: The reduction that the transport performs for each ``reduction``.
 _REDUCTIONS: dict[str, Reduction] = {"mean": "sum", "sum": "sum", "max": "max", "min": "min"}
 #: Sent as a wider dtype, since not every backend computes with these.
@@ -27,13 +29,13 @@ class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor cannot be padded without more information and is returned unchanged."""
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: T) -> T:
     """Return nested tensors that hold the rows of all ranks, joined along dimension 0 in rank order.
 
     Every rank must call it, with the same structure, dtypes and shapes (see :func:`pad_across_processes`);
     it blocks until all have. A 0-dim tensor counts as one row: the result has one dimension, of length
-    ``world_size``. Results are on the device of the input, in memory of their own, without autograd history.
-    With one process the tensors themselves are returned.
+    ``world_size``. Results are on the device of the input, in new memory, without autograd history.
+    With one process the input tensors are returned.
 
     Raises:
         TypeError: If a leaf is not a dense tensor.
@@ -57,12 +59,12 @@ def gather(tensor: Any) -> Any:
     return rebuild(tensor, _returned(gathered, leaves))
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: T, reduction: ReductionName = "mean", scale: float = 1.0) -> T:
     """Return nested tensors that hold, element by element, the sum, mean, maximum or minimum over all ranks.
 
     Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. The input
     is unchanged, the results are on its device and carry no autograd history (with one process, a tensor
-    that needs no change is returned itself).
+    that needs no change is returned as is).
 
     Args:
         tensor: Nested tensors.
@@ -71,8 +73,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         scale: Multiplies the result.
 
     Dtypes are kept, with these exceptions: the sum of booleans is an int64 count; the mean (or a scaled
-    result) of 32- and 64-bit integers is float64 (float32 on a device that has no float64), that of smaller
-    integers and booleans is in the default float dtype.
+    result) of 32- and 64-bit integers is float64 (float32 on a device that has no float64); for smaller
+    integers and booleans it is in the default float dtype.
 
     What is exact: maxima and minima; sums of integers, modulo the range of their dtype as in torch; the
     totals behind means of integers, which are formed in int32 or int64 (float64 for uint64). Half-precision
@@ -105,7 +107,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         _check(transport, call, sent)
         sum_dtypes = [_sum_dtype(leaf.dtype, reduction, transport.world_size) for leaf in sent]
         packed = Packed(_converted(sent, sum_dtypes))
-        # The transport overwrites what it is given, which must not be the input.
+        # The transport reduces in place, which must not change the input.
         inputs = {leaf.data_ptr() for leaf in leaves}
         flats = [flat.clone() if flat.data_ptr() in inputs else flat for flat in packed.flats]
         totals = transport.all_reduce(flats, _REDUCTIONS[reduction])
@@ -120,7 +122,7 @@ def _converted(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -
 
 
 def _sum_dtype(dtype: torch.dtype, reduction: str, world_size: int) -> torch.dtype:
-    """Return the dtype in which tensors of ``dtype`` are sent and reduced."""
+    """Return the dtype for sending and reducing tensors of ``dtype``."""
     if dtype.is_floating_point:
         is_kept = dtype.itemsize > 2 or (dtype.itemsize == 2 and reduction in ("max", "min"))
         return dtype if is_kept else torch.float32
@@ -142,7 +144,7 @@ def _finished(total: torch.Tensor, reduction: str, scale: float, world_size: int
     if not (total.is_floating_point() or total.is_complex()):
         total = total.to(_widest_float(total.device))
     if reduction == "mean" and world_size > 1:
-        total = total.div_(world_size)  # there are several ranks, so that this memory is ours
+        total = total.div_(world_size)  # in place: a received buffer, never the input
     return total if scale == 1.0 else total * scale
 
 
@@ -159,13 +161,13 @@ def _widest_float(device: torch.device) -> torch.dtype:
     return torch.float64 if device_backend_of(device).supports(torch.float64) else torch.float32
 
 
-def broadcast(tensor: Any, from_process: int = 0) -> Any:
+def broadcast(tensor: T, from_process: int = 0) -> T:
     """Return the nested tensors of rank ``from_process`` on every rank.
 
     Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. Each rank
-    gets its own tensors back; on all ranks but the source they have been overwritten, outside autograd. Only a
-    tensor that has several elements in one place, such as an expanded one, is left alone, and a new one returned; of
-    one made in inference mode, a copy is returned outside of it.
+    gets the tensors it passed; on all ranks but the source they have been overwritten, outside autograd. Two kinds
+    are not: a tensor whose elements overlap in memory, such as an expanded one, is replaced by a new one, and a
+    tensor made in inference mode is returned as a copy outside of it.
 
     Raises:
         TypeError: If a leaf is not a dense tensor.
@@ -216,25 +218,27 @@ def _overwritten(leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor])
 
 
 def check_source(from_process: int, world_size: int) -> None:
-    """Raise ConfigError unless ``from_process`` is a rank."""
+    """Check that ``from_process`` is a rank.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     if not 0 <= from_process < world_size:
         raise ConfigError(f"`from_process` must lie between 0 and {world_size - 1}, got {from_process}.")
 
 
-def pad_across_processes(
-    tensor: Any, dim: int = 0, pad_index: int | float = 0, pad_first: bool = False
-) -> Any:
+def pad_across_processes(tensor: T, dim: int = 0, pad_index: int | float = 0, pad_first: bool = False) -> T:
     """Return nested tensors padded along ``dim`` to the size of the largest rank.
 
     Every rank must call it, with the same structure and numbers of dimensions; it blocks until all have. The
-    sizes of all tensors are exchanged at once, whatever their number. Differentiable. Results have memory of their
-    own. With one process the tensors themselves are returned, and always those that have no dimension ``dim``.
+    sizes of all tensors are exchanged at once. Differentiable. Results are in new memory, on the device of the
+    input. A tensor without dimension ``dim``, and with one process every tensor, is returned as is.
 
     Args:
         tensor: Nested tensors.
         dim: The dimension that may differ between the ranks; negative counts from the end.
         pad_index: The fill value.
-        pad_first: Fill at the beginning instead of the end.
+        pad_first: Fill at the start instead of the end.
 
     Raises:
         TypeError: If a leaf is not a tensor.
@@ -260,8 +264,8 @@ def pad_across_processes(
     with transport.lock:
         of_ranks = [array("q", payload) for payload in exchange(transport, call, sizes.tobytes())]
     padded = [
-        _padded(leaf, dim % leaf.ndim, largest - own, pad_index, pad_first) if _has_dim(leaf, dim) else leaf
-        for leaf, own, largest in zip(leaves, sizes, map(max, *of_ranks), strict=True)
+        _padded(leaf, dim % leaf.ndim, largest - size, pad_index, pad_first) if _has_dim(leaf, dim) else leaf
+        for leaf, size, largest in zip(leaves, sizes, map(max, *of_ranks), strict=True)
     ]
     return rebuild(tensor, padded)
 
@@ -278,12 +282,12 @@ def _check_fill_value(dtype: torch.dtype, value: int | float) -> None:
     if not lowest <= value <= highest or value != int(value):
         raise ConfigError(
             f"`pad_index` is {value}, which a tensor of {dtype} cannot hold. "
-            "Pad such tensors separately with a value of their own, or convert them first."
+            "Pad such tensors separately with another value, or convert them first."
         )
 
 
 def _padded(leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool) -> torch.Tensor:
-    if not missing:  # of a sparse tensor, too, which torch cannot pad
+    if not missing:  # also for sparse tensors, which torch cannot pad
         return leaf.clone()
     # `constant_pad_nd` counts from the last dimension, (before, after) for each.
     later = [0] * (2 * (leaf.ndim - 1 - dim))
@@ -312,6 +316,6 @@ def _signature(structure: str, leaves: Sequence[torch.Tensor]) -> str:
 
 
 def _check(transport: Transport, call: Call, sent: Sequence[torch.Tensor]) -> None:
-    """Compare the call with those of the other ranks where tensors on these devices are checked."""
+    """Compare the call on all ranks if tensors on these devices are checked."""
     if must_check(transport, {leaf.device for leaf in sent}):
         agree(transport, call)

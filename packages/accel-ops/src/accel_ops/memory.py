@@ -80,13 +80,13 @@ def find_executable_batch_size(
     """Call a function that takes the batch size first with smaller and smaller sizes until memory suffices.
 
     The caller leaves the batch size out. Everything that needs device memory must be made inside the function;
-    garbage is collected before each try. A later call starts with the size at which the last one ended.
+    garbage is collected before each try. A later call starts with the last size tried.
 
-    With several processes, all must call the function. Each try ends with a gather of the outcomes: if one rank ran
-    out of memory, all ranks try the smaller size, also those that had finished. A rank that waits in a collective
-    for the one that ran out of memory cannot be recovered: an operation of accel on the CPU or in debug mode raises
-    on all ranks, others end as the process group does when a rank does not arrive. Start with a size with which at
-    least the first steps fit on every rank.
+    With several processes, every rank must call the function. Each try ends with a gather of the outcomes: if one rank
+    ran out of memory, all ranks try the smaller size, including ranks that had finished. A rank that waits in a
+    collective for the failed rank cannot be recovered: an operation of accel on the CPU or in debug mode raises on all
+    ranks, any other collective times out with the process group. Start with a size that lets at least the first
+    steps fit on every rank.
 
     Args:
         function: What to decorate; without it a decorator is returned.
@@ -113,7 +113,7 @@ def find_executable_batch_size(
     @functools.wraps(function)
     def search(*args: Any, **kwargs: Any) -> Any:
         nonlocal batch_size
-        _refuse_batch_size(function, args)
+        _check_no_batch_size(function, args)
         clear_device_cache(garbage_collection=True)
         while batch_size > 0:
             fits, result = _try(function, batch_size, args, kwargs)
@@ -123,10 +123,12 @@ def find_executable_batch_size(
             too_large, batch_size = batch_size, smaller(batch_size)
             if batch_size >= too_large:
                 raise ConfigError(
-                    f"`reduce_batch_size_fn` must return a smaller batch size than {too_large}, for which memory did "
-                    f"not suffice, got {batch_size}."
+                    f"`reduce_batch_size_fn` must return a smaller batch size than {too_large}, which did not "
+                    f"fit into memory, got {batch_size}."
                 )
-        raise RuntimeError("No executable batch size found, reached zero.")
+        raise RuntimeError(
+            "No executable batch size found, reached zero. Use bf16, shorter sequences or a sharded model."
+        )
 
     return search
 
@@ -139,7 +141,7 @@ def _try(
     try:
         result, fits = function(batch_size, *args, **kwargs), True
     except (RuntimeError, MemoryError) as error:
-        # The traceback, which holds the function's tensors, ends with this block.
+        # Retry outside of this block: `error` has the traceback, whose frames keep the function's tensors in memory.
         if not should_reduce_batch_size(error):
             raise
         result, fits = None, False
@@ -157,8 +159,8 @@ def _with_argument(reduce_batch_size_fn: Callable[..., int]) -> Callable[[int], 
     return lambda batch_size: reduce_batch_size_fn()
 
 
-def _refuse_batch_size(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raise TypeError if there are more arguments than the function takes besides the batch size."""
+def _check_no_batch_size(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise TypeError if there are more arguments than the function takes in addition to the batch size."""
     parameters = list(inspect.signature(function).parameters.values())
     takes_any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     if takes_any_number or len(parameters) >= len(args) + 1:

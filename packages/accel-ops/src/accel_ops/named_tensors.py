@@ -1,4 +1,4 @@
-"""The tensors of a model with all their names: one walk, in which ties between weights are seen."""
+"""The tensors of a model with all their names: one walk that detects tied weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class NamedTensor:
     """One parameter or buffer of a model; more than one name means that it is tied.
 
     Args:
-        tensor: The tensor itself.
+        tensor: The parameter or buffer.
         names: Its dotted names, in the order of the model.
-        places: The modules that hold it, each once, and what they call it.
+        places: The modules that have it, each once, with its attribute name there.
         is_persistent: Whether it is part of the state dict under any name.
     """
 
@@ -33,7 +33,7 @@ class NamedTensor:
 def walk_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return what ``model.named_modules(remove_duplicate=False)`` yields, for models of many thousand modules.
 
-    There each name passes through a generator for every level that it lies deep.
+    ``named_modules`` passes each name through one generator per level, which is slow for such models.
     """
     modules: list[tuple[str, nn.Module]] = []
     _walk("", model, modules)
@@ -43,11 +43,11 @@ def walk_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def named_tensors(model: nn.Module, *, include_buffers: bool = True) -> list[NamedTensor]:
     """Return every parameter and buffer of ``model`` once, with all its names.
 
-    Works on any device, meta included: a tie is two names for one tensor object, not equal values.
+    For tensors of any shape and device, meta included: a tie is two names for one tensor object, not equal values.
 
     Args:
-        model: Looked at only.
-        include_buffers: Whether buffers are among them, those outside the state dict included.
+        model: Not changed.
+        include_buffers: Include buffers, persistent or not.
     """
     by_tensor: dict[int, NamedTensor] = {}
     for path, module in walk_modules(model):
@@ -56,15 +56,15 @@ def named_tensors(model: nn.Module, *, include_buffers: bool = True) -> list[Nam
             if parameter is not None:
                 _add(by_tensor, parameter, module, key, prefix, is_persistent=True)
         if include_buffers and module._buffers:
-            left_out = module._non_persistent_buffers_set
+            non_persistent = module._non_persistent_buffers_set
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    _add(by_tensor, buffer, module, key, prefix, is_persistent=key not in left_out)
+                    _add(by_tensor, buffer, module, key, prefix, is_persistent=key not in non_persistent)
     return list(by_tensor.values())
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:
-    """Return the groups of names under which one parameter is known, each in the order of the model."""
+    """Return the names of each tied parameter, in the order of the model."""
     return [each.names for each in named_tensors(model, include_buffers=False) if len(each.names) > 1]
 
 

@@ -23,7 +23,7 @@ from accel_ops.transport import Transport, current_transport
 from accel_state.errors import ConfigError, DistributedOperationException
 from accel_state.runtime import current_runtime, has_runtime
 
-#: Sent by a rank that could not pickle its object. No pickle is empty.
+#: Sent instead by a rank that could not pickle its object, so that no rank waits. No pickle is empty.
 _NOT_PICKLED = b""
 
 
@@ -40,7 +40,7 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - the name that users know
     Raises:
         StateError: If there are several processes but no process group.
         DistributedOperationException: On every rank, if another rank called another operation, or could not
-            pickle its object (on that rank pickle's own error).
+            pickle its object (on that rank the error of pickle).
     """
     transport = current_transport()
     if transport.world_size == 1:
@@ -51,6 +51,8 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - the name that users know
 
 def gather_each(transport: Transport, call: Call, value: Any) -> list[Any]:
     """Return the values of all ranks in rank order, as part of the operation that ``call`` names.
+
+    Every rank must call it; it blocks until all have.
 
     Raises:
         DistributedOperationException: As :func:`gather_object`.
@@ -70,7 +72,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Replace the objects in the list by those of rank ``from_process``, and return the list.
+    """Replace the objects in the list by the objects of rank ``from_process``, and return the list.
 
     Every rank must call it, with a list of the same length; it blocks until all have.
 
@@ -82,7 +84,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         ConfigError: If there is no such rank.
         StateError: If there are several processes but no process group.
         DistributedOperationException: On every rank, if the lengths or the calls differ, or the source could
-            not pickle its objects (there pickle's own error).
+            not pickle its objects (there the error of pickle).
     """
     transport = current_transport()
     check_source(from_process, transport.world_size)
@@ -98,16 +100,18 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 def broadcast_from(transport: Transport, call: Call, value: Any, *, source: int) -> Any:
     """Return the value of rank ``source``, as part of the operation that ``call`` names.
 
+    Every rank must call it; it blocks until all have.
+
     Raises:
         DistributedOperationException: As :func:`broadcast_object_list`.
     """
     is_source = transport.rank == source
     with transport.lock:
-        own = _pickled(transport, call, value) if is_source else b""
-        payloads = agree(transport, call, own)
+        sent = _pickled(transport, call, value) if is_source else b""
+        payloads = agree(transport, call, sent)
         payload = payloads.of(source)
         if payload is None:
-            buffer = to_tensor(own, size=payloads.sizes[source])
+            buffer = to_tensor(sent, size=payloads.sizes[source])
             (received,) = transport.broadcast([buffer.to(transport.device_for(buffer.device))], source=source)
             payload = received.cpu().numpy().tobytes()
     if payload == _NOT_PICKLED:
@@ -116,22 +120,22 @@ def broadcast_from(transport: Transport, call: Call, value: Any, *, source: int)
 
 
 def copy_tensor_to_devices(tensor: Any = None) -> Any:
-    """Return, on every rank, the nested tensors of the one rank that has them.
+    """Return, on every rank, the nested tensors that exactly one rank passes.
 
-    Every rank must call it; it blocks until all have. Unlike :func:`broadcast`, the others need to know
-    neither the source nor the shapes: they give ``None``. They receive on their own device of the type on which
-    the source has its tensors.
+    Every rank must call it; it blocks until all have. Unlike :func:`broadcast`, the other ranks need to know
+    neither the source nor the shapes: they pass ``None``, and receive on their local device of the source's device
+    type.
 
     Raises:
-        ConfigError: On every rank, if not exactly one of them gives tensors.
+        ConfigError: On every rank, if not exactly one of them passes tensors.
         StateError: If there are several processes but no process group.
     """
     transport = current_transport()
     if transport.world_size == 1:
         return tensor
     device = find_device(tensor)
-    own = None if tensor is None else (get_data_structure(tensor), None if device is None else device.type)
-    structures = gather_each(transport, Call(copy_tensor_to_devices), own)
+    header = None if tensor is None else (get_data_structure(tensor), None if device is None else device.type)
+    structures = gather_each(transport, Call(copy_tensor_to_devices), header)
     sources = [rank for rank, structure in enumerate(structures) if structure is not None]
     if len(sources) != 1:
         having = ", ".join(str(rank) for rank in sources) or "none"
@@ -148,20 +152,21 @@ def copy_tensor_to_devices(tensor: Any = None) -> Any:
 
 
 def gather_tensor_shape(tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return, on every rank, the shape of a tensor that one rank has, and its dtype as a number behind it.
+    """Return, on every rank, the shape of a tensor that exactly one rank passes, followed by its dtype as a number.
 
-    The result is a one-dimensional int64 tensor on the CPU. Every rank must call it; the others give
-    ``None``.
+    The result is a one-dimensional int64 tensor on the CPU. Every rank must call it, the other ranks
+    with ``None``; it blocks until all have.
 
     Raises:
-        ConfigError: On every rank, if not exactly one of them gives a tensor, or one of a dtype without a
+        ConfigError: On every rank, if not exactly one of them passes a tensor, or if its dtype has no
             number.
         StateError: If there are several processes but no process group.
     """
     transport = current_transport()
-    own = None if tensor is None else [*tensor.shape, TENSOR_TYPE_TO_INT.get(tensor.dtype, 0)]
-    given = [own] if transport.world_size == 1 else gather_each(transport, Call(gather_tensor_shape), own)
-    shapes = [shape for shape in given if shape is not None]
+    header = None if tensor is None else [*tensor.shape, TENSOR_TYPE_TO_INT.get(tensor.dtype, 0)]
+    call = Call(gather_tensor_shape)
+    headers = [header] if transport.world_size == 1 else gather_each(transport, call, header)
+    shapes = [shape for shape in headers if shape is not None]
     if len(shapes) != 1 or shapes[0][-1] == 0:
         raise ConfigError(
             "`tensor` must be given on exactly one process, in one of the dtypes of `TENSOR_TYPE_TO_INT`, "
@@ -175,7 +180,7 @@ def _pickled(transport: Transport, call: Call, value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except BaseException:
-        # Whatever the object's own methods raise: the other ranks wait for this one.
+        # The object's methods may raise anything, Ctrl-C included, and the other ranks wait for this one.
         agree(transport, call, _NOT_PICKLED)
         raise
 

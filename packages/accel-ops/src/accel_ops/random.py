@@ -19,7 +19,7 @@ from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import warn_user
 
-#: What generators and the functions above them raise when they are given something that is no state of theirs.
+#: Errors of generators, and of the functions above them, for an invalid state.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _Access = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], object]]
 
@@ -29,15 +29,14 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: Between 0 and 2**32 - 1 (NumPy's range).
-        device_specific: Add the rank, so that the ranks draw different numbers. Ranks that work on the same
-            samples add the same: with tensor, context or sequence parallelism their place among the data. Before
-            the state is built, the rank is that of the process group or, without one, of the environment, and
-            the sizes of the mesh are those of the environment.
-        deterministic: Also let torch use deterministic algorithms only; an operation that has none then
-            raises. Sets `CUBLAS_WORKSPACE_CONFIG` unless it is set, which CUDA reads at its first product of matrices.
+        device_specific: Add the rank, so that the ranks draw different numbers. TP, CP and SP ranks, which
+            work on the same samples, add their data-parallel rank instead. Before the state is built, the rank comes
+            from the process group or, without one, from the environment, and so do the sizes of the mesh.
+        deterministic: Restrict torch to deterministic algorithms; an operation without one then raises. Sets
+            `CUBLAS_WORKSPACE_CONFIG` unless it is set, which CUDA reads at its first matrix product.
 
     Raises:
-        ConfigError: If the seed is no such number. No generator has been seeded then.
+        ConfigError: If the seed is not such a number. No generator has been seeded then.
     """
     if not isinstance(seed, (int, np.integer)):
         raise ConfigError(f"`seed` must be an int, got {seed!r} of type `{type(seed).__name__}`.")
@@ -50,7 +49,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     np.random.seed(seed)
     torch.manual_seed(seed)
     if has_runtime():
-        # Devices that torch does not know of itself, such as XLA's.
+        # Devices that `torch.manual_seed` does not seed, such as XLA's.
         current_runtime().device_backend.seed_all(seed)
     if deterministic:
         if variable("CUBLAS_WORKSPACE_CONFIG") is None:
@@ -73,8 +72,8 @@ def capture_rng_states() -> dict[str, dict[str, Any]]:
     """Return the state of Python's, NumPy's, torch's CPU and this process's device generators.
 
     The result holds tensors, numbers, strings and ``None`` only, so it can be written without pickling code
-    (``torch.load(weights_only=True)`` reads it). The device is that of the runtime; without one there is
-    only the CPU.
+    (``torch.load(weights_only=True)`` reads it). The device is the runtime's; without a runtime only
+    the CPU is captured.
     """
     states = {
         "python": _capture_python(),
@@ -90,16 +89,16 @@ def capture_rng_states() -> dict[str, dict[str, Any]]:
 def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool = True) -> None:
     """Set every generator to its captured state; nothing is changed if an error is raised.
 
-    A device of another kind than the one they were captured on is seeded with the first four bytes (little-endian) of
+    A device of another type than at capture is seeded with the first four bytes (little-endian) of
     the SHA-256 of the state of torch's CPU generator, and a warning names both.
 
     Args:
         states: Captured states.
-        strict: The generators of Python, NumPy and torch's CPU must have a state. Otherwise those that have one are
+        strict: The generators of Python, NumPy and torch's CPU must have a state. Otherwise the others are
             restored.
 
     Raises:
-        CheckpointError: If one is missing, or is none of such a generator.
+        CheckpointError: If a state is missing, or is not a state of its generator.
     """
     device = _device()
     present = ["python", "numpy", "torch", *([device.type] if device is not None else [])]
@@ -114,13 +113,13 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
         if name not in states:
             continue
         try:
-            _restore_one(name, states[name], device)
+            _restore_generator(name, states[name], device)
         except _DAMAGE as error:
             for changed in present[: present.index(name) + 1]:
-                _restore_one(changed, before[changed], device)
+                _restore_generator(changed, before[changed], device)
             raise CheckpointError(
                 f"The random state of `{name}` cannot be restored: {error}. It is damaged, or was captured with "
-                "another release of what draws the numbers. Leave it out and pass `strict=False` to go on without."
+                "another release of its library. Leave it out and pass `strict=False` to resume without it."
             ) from error
     before_on = next((name for name in states if name not in present[:3]), "cpu")
     here = "cpu" if device is None else device.type
@@ -134,7 +133,7 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
         )
 
 
-def _restore_one(name: str, state: Mapping[str, Any], device: torch.device | None) -> None:
+def _restore_generator(name: str, state: Mapping[str, Any], device: torch.device | None) -> None:
     if name == "python":
         random.setstate((state["version"], tuple(state["state"].tolist()), state["gauss_next"]))
     elif name == "numpy":
@@ -147,7 +146,7 @@ def _restore_one(name: str, state: Mapping[str, Any], device: torch.device | Non
 
 
 def _device() -> torch.device | None:
-    """Return this process's device if it has generators of its own."""
+    """Return this process's device if it has generators other than the CPU's."""
     device = current_runtime().device if has_runtime() else torch.device("cpu")
     return device if device.type != "cpu" else None
 
@@ -166,8 +165,8 @@ def _capture_numpy() -> dict[str, Any]:
     assert isinstance(state, dict)
     if state["bit_generator"] != "MT19937":
         raise StateError(
-            f"NumPy's global generator is a `{state['bit_generator']}`; only NumPy's own, `MT19937`, can be "
-            "captured. Use a `numpy.random.Generator` of your own next to it."
+            f"NumPy's global generator is a `{state['bit_generator']}`; only NumPy's default, `MT19937`, can be "
+            "captured. Use a separate `numpy.random.Generator` instead."
         )
     return {
         "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
@@ -185,7 +184,9 @@ def _restore_numpy(state: Mapping[str, Any]) -> None:
 def synchronize_rng_state(
     rng_type: RNGType | str | None = None, generator: torch.Generator | None = None
 ) -> None:
-    """Give a random number generator of every rank its state on rank 0; blocks until all have called.
+    """Set a random number generator of every rank to its state on rank 0.
+
+    Every rank must call it; it blocks until all have.
 
     Args:
         rng_type: ``torch`` (the CPU's), a kind of device (the current device of that kind), or
@@ -204,7 +205,10 @@ def synchronize_rng_state(
 def synchronize_rng_states(
     rng_types: Sequence[str | RNGType], generator: torch.Generator | None = None
 ) -> None:
-    """Do what :func:`synchronize_rng_state` does for several generators, in one message."""
+    """Set several generators of every rank to their states on rank 0, in one broadcast.
+
+    Every rank must call it; it blocks until all have. See :func:`synchronize_rng_state`.
+    """
     accesses = [_access(rng_type, generator) for rng_type in rng_types]
     if current_transport().world_size == 1 or not accesses:
         return
@@ -227,7 +231,7 @@ def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:
     if rng_type is RNGType.GENERATOR:
         if generator is None:
             raise ConfigError(
-                "`generator` is needed to synchronize the random state of a generator, got None."
+                "`generator` is needed to synchronize the random state of a generator, got None. Pass the generator."
             )
         return generator.get_state, generator.set_state
     backend = require_device_backend(rng_type.value)

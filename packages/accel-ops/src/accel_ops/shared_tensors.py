@@ -12,9 +12,9 @@ _WITHOUT_ADDRESS = ("meta", "xla")
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return device, address and bytes of the memory behind ``tensor``; equal for tensors that share it.
+    """Return device, address and bytes of the storage of ``tensor``; equal for tensors that share it, of any shape.
 
-    Tensors without memory that torch knows of (meta, empty, XLA) are told apart by the address of the storage object.
+    Without an address (meta, empty, XLA), the address of the storage object distinguishes tensors.
     """
     storage = tensor.untyped_storage()
     has_address = tensor.device.type not in _WITHOUT_ADDRESS and storage.nbytes()
@@ -23,38 +23,38 @@ def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 
 def id_tensor_view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what makes two tensors the very same window on the same memory."""
+    """Return storage, shape, strides, offset and dtype: equal for two tensors that are the same view, on any device."""
     window = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
     return (*id_tensor_storage(tensor), *window, tensor.is_conj(), tensor.is_neg())
 
 
 def aliases(tensors: Mapping[Name, torch.Tensor]) -> dict[Name, Name]:
-    """Return the names whose tensor is the very same as an earlier one, with the name of that one."""
+    """Return the names whose tensor is the same view as an earlier one, with the earlier name; on any device."""
     first: dict[tuple[object, ...], Name] = {}
     names = {name: first.setdefault(id_tensor_view(tensor), name) for name, tensor in tensors.items()}
     return {name: kept for name, kept in names.items() if name != kept}
 
 
 def independent_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return CPU tensors with the same values, each contiguous, no two of them on the same memory.
+    """Return CPU tensors of the same shapes and values, each contiguous, no two of them in the same memory.
 
-    Tensors that already are so are returned without a copy.
+    A tensor that already meets this is returned without a copy.
     """
     taken: set[tuple[torch.device, int, int]] = set()
-    alone: dict[str, torch.Tensor] = {}
+    independent: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if id_tensor_storage(dense) in taken:
             dense = dense.clone(memory_format=torch.contiguous_format)
         taken.add(id_tensor_storage(dense))
-        alone[name] = dense
-    return alone
+        independent[name] = dense
+    return independent
 
 
 def clean_state_dict_for_safetensors(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return ``state_dict`` without second names for the same tensor, the rest contiguous and unshared.
+    """Return ``state_dict`` as contiguous, unshared CPU tensors of the same shapes, without second names of a tensor.
 
-    Of tied weights the first name stays. Views that only overlap are different tensors: they become copies.
+    Tied weights keep their first name. Views that only overlap are different tensors: they are copied.
     """
     dropped = aliases(state_dict)
     return independent_tensors({name: t for name, t in state_dict.items() if name not in dropped})

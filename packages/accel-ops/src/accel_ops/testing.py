@@ -11,7 +11,10 @@ __all__ = ["are_the_same_tensors"]
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is equal on all ranks, all of which must call this."""
+    """Whether the tensor is equal on all ranks.
+
+    Every rank must call it, with the same shape, on any device; it blocks until all have.
+    """
     import torch
 
     from accel_ops.collectives import gather

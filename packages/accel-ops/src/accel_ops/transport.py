@@ -41,12 +41,12 @@ class Transport:
 
     rank = 0
     world_size = 1
-    #: Taken for each operation as a whole, so that operations of two threads do not interleave. One for all
-    #: transports of this process, since each operation creates its own.
+    #: Held from the check of an operation to its result: if operations of two threads interleaved, ranks could pair
+    #: them differently. One for all transports of this process, since each operation creates a transport.
     lock = threading.RLock()
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device on which tensors of ``device`` are sent: the same if it is supported."""
+        """Return the device that tensors of ``device`` are sent from: the same if it is supported."""
         return device
 
     def is_checked(self, device: torch.device) -> bool:
@@ -54,21 +54,22 @@ class Transport:
         return False
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return for each tensor those of all ranks as rows, ``(world_size, n)``, in new memory."""
+        """Return for each tensor, ``(n,)``, the tensors of all ranks: ``(world_size, n)``, new, on its device."""
         raise NotImplementedError
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
-        """Return the sum, maximum or minimum over the ranks; the given tensors may be overwritten."""
+        """Return the reduced tensors, of the same shapes and devices; the inputs may be overwritten."""
         raise NotImplementedError
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
-        """Return the tensors of rank ``source``; on other ranks the given tensors may be overwritten."""
+        """Return the tensors of rank ``source``, of the same shapes and devices; inputs may be overwritten."""
         raise NotImplementedError
 
     def begin_broadcast(self, tensor: torch.Tensor, *, source: int) -> Callable[[], torch.Tensor]:
         """Start a broadcast, and return a function that waits for the tensor of rank ``source``.
 
-        Other operations may begin before it is called; the order in which they begin is the same on all ranks.
+        Shape and device are the same as of ``tensor``. Other operations may start before that function is called;
+        all ranks must start them in the same order.
         """
         (sent,) = self.broadcast([tensor], source=source)
         return lambda: sent
@@ -144,8 +145,8 @@ class ProcessGroupTransport(Transport):
 class XlaTransport(Transport):
     """The ranks of a torch_xla run (https://docs.pytorch.org/xla). All tensors are sent from the XLA device.
 
-    Collectives on tensors are traced and not checked; those that need a result on the host (shapes, objects)
-    execute what has been traced so far.
+    Collectives on tensors are traced and not checked; exchanges of shapes and objects need a result on the host and
+    execute the pending graph.
     """
 
     def __init__(self, model: Any = None) -> None:
@@ -199,7 +200,7 @@ def current_transport() -> Transport:
     if topology.world_size > 1:
         raise StateError(
             f"This is process {topology.rank} of {topology.world_size}, but no process group is up, so it "
-            "cannot reach the others. Construct `Accelerator()` or `PartialState()`, or call "
+            "cannot reach the other ranks. Construct `Accelerator()` or `PartialState()`, or call "
             "`torch.distributed.init_process_group()`, before the first collective, and call none "
             "after `end_training()` or `destroy_process_group()`."
         )
@@ -207,7 +208,7 @@ def current_transport() -> Transport:
 
 
 def current_rank() -> int:
-    """Return the rank of this process, whether or not the process group is up yet."""
+    """Return the rank of this process, also before the process group is up."""
     chosen = _chosen.get()
     if chosen is not None:
         return chosen.rank
@@ -236,9 +237,9 @@ def _topology() -> Topology:
 
 @lru_cache(maxsize=8)
 def _supported_device_types(config: str) -> tuple[str, ...]:
-    """Return the device types on which a group gathers, reduces and broadcasts: both for `cpu:gloo,cuda:nccl`.
+    """Return the device types that a group supports for all collectives: both for `cpu:gloo,cuda:nccl`.
 
-    gloo registers itself for accelerators too, but gathers on the CPU only.
+    gloo is also registered for accelerators, but its all-gather supports the CPU only.
     """
     pairs = [pair.split(":") for pair in config.split(",")]
     return tuple(kind for kind, backend in pairs if kind == "cpu" or backend != "gloo")

@@ -80,9 +80,7 @@ def test_tensors_without_the_batch_are_not_padded():
     [{"x": torch.ones(1), "y": torch.ones(1)}, {"y": torch.ones(1)}, [torch.ones(1)], torch.ones(1)],
 )
 def test_structures_that_differ_are_not_joined_in_part(other):
-    with pytest.raises(
-        ConfigError, match=r"must hold equal structures to concatenate, but one has the places"
-    ):
+    with pytest.raises(ConfigError, match=r"must hold equal structures to concatenate, but one has the keys"):
         concatenate([{"x": torch.ones(1)}, other])
 
 

@@ -28,15 +28,15 @@ from accel_state.runtime import (
 
 
 def _collect() -> dict[str, Any]:
-    own = AcceleratorState._attributes
-    return {**PartialState._shared_state, **own} if own else {}
+    training = AcceleratorState._attributes
+    return {**PartialState._shared_state, **training} if training else {}
 
 
 class AcceleratorState(ProcessState):
     """The state of the process, and the settings of training: precision, engine, compilation, mesh.
 
-    All instances show the same state; the first one builds it. Plugins are kept as they are; one with an
-    attribute ``distributed_type`` sets the type of the run.
+    All instances show the same state; the first one builds it. Plugins are stored unchanged; a plugin
+    with an attribute ``distributed_type`` sets the type of the run.
 
     Args:
         mixed_precision: ``no``, ``fp16``, ``bf16``, ``fp8`` or a precision that a package adds; None reads
@@ -72,7 +72,7 @@ class AcceleratorState(ProcessState):
     _selected_deepspeed_plugin: str | None
 
     _shared_state: ClassVar[SharedState] = SharedState(_collect)
-    # Those of every instance.
+    # Shared by every instance.
     _attributes: ClassVar[dict[str, Any]] = training_attributes()
 
     def __init__(
@@ -114,7 +114,7 @@ class AcceleratorState(ProcessState):
         distributed_type = _distributed_type(given) or runtime.distributed_type
         precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
         deepspeed = list((given["deepspeed_plugins"] or {}).values())
-        settled = [one.settle_precision(precision) for one in deepspeed if hasattr(one, "settle_precision")]
+        settled = [dp.settle_precision(precision) for dp in deepspeed if hasattr(dp, "settle_precision")]
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
             config = ParallelismConfig()
@@ -147,11 +147,11 @@ class AcceleratorState(ProcessState):
                 raise
 
     def _check_agrees(self, given: Mapping[str, Any]) -> None:
-        for name, asked in given.items():
+        for name, requested in given.items():
             current = getattr(self, name)
-            if asked and asked is not current and asked != current:
+            if requested and requested is not current and requested != current:
                 raise StateError(
-                    f"`{name}` requests `{asked}`, but the state was built with `{current}` already. Pass it the "
+                    f"`{name}` requests `{requested}`, but the state was built with `{current}` already. Pass it the "
                     "first time that `Accelerator` is constructed, or call `AcceleratorState._reset_state()` in "
                     "between."
                 )
@@ -204,21 +204,30 @@ class AcceleratorState(ProcessState):
         return None if selected is None else self.get_deepspeed_plugin(selected)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
-        """Return the DeepSpeed plugin of that name."""
+        """Return the DeepSpeed plugin of that name.
+
+        Raises:
+            UnknownNameError: If there is none.
+        """
         plugins = self.deepspeed_plugins or {}
         if name not in plugins:
             raise UnknownNameError.of("DeepSpeed plugin", name, plugins)
         return plugins[name]
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
-        """Make the DeepSpeed plugin of that name the one that `prepare` uses from now on."""
+        """Make the DeepSpeed plugin of that name active: `prepare` uses it from now on.
+
+        Raises:
+            ConfigError: If the name is missing.
+            UnknownNameError: If there is no such plugin.
+        """
         if name is None:
             known = ", ".join(sorted(self.deepspeed_plugins or {})) or "none"
-            raise ConfigError(f"`name` is missing. Give one of: {known}.")
+            raise ConfigError(f"`name` is missing. Pass one of: {known}.")
         self._select(name)
 
     def _select(self, name: str) -> None:
-        """Select one DeepSpeed plugin; those with `select` and `_unselect` are notified."""
+        """Select one DeepSpeed plugin; plugins with `select` and `_unselect` are notified."""
         plugin = self.get_deepspeed_plugin(name)
         for other in (self.deepspeed_plugins or {}).values():
             if hasattr(other, "_unselect"):
@@ -263,7 +272,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _engine_layout(plugins: Iterable[Any], runtime: Runtime) -> MeshLayout:
-    """Return the default layout of the first engine that has one, else that of the runtime."""
+    """Return the default layout of the first engine that has one, else the runtime's."""
     arranging = (plugin.default_layout for plugin in plugins if hasattr(plugin, "default_layout"))
     arrange = next(arranging, None)
     layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)

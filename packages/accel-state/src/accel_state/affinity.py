@@ -36,7 +36,7 @@ def get_cpu_distributed_information() -> CPUInformation:
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
     """Bind this process to the cores near the GPU of its local rank, once.
 
-    Further calls with the same arguments do nothing; `override_numa_affinity` binds anew.
+    Later calls with the same arguments do nothing; `override_numa_affinity` binds again.
 
     Args:
         local_process_index: The rank on this machine, which is also the index of the visible GPU.
@@ -50,10 +50,14 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Bind this process to the cores near the GPU of its local rank, whatever it is bound to now.
+    """Bind this process to the cores near the GPU of its local rank, replacing an earlier binding.
 
-    Cores that a container or a scheduler has closed to the process stay closed. A GPU that is as near to all cores, as
-    in most virtual machines, leaves the process as it is. Args and errors as for `set_numa_affinity`.
+    Cores outside of the CPU set of a container or a scheduler are never used. If the GPU is equally near to all cores,
+    as in most virtual machines, nothing changes. Arguments as for `set_numa_affinity`.
+
+    Raises:
+        NotAvailableError: If `pynvml`, the driver or the operating system cannot do it, or no near core is open.
+        ConfigError: If the local rank has no GPU.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise NotAvailableError("Binding processes to cores needs Linux. Set `enable_cpu_affinity` to false.")
@@ -67,7 +71,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         )
     os.sched_setaffinity(0, cores)
     if read("debug_mode") if verbose is None else verbose:
-        print(f"Process {local_process_index} runs on {len(cores)} cores: {sorted(cores)}", flush=True)  # noqa: T201 -- asked for
+        print(f"Process {local_process_index} runs on {len(cores)} cores: {sorted(cores)}", flush=True)  # noqa: T201 -- requested
 
 
 def _bus_id(local_process_index: int) -> str:
@@ -90,7 +94,7 @@ def _bus_id(local_process_index: int) -> str:
 
 
 def _gpu_handle(nvml: Any, local_process_index: int) -> Any:
-    """Return NVML's handle of a visible GPU; NVML itself counts hidden ones too."""
+    """Return NVML's handle of a visible GPU; NVML's indices include hidden GPUs."""
     visible = variable("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(local_process_index)
@@ -98,7 +102,7 @@ def _gpu_handle(nvml: Any, local_process_index: int) -> Any:
     if local_process_index >= len(devices):
         raise ConfigError(
             f"Process {local_process_index} of this machine has no GPU: `CUDA_VISIBLE_DEVICES` is "
-            f"`{visible}`."
+            f"`{visible}`. Start at most one process per GPU that it names."
         )
     device = devices[local_process_index]
     if device.isdecimal():

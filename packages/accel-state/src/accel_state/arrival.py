@@ -27,9 +27,9 @@ class AbsentRankError(DistributedOperationException):
 
 @contextmanager
 def debug_deadline(seconds: float) -> Iterator[None]:
-    """Set the time that this rank waits for the others in each check of debug mode, instead of 30 seconds.
+    """Set the time that this rank waits for the other ranks in each check of debug mode, instead of 30 seconds.
 
-    Some stores round up to whole seconds.
+    Some stores round up to seconds.
     """
     token = _deadline_s.set(seconds)
     try:
@@ -43,9 +43,11 @@ def await_arrival(
 ) -> None:
     """Wait until every rank has reached an ``operation`` of this ``kind``, by default the same operation.
 
+    Every rank must call it.
+
     Raises:
-        AbsentRankError: If one does not arrive within the deadline. It raises too when it arrives later, so that
-            all ranks agree that the operation did not take place.
+        AbsentRankError: If a rank does not arrive within the deadline. A rank that arrives later raises as well, so
+            that all ranks agree that the operation did not take place.
         DistributedOperationException: On every rank, if the kinds differ.
     """
     store = PrefixStore("accel_debug", store)
@@ -58,7 +60,7 @@ def await_arrival(
     is_late = store.check([outcome])
     if num_arrived == world_size:
         store.compare_set(outcome, "", _difference(store, world_size) or _COMPLETE)
-        # All ranks have arrived, so all have left the previous call.
+        # All ranks have arrived here, so none reads the keys of the previous call; without this, the store would grow.
         for key in ("arrived", "outcome"):
             store.delete_key(f"{number - 1}/{key}")
     elif not is_late and not _appears(store, outcome):
@@ -93,6 +95,20 @@ def await_arrival(
     )
 
 
+def note_wait(error: RuntimeError, operation: str) -> None:
+    """Add to the error of a backend, which does not know for what it was used, where this rank waited."""
+    error.add_note(
+        f"This rank was in `{operation}`, called from {call_site()}, and waited for the other ranks to call it too. "
+        "`accel launch --debug` names the call that each rank made instead."
+    )
+
+
+def note_lost_rank(error: RuntimeError, operation: str) -> None:
+    """Do as `note_wait` if a backend raised the error, and nothing for others, which ``operation`` may raise too."""
+    if "gloo" in str(error) or "NCCL" in str(error):
+        note_wait(error, operation)
+
+
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
     return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])
@@ -107,13 +123,13 @@ def _appears(store: Store, key: str) -> bool:
     """Wait for a key until the deadline and return whether it is there."""
     try:
         store.wait([key], timedelta(seconds=_deadline_s.get()))
-    except RuntimeError:  # the kinds of store raise different errors when time is up, all of them this one
+    except RuntimeError:  # stores raise different subclasses at the deadline
         return False
     return True
 
 
 def _difference(store: Store, world_size: int) -> str:
-    """Return the calls of the ranks, all of which have arrived, if they are different operations."""
+    """Return the calls of all ranks, which have arrived, if they are different operations."""
     last = [_last_call(store, rank) for rank in range(world_size)]
     if len({kind for *_, kind in last}) == 1:
         return ""
@@ -131,7 +147,7 @@ def _divergence(places: Sequence[str]) -> str:
 
 
 def _last_call(store: Store, rank: int) -> tuple[int, str, str, str]:
-    """Return the number of a rank's last call, its place, the place of the call before it, and its kind."""
+    """Return the number of a rank's last call, its call site, the call site before it, and its kind."""
     if not store.check([f"last/{rank}"]):
         return -1, "", "", ""
     number, before, place, kind = store.get(f"last/{rank}").decode().split("\n")

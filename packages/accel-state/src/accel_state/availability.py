@@ -52,7 +52,7 @@ def why_not(name: str) -> str | None:
     raise UnknownNameError.of("availability check", short, [*_REASONS, *devices])
 
 
-# --- packages: by the name of the function, the module if it differs, and what has to be installed
+# --- packages: by the name of the function, the module if it differs, and the package to install
 
 
 def _check(name: str, description: str, reason: Callable[[], str | None]) -> Callable[[], bool]:
@@ -352,12 +352,12 @@ def _required(name: str, func: Callable[P, R]) -> Callable[P, R]:
 
 
 def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Return those of the named top-level modules that have been imported in this process."""
+    """Return the given top-level modules that have been imported in this process."""
     return [name for name in library_names if name in sys.modules]
 
 
 def check_os_kernel() -> None:
-    """Log a warning if the Linux kernel is older than 5.5.0, under which processes have been seen to hang."""
+    """Log a warning if the Linux kernel is older than 5.5.0: older ones have made processes hang."""
     uname = platform.uname()
     if uname.system != "Linux":
         return
@@ -365,7 +365,7 @@ def check_os_kernel() -> None:
     if match is not None and tuple(int(part or 0) for part in match.groups()) < _OLDEST_LINUX:
         oldest = ".".join(map(str, _OLDEST_LINUX))
         logger.warning(
-            f"The Linux kernel {uname.release} is older than {oldest}, under which processes have been seen to hang. "  # noqa: G004
+            f"The Linux kernel {uname.release} is older than {oldest}; older kernels have made processes hang. "  # noqa: G004
             f"Use kernel {oldest} or newer."
         )
 

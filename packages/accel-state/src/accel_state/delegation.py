@@ -1,4 +1,4 @@
-"""Attributes that another object owns."""
+"""Attributes stored on another object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AttributeProperty(property):
     # A property whose documentation is the string below its assignment, as type checkers and editors read it.
 
     def __init__(self, get: Callable[[Any], Any], assign: Callable[[Any, Any], None]) -> None:
-        super().__init__(get, assign, doc="")  # not that of `get`
+        super().__init__(get, assign, doc="")  # without it `property` takes the docstring of `get`
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
@@ -40,7 +40,7 @@ def delegated(path: str, *, convert: Callable[[Any], Any] | None = None, replace
     Args:
         path: Attributes from the object with the property to the value, such as ``_runtime.device``.
         convert: Converts an assigned value.
-        replaces_items: The value is a list that others hold: an assignment replaces its items.
+        replaces_items: The value is a list that other objects refer to: an assignment replaces its items.
     """
     owner, _, name = path.rpartition(".")
     value_of, owner_of = attrgetter(path), attrgetter(owner) if owner else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Literal, TypeAlias
 
 from accel_state.errors import ConfigError
 
@@ -28,7 +29,7 @@ class BaseEnum(enum.StrEnum, metaclass=EnumWithContains):
 
 
 class DistributedType(BaseEnum):
-    """The type of a distributed run, for user code; accel itself never branches on it."""
+    """The type of a distributed run, for user code; accel never branches on it."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -147,3 +148,18 @@ class DDPCommunicationHookType(BaseEnum):
     BF16 = "bf16"
     POWER_SGD = "power_sgd"
     BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+# What users may write in place of a member, for type checkers; where there is none of an enum, its words are open.
+PrecisionName: TypeAlias = Literal["no", "fp8", "fp16", "bf16"]
+FP8BackendName: TypeAlias = Literal["NO", "TE", "MSAMP", "AO"]
+RNGName: TypeAlias = Literal[
+    "torch", "cuda", "mlu", "sdaa", "musa", "npu", "xla", "xpu", "hpu", "neuron", "generator"
+]
+DDPCommunicationHookName: TypeAlias = Literal["no", "fp16", "bf16", "power_sgd", "batched_power_sgd"]
+DynamoBackendName: TypeAlias = Literal[
+    "NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS", "OFI", "FX2TRT",
+    "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND", "NEURON",
+    "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt",
+    "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm", "hpu_backend", "neuron",
+]  # fmt: skip

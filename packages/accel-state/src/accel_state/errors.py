@@ -10,15 +10,15 @@ class AccelError(Exception):
 
 
 class ConfigError(AccelError, ValueError):
-    """A value of the user (argument, variable, flag, config key) is wrong or contradicts another."""
+    """A user-provided value (argument, variable, flag, config key) is wrong or contradicts another."""
 
 
 class MissingFileError(ConfigError, FileNotFoundError):
-    """A file or a model of the user does not exist."""
+    """A user-provided file or model does not exist."""
 
 
 class NoAccessError(ConfigError, PermissionError):
-    """A file or a model of the user may not be read."""
+    """A user-provided file or model may not be read."""
 
 
 class NotAvailableError(AccelError, ImportError):
@@ -42,7 +42,7 @@ class DistributedOperationException(AccelError):
 
 
 class CheckpointError(AccelError, RuntimeError):
-    """A checkpoint is missing, incomplete, or does not fit what it is loaded into."""
+    """A checkpoint is missing, incomplete, or does not match the objects it is loaded into."""
 
 
 class LaunchError(AccelError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The settings of FSDP version 1 and those of version 2 that they correspond to. Imports no torch."""
+"""Settings of FSDP version 1 and the matching settings of version 2. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RESHARDS: Mapping[str, bool] = MappingProxyType(
 """``reshard_after_forward`` of version 2 by the sharding strategy of version 1; NO_SHARD has none."""
 
 HYBRIDS = frozenset({"HYBRID_SHARD", "HYBRID_SHARD_ZERO2"})
-"""Strategies with one replica for each machine, which version 2 sets by the mesh."""
+"""Strategies with one replica for each machine, which version 2 sets through the mesh."""
 
 
 def strategy_of(old: str | None, new: str | bool | None, *, is_from_launcher: bool) -> str:
-    """Return the sharding strategy of version 1, which may be set under either of its two names.
+    """Return the sharding strategy of version 1, which may be set by either of its two names.
 
     Args:
         old: The value of ``sharding_strategy``, None if it is unset.
@@ -51,20 +51,22 @@ def resharding_of(old: str | None, new: str | bool | None, *, is_from_launcher: 
     """
     if is_from_launcher and new is not None:
         old = None
-    asked = {word if isinstance(word, bool) else reshards(word) for word in (old, new) if word is not None}
-    if len(asked) > 1:
+    requested = {
+        word if isinstance(word, bool) else reshards(word) for word in (old, new) if word is not None
+    }
+    if len(requested) > 1:
         raise ConfigError(
             f"`sharding_strategy` (`{old}`) and `reshard_after_forward` ({new}) contradict each other. "
-            "Pass the second alone."
+            "Pass the second only."
         )
-    return asked.pop() if asked else True
+    return requested.pop() if requested else True
 
 
 def reshards(strategy: str) -> bool:
-    """Return the ``reshard_after_forward`` of version 2 that does what a strategy of version 1 does.
+    """Return the ``reshard_after_forward`` of version 2 that matches a strategy of version 1.
 
     Raises:
-        ConfigError: If that needs more than this one setting; it names what.
+        ConfigError: If that needs more than this setting; the message names it.
     """
     if strategy in HYBRIDS:
         raise ConfigError(
@@ -80,15 +82,15 @@ def reshards(strategy: str) -> bool:
     return RESHARDS[strategy]
 
 
-def state_dict_type_of(version: int, asked: str | None) -> str:
-    """Return how a version writes checkpoints: as asked, or its default.
+def state_dict_type_of(version: int, requested: str | None) -> str:
+    """Return how a version writes checkpoints: as requested, or its default.
 
     Raises:
         ConfigError: If the version has no such type.
     """
-    if version == 2 and asked == "LOCAL_STATE_DICT":
+    if version == 2 and requested == "LOCAL_STATE_DICT":
         raise ConfigError(
             "`state_dict_type` is `LOCAL_STATE_DICT`, which FSDP version 2 does not have. "
             "Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`."
         )
-    return asked or ("FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")
+    return requested or ("FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")

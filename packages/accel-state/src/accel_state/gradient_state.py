@@ -28,11 +28,14 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Args:
         num_steps: Micro-batches per optimizer step; None leaves it to the `Accelerator`.
-        adjust_scheduler: Include in torch's count of scheduler steps the micro-batches that did not
-            step, so that it does not warn of a scheduler stepped before its optimizer. The learning rate
-            moves with optimizer steps either way: write schedules in optimizer steps.
+        adjust_scheduler: Add the micro-batches that did not step to torch's count of scheduler steps;
+            otherwise torch warns about a scheduler stepped before its optimizer. The learning rate follows optimizer
+            steps in both cases: write schedules in optimizer steps.
         sync_with_dataloader: Always step on the last batch of a loader, even within a window.
         sync_each_batch: Reduce gradients on every micro-batch: slower, but sharded engines need less memory.
+
+    Raises:
+        ConfigError: If ``num_steps`` is below 1.
     """
 
     num_steps: int | None = None
@@ -47,17 +50,18 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A loader that is being read. Times are those of the clock of the `GradientState`."""
+    """A loader that is being read. Times are of the clock of the `GradientState`."""
 
     # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
     loader: weakref.ref[Any]
-    is_inner: bool  # begun in the loop over another one
-    began: int  # a loader that is cycled: for the first time
+    is_inner: bool  # started in the loop over another loader
+    started: int  # a loader that is cycled: for the first time
     latest: int  # when its current batch was read
 
 
 class GradientState:
-    """The state that crosses batches. There is one per process, and every call returns it.
+    """The state that crosses batches. There is one per process, and every call returns it:
+    see docs/decisions/0008-an-accumulation-has-one-owner.md.
 
     Args:
         gradient_accumulation_plugin: How gradients accumulate; replaces what was set before. None leaves it.
@@ -91,7 +95,7 @@ class GradientState:
     _loaders: list[Reading]
     #: The reading that ended last, and when.
     _ended: tuple[Reading, int] | None
-    #: Counts loaders begun, batches read and micro-batches; and its value at the latest micro-batch.
+    #: Counts loaders started, batches read and micro-batches; and its value at the latest micro-batch.
     _clock: int
     _micro_batch: int
 
@@ -151,17 +155,17 @@ class GradientState:
     def active_dataloader(self) -> Any | None:
         """The loader that the innermost loop goes over, None outside of all loops.
 
-        A loader that is read beside it, such as the second one of a `zip`, has no loop of its own.
+        A loader that is read in the same loop, such as the second one of a `zip`, is not active.
         """
         return self._loader_of_loop()
 
     def _loader_of_loop(self, *, since: int | None = None) -> Any | None:
-        """Return the outermost loader read since the one read last was begun, or since ``since`` if that is earlier."""
+        """Return the outermost loader read since the last one was started, or since ``since`` if that is earlier."""
         self._loaders = [reading for reading in self._loaders if reading.loader() is not None]
         if len(self._loaders) < 2:
             return self._loaders[0].loader() if self._loaders else None
         last = max(self._loaders, key=lambda reading: reading.latest)
-        bound = last.began if since is None else min(last.began, since)
+        bound = last.started if since is None else min(last.started, since)
         read = [reading for reading in self._loaders if reading is last or reading.latest > bound]
         return next((reading for reading in read if not reading.is_inner), read[0]).loader()
 
@@ -195,12 +199,12 @@ class GradientState:
         return loader
 
     def _add_dataloader(self, dataloader: Any) -> Reading:
-        """Begin to read ``dataloader``; one that is being read moves to the top."""
+        """Start to read ``dataloader``; if it is being read already, it moves to the top."""
         self._loaders = [reading for reading in self._loaders if reading.loader() not in (None, dataloader)]
         reading, when = self._ended or (None, 0)
         if reading is None or reading.loader() is not dataloader or when != self._clock:
-            is_inner = any(not one.is_inner for one in self._loaders)
-            reading = Reading(weakref.ref(dataloader), is_inner, began=self._clock + 1, latest=0)
+            is_inner = any(not each.is_inner for each in self._loaders)
+            reading = Reading(weakref.ref(dataloader), is_inner, started=self._clock + 1, latest=0)
         self._loaders.append(reading)
         self._note_batch(reading)
         return reading
@@ -212,18 +216,15 @@ class GradientState:
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         """End the reading of ``dataloader``; nothing happens if it is not being read."""
-        for reading in [one for one in self._loaders if one.loader() is dataloader]:
+        for reading in [each for each in self._loaders if each.loader() is dataloader]:
             self._loaders.remove(reading)
-            is_left = self._ended is not None and self._ended[1] == self._clock == reading.latest
-            if (
-                is_left
-                and not (self.sync_gradients or dataloader.end_of_dataloader)
-                and self.sync_with_dataloader
-            ):
+            is_early = self._ended is not None and self._ended[1] == self._clock == reading.latest
+            is_within = not (self.sync_gradients or dataloader.end_of_dataloader)
+            if is_early and is_within and self.sync_with_dataloader:
                 warn_user(
                     "The loop over a loader ended within an accumulation window, because a loader that is read after "
-                    "it in each iteration ended. Windows end with the one that is read first, so this window "
-                    "continues in the next loop. In `zip`, put the loader first at whose end the loop ends."
+                    "it in each iteration ended. Windows end with the loader that is read first, so this window "
+                    "continues in the next loop. In `zip`, put the shortest loader first."
                 )
             self._ended = reading, self._clock
 

@@ -20,7 +20,7 @@ _RELEASE_S = 0.02
 
 
 class _Owned:
-    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
+    """The default group that accel set up, and the process that did: a forked child must not destroy it."""
 
     pid: int | None = None
     group: dist.ProcessGroup | None = None
@@ -32,14 +32,14 @@ class _Owned:
 def own_group() -> None:
     """Record that accel set up the default group, which ends with this process at the latest."""
     _Owned.pid, _Owned.group, _Owned.has_ended = os.getpid(), dist.group.WORLD, threading.Event()
-    # Now, since Python 3.12 starts no thread while the interpreter ends.
+    # Now, since Python 3.12 starts no thread during interpreter shutdown, and `_end_after_failure` needs it then.
     _Owned.ending = threading.Thread(
         target=_end_if_failed, args=(_Owned.has_ended,), name="end-process-group", daemon=True
     )
     _Owned.ending.start()
     if not _Owned.is_exit_hooked:
         # Once: atexit keeps the order of registration, and every registration after torch's import runs before
-        # torch's own hooks.
+        # torch's hooks.
         _Owned.is_exit_hooked = True
         atexit.register(_end_at_exit)
 
@@ -59,7 +59,7 @@ def end_owned_group() -> None:
 
 
 def leave_group() -> None:
-    """Destroy the default group, whoever set it up."""
+    """Destroy the default group, also if the script set it up."""
     _Owned.pid = _Owned.group = None
     _Owned.has_ended.set()
     dist.destroy_process_group()
@@ -75,7 +75,7 @@ def forget_meshes() -> None:
     if "torch.distributed.device_mesh" in sys.modules:
         from torch.distributed.device_mesh import _mesh_resources
 
-        # In torch 2.13 each mesh keeps its own. Delete this when we require that release.
+        # From torch 2.13 on, each mesh stores these. Delete this when we require that release.
         for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
             getattr(_mesh_resources, name, {}).clear()
     if "torch.distributed.tensor" in sys.modules:
@@ -85,8 +85,7 @@ def forget_meshes() -> None:
         clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
         clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
         clear()
-        # These hold computed placements, which are stateful: that of an embedding sharded by rows has the mask of
-        # its inputs.
+        # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs.
         _redistribute._gen_transform_infos.cache_clear()
 
 
@@ -105,21 +104,21 @@ def _end_at_exit() -> None:
 
 
 def _wait_for_callbacks() -> None:
-    """Wait until no thread outside Python's own, such as one of gloo, runs Python code; five seconds at most."""
+    """Wait until no foreign thread, such as one of gloo, runs Python code; five seconds at most."""
     deadline = time.monotonic() + _CALLBACK_WAIT_S
-    time.sleep(_RELEASE_S)  # these threads get the interpreter, and release what they have
+    time.sleep(_RELEASE_S)  # releases the GIL, so that these threads can release their tensors
     while time.monotonic() < deadline:
         known = {
             thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
         }
-        others = sys._current_frames().keys() - known
-        if len(others) <= _thread._count() + 1 - len(known):  # the script started these, by `_thread`
+        foreign = sys._current_frames().keys() - known
+        if len(foreign) <= _thread._count() + 1 - len(known):  # the script started these, by `_thread`
             return
         time.sleep(0.001)
 
 
 def _uncaught_error() -> BaseException | None:
-    """Return the error that ends the script; None at a regular end, also that of an interactive session."""
+    """Return the error that ends the script; None at a regular end, and in an interactive session."""
     ipython = sys.modules.get("IPython")
     is_interactive = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
     return None if is_interactive else getattr(sys, "last_value", None)
@@ -128,8 +127,9 @@ def _uncaught_error() -> BaseException | None:
 def _end_after_failure(failure: BaseException) -> None:
     """End the group after an uncaught exception, without a long wait for ranks that wait for this one.
 
-    A collective may be under way here that no other rank will ever join, while the others wait for this rank
-    in another one; the group's timeout, half an hour by default, would have to pass.
+    A collective may be pending here that no other rank will ever join, while the other ranks wait for this rank
+    in another one: destroying the group would block until its timeout, half an hour by default. So a thread destroys
+    it, and after five seconds the process exits without.
     """
     _Owned.has_ended.set()
     _Owned.ending.join(timeout=_FAILURE_WAIT_S)

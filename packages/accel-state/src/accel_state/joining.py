@@ -1,4 +1,4 @@
-"""The meeting of the ranks before they form a process group, where what each was started with is compared."""
+"""The rendezvous of the ranks before they form a process group; compares how each was started."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from accel_state.topology import Topology
 _num_meetings = 0
 
 
-def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> None:
-    """Block until all ranks have called this.
+def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedelta) -> Store:
+    """Block until all ranks have called this; return their part of the store. Every rank must call it.
 
     Args:
-        claim: The name of what only one rank may use, such as its GPU; may be empty.
+        claim: The name of a resource that only one rank may use, such as its GPU; may be empty.
 
     Raises:
         ConfigError: On every rank, if they were started with different numbers, or two with the same rank or claim.
         LaunchError: If a rank does not arrive in time.
     """
     global _num_meetings
-    store = PrefixStore(f"accel_join/{_num_meetings}", store)
+    store = PrefixStore(f"accel/{_num_meetings}", store)
     rank, world_size = topology.rank, topology.world_size
     process = f"`{socket.gethostname()}` (process {os.getpid()})"
-    # Other launchers than accel's set the variables of these flags, those of MPI and SLURM not the second.
+    # Other launchers set the variables of these flags as well, but MPI and SLURM not the second: so compare prefixes.
     num_machines = variable("GROUP_WORLD_SIZE")
     flags = f"`--num_processes {world_size}` (`WORLD_SIZE`)"
     flags += f", `--num_machines {num_machines}` (`GROUP_WORLD_SIZE`)" if num_machines else ""
@@ -43,7 +43,7 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
         if not flags.startswith(flags_of_0) and not flags_of_0.startswith(flags):
             problem = (
                 f"Rank 0 on {process_of_0} was started with {flags_of_0}, but rank {rank} on {process} with {flags}. "
-                "Give all machines the same; `--num_processes` counts the processes of all machines."
+                "Use the same on all machines; `--num_processes` counts the processes of all machines."
             )
         elif first != process:
             problem = (
@@ -57,15 +57,17 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
     except dist.DistStoreError as error:
         absent = [str(other) for other in range(world_size) if not store.check([f"rank/{other}"])]
         raise LaunchError(
-            f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks, of which these did not "
+            f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks; these did not "
             f"arrive: {', '.join(absent)}. Start the script on all machines."
         ) from error
+    _num_meetings += 1
     problem = store.get("outcome").decode()
     if problem:
         if rank == 0:
-            time.sleep(1)  # it has the store, from which the others read the problem
+            # Rank 0 hosts the store: if it left now, the other ranks could not read the problem.
+            time.sleep(1)
         raise ConfigError(problem)
-    _num_meetings += 1
+    return PrefixStore("group", store)
 
 
 def _entry(store: Store, rank: int) -> list[str]:

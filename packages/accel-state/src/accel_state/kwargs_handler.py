@@ -1,4 +1,4 @@
-"""`KwargsHandler`, the base of the objects with the settings of one part of a run, and that of the process group."""
+"""`KwargsHandler`, the base of settings objects, and the settings of the process group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KwargsHandler:
         return copy.deepcopy({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Return the fields whose values differ from those of a handler built without arguments or settings."""
+        """Return the fields whose values differ from a handler that is built without arguments or settings."""
         with clear_environment():
             default = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
@@ -32,11 +32,14 @@ class InitProcessGroupKwargs(KwargsHandler):
     """How the process group is set up: see `torch.distributed.init_process_group`.
 
     Args:
-        backend: The group's backend; ``nccl``, the default, means that of the device: on CUDA devices
+        backend: The group's backend; ``nccl``, the default, means the device's: on CUDA devices
             ``cpu:gloo,cuda:nccl``. ``cuda:nccl`` is NCCL without gloo for tensors on the CPU.
         init_method: The rendezvous of the ranks (``env://``, ``tcp://host:port``, ``file:///path``).
         timeout: How long a collective may take; None leaves it to the backend (10 minutes for NCCL, 30 for
             others).
+
+    Raises:
+        ConfigError: If ``timeout`` is not a positive `datetime.timedelta`.
     """
 
     backend: str | None = "nccl"

@@ -1,4 +1,4 @@
-"""The rules of layouts, with what would work if one is broken."""
+"""The rules of layouts, with working values if one is broken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_layout(
 def broken_rules(
     layout: MeshLayout, *, num_processes: int | None = None, model: ModelSizes | None = None
 ) -> list[str]:
-    """Return a sentence for each rule that a layout breaks, with what would work.
+    """Return a sentence for each rule that a layout breaks, with values that would work.
 
     Args:
         layout: The sizes of the axes.
@@ -52,13 +52,13 @@ def broken_rules(
 def _of_axes(layout: MeshLayout) -> Iterator[str]:
     if layout.cp > 1 and layout.sp > 1:
         yield (
-            f"`cp_size` ({layout.cp}) and `sp_size` ({layout.sp}) are two ways to share a sequence. "
+            f"`cp_size` ({layout.cp}) and `sp_size` ({layout.sp}) are two ways to shard a sequence. "
             "Set one of them to 1."
         )
     if layout.dp_replicate > 1 and layout.dp_shard == 1 and (layout.tp > 1 or layout.cp > 1):
         yield (
-            "`tp_size` and `cp_size` above 1 cannot be combined with full copies alone (`dp_replicate_size` "
-            f"{layout.dp_replicate}, `dp_shard_size` 1). Shard the copies with `dp_shard_size`, or set "
+            "`tp_size` and `cp_size` above 1 cannot be combined with unsharded replicas (`dp_replicate_size` "
+            f"{layout.dp_replicate}, `dp_shard_size` 1). Shard the replicas with `dp_shard_size`, or set "
             "`dp_replicate_size` to 1."
         )
 

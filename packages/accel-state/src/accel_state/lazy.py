@@ -15,20 +15,22 @@ _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^(\w+) = \(?\s*([\w.]+)\.(\w+)$", re.MULTILINE)
 
 
+# Why: docs/decisions/0019-public-paths-are-stubs.md
 def attach_stub(
     module_name: str, *, suffix: str = ""
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``(__getattr__, __dir__, __all__)`` for a module by what the stub (``.pyi``) next to it imports.
 
-    Type checkers and editors read the same file, so that each public name is written once. It has lines
-    ``from module import name as name``, where ``module`` is the package itself for modules below it, and, for a
+    Type checkers and editors read the same file, so that each public name is written once
+    (docs/decisions/0019-public-paths-are-stubs.md). It has lines
+    ``from module import name as name``, where ``module`` is the package for modules below it, and, for a
     different public name, ``public_name = module.name`` or ``public_name = Class.method``. With
     ``from module import *`` it has the public names of another module with a stub.
 
     Args:
         module_name: The module's ``__name__``.
-        suffix: What the stub's name has after that of the module. A stub without it hides the module's own code from
-            type checkers; with it, the module has ``if TYPE_CHECKING: from <stub> import *``.
+        suffix: Added to the module's name for the stub's. A stub without it hides the code of the module from type
+            checkers; with it, the module has ``if TYPE_CHECKING: from <stub> import *``.
     """
     exports, submodules = _read_stub(sys.modules[module_name].__spec__, suffix=suffix)
     return attach(module_name, exports, submodules=submodules)
@@ -36,14 +38,14 @@ def attach_stub(
 
 def _read_stub(spec: ModuleSpec | None, *, suffix: str = "") -> tuple[dict[str, str], list[str]]:
     """Return the exports and the submodules, as `attach` takes them, of the module with this specification."""
-    # `.py`, or `.pyc` where the sources are left out.
+    # `.py`, or `.pyc` in an installation without sources.
     path = f"{os.path.splitext(spec.origin)[0]}{suffix}.pyi"  # type: ignore[union-attr, arg-type]  # noqa: PTH122
     stub = spec.loader.get_data(path).decode()  # type: ignore[union-attr]  # also from an archive
     exports: dict[str, str] = {}
     submodules = []
     for module in _STAR.findall(stub):
-        others, _ = _read_stub(find_spec(module))
-        exports |= {name: place for name, place in others.items() if not name.startswith("_")}
+        exported, _ = _read_stub(find_spec(module))
+        exports |= {name: target for name, target in exported.items() if not name.startswith("_")}
     for module, name, public_name in _IMPORT.findall(stub):
         if module == spec.name:  # type: ignore[union-attr]
             submodules.append(name)
@@ -57,16 +59,16 @@ def _read_stub(spec: ModuleSpec | None, *, suffix: str = "") -> tuple[dict[str, 
 def attach(
     module_name: str, exports: Mapping[str, str], *, submodules: Iterable[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``(__getattr__, __dir__, __all__)`` for a module whose names live elsewhere.
+    """Return ``(__getattr__, __dir__, __all__)`` for a module whose names are defined elsewhere.
 
     Args:
         module_name: The module's ``__name__``.
         exports: Public name to ``"module:attribute"`` (also ``"module:Class.method"``), or to ``"module"``
-            where the attribute has the same name.
+            if the attribute has the same name.
         submodules: Modules below the package that are attributes of it without an import. They are listed by
             ``dir``, but not in ``__all__``.
 
-    A name is looked up once; afterwards it is an ordinary attribute of the module. Names that begin with an underscore
+    A name is looked up once; afterwards it is an ordinary attribute of the module. Names that start with an underscore
     are not in ``__all__``.
     """
     names = sorted(name for name in exports if not name.startswith("_"))

@@ -11,17 +11,17 @@ from accel_state.environment import read
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import current_runtime, has_runtime
 
-#: The ``stacklevel`` of the caller: one more than in the standard library, for this module's own frame.
+#: The ``stacklevel`` of the caller: one more than in the standard library, for the frame of this module.
 _CALLER = 2
 
 
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls take ``main_process_only`` and ``in_order`` beside the usual arguments.
+    """A logger whose calls take ``main_process_only`` and ``in_order`` in addition to the usual arguments.
 
-    By default only process 0 logs. With ``main_process_only=False`` all do, in any order; with
-    ``in_order=True`` too, one after the other by number, for which every process must make the call, also where
-    its logger's level discards the message. ``stacklevel`` counts as in Accelerate: 2, the default, shows the line
-    that calls the logger, 3 the line that calls the function around it.
+    By default only process 0 logs. With ``main_process_only=False`` all do, in any order. With
+    ``in_order=True`` all do in rank order: every process must then make the call, even if its logger's level
+    discards the message, and waits for its turn. ``stacklevel`` counts as in Accelerate: 2, the default, shows the
+    line that calls the logger, 3 the line that calls the function around it.
 
     Raises:
         StateError: If it is called before `Accelerator()` or `PartialState()`, since the main process is not known
@@ -32,7 +32,11 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, extra)
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log on the selected processes."""
+        """Log on the selected processes.
+
+        Raises:
+            StateError: If neither `Accelerator()` nor `PartialState()` has been constructed.
+        """
         if not has_runtime():
             raise StateError(
                 "The logger was used before it is known which process this is. "
@@ -55,7 +59,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
                 runtime.wait_for_everyone()
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, Any]:
-        """Add the adapter's ``extra`` to the call's own, which wins."""
+        """Add the adapter's ``extra`` to the call's, which wins."""
         if self.extra:
             kwargs["extra"] = {**self.extra, **(kwargs.get("extra") or {})}
         return msg, kwargs
@@ -73,6 +77,9 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
         name: The logger's name, usually ``__name__``.
         log_level: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``; None reads
             ``ACCELERATE_LOG_LEVEL`` and, if that is unset, keeps the level of the logger.
+
+    Raises:
+        ConfigError: If there is no such level.
     """
     logger = logging.getLogger(name)
     level = read("log_level") if log_level is None else log_level

@@ -1,4 +1,4 @@
-"""The process groups of device meshes: each rank makes those alone that it belongs to, and each of them once."""
+"""The process groups of device meshes: each rank makes only the groups that it belongs to, each of them once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _made: weakref.WeakKeyDictionary[
 
 
 def build_mesh(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
-    """Build a mesh over all ranks, with process groups. Every rank must call this; it blocks until its neighbours have.
+    """Build a mesh over all ranks, with process groups. Every rank must call this; it blocks until its peers have.
 
-    `torch.distributed.init_device_mesh` lets every rank make all groups of the run, and all ranks wait for each: 1,088
-    times for 8 × 8 × 64 ranks. Here a rank makes one group for each axis, however many ranks there are.
+    `torch.distributed.init_device_mesh` makes every rank create all groups of the run, and all ranks wait for each:
+    1,088 times for 8 × 8 × 64 ranks. Here a rank creates one group per axis, for any number of ranks.
 
     Args:
         device_type: Of the devices that the ranks run on.
@@ -38,7 +38,8 @@ def build_mesh(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
 def add_union(mesh: DeviceMesh, name: str) -> None:
     """Flatten ``mesh`` into an axis ``name`` of the mesh that it was sliced from. Every rank must call this.
 
-    `DeviceMesh._flatten` alone has every rank make the groups of all ranks, as `init_device_mesh` has.
+    `DeviceMesh._flatten` makes every rank create the groups of all ranks, as `init_device_mesh` does, and has no
+    argument for it: for its duration, the `new_group` that it calls is replaced.
     """
     called_by_torch = vars(device_mesh)
     real = called_by_torch["new_group"]
@@ -54,16 +55,16 @@ def _group_if_member(ranks: list[int], **_options: object) -> dist.ProcessGroup 
 
 
 def _members(rank: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return for each axis the ranks that differ from ``rank`` on it alone."""
+    """Return for each axis the ranks that differ from ``rank`` on no other axis."""
     strides = list(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
     return [
-        tuple(rank + (place - rank // stride % size) * stride for place in range(size))
+        tuple(rank + (coordinate - rank // stride % size) * stride for coordinate in range(size))
         for size, stride in zip(shape, strides, strict=True)
     ]
 
 
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return the group of ``ranks``, of which this is one; they all ask for the same groups in the same order."""
+    """Return the group of ``ranks``, which include this one; all of them must create their groups in the same order."""
     world = dist.group.WORLD
     assert world is not None
     if len(ranks) == world.size():

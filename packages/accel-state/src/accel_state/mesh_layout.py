@@ -12,17 +12,18 @@ from accel_state.errors import ConfigError, UnknownNameError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: All axes, outermost first: ranks that are neighbours on the last axis share a machine, and communicate most.
+#: All axes, outermost first: neighbors on the last axis share a machine, and communicate most.
+#: See docs/decisions/0007-one-layout-says-which-rank-does-what.md.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 #: Ranks that differ on these read different samples.
 DATA_AXES = ("dp_replicate", "dp_shard")
 #: Ranks that differ on these compute the loss of different tokens.
 LOSS_AXES = (*DATA_AXES, "cp", "sp")
-#: Ranks that differ on these can hold different shards of a parameter.
+#: Ranks that differ on these can have different shards of a parameter.
 SHARD_AXES = ("dp_shard", "cp", "sp")
 #: Ranks that differ on these have different random states.
 SEED_AXES = ("pp", *DATA_AXES)
-#: The axes of the expert view, in which ``ep`` is an axis of the ranks of one replica.
+#: The axes of the expert view: ``ep`` divides the ranks of one replica.
 EXPERT_AXES = ("pp", "dp_replicate", "edp_shard", "ep")
 
 _UNIONS = {"dp": DATA_AXES, "dp_shard_cp": ("dp_shard", "cp"), "dp_cp": (*DATA_AXES, "cp"), "loss": LOSS_AXES}
@@ -43,7 +44,7 @@ class MeshLayout:
             ``dp_shard * cp * sp * tp``.
 
     Raises:
-        ConfigError: If a size is not a whole number of at least 1, or ``ep`` does not divide what it must.
+        ConfigError: If a size is not an integer of at least 1, or ``ep`` does not divide that product.
     """
 
     pp: int = 1
@@ -57,14 +58,14 @@ class MeshLayout:
     def __post_init__(self) -> None:
         for axis in (*AXES, "ep"):
             check_size(axis, getattr(self, axis))
-        if self._size_of_copy % self.ep:
+        if self._replica_size % self.ep:
             raise ConfigError(
-                f"`ep` must divide `dp_shard * cp * sp * tp`, which is {self._size_of_copy}, got {self.ep}."
+                f"`ep` must divide `dp_shard * cp * sp * tp`, which is {self._replica_size}, got {self.ep}."
             )
 
     @classmethod
     def of_replicas(cls, num_ranks: int) -> Self:
-        """Return the layout of data parallelism alone: every rank has a replica of the model and different data."""
+        """Return the layout of pure data parallelism: every rank has a replica of the model and different data."""
         return cls(dp_replicate=num_ranks)
 
     @property
@@ -78,7 +79,7 @@ class MeshLayout:
         return {
             "pp": self.pp,
             "dp_replicate": self.dp_replicate,
-            "edp_shard": self._size_of_copy // self.ep,
+            "edp_shard": self._replica_size // self.ep,
             "ep": self.ep,
         }
 
@@ -108,9 +109,9 @@ class MeshLayout:
         return self.size(*SEED_AXES)
 
     def seed_index(self, rank: int) -> int:
-        """Return the number of ``rank`` among those that have different random states.
+        """Return the index of the random state of ``rank``.
 
-        Ranks that work on the same samples have the same number, unless they run different pipeline stages.
+        Ranks that work on the same samples share it, unless they run different pipeline stages.
         Without a pipeline it is the data rank.
         """
         return self.index(rank, *SEED_AXES)
@@ -120,7 +121,7 @@ class MeshLayout:
         return self.indices(*SEED_AXES).index(index)
 
     def size(self, *axes: str) -> int:
-        """Return the product of the sizes of ``axes``, which may be those of the expert view."""
+        """Return the product of the sizes of ``axes``, of either view."""
         view = self._view(axes)
         return prod(view[axis] for axis in axes)
 
@@ -129,11 +130,11 @@ class MeshLayout:
         return self._coordinate(rank, self.sizes)
 
     def index(self, rank: int, *axes: str) -> int:
-        """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""
+        """Return the index of ``rank`` along ``axes``, counted from the outermost axis."""
         view, number = self._view(axes), 0
-        for axis, place in self._coordinate(rank, view).items():
+        for axis, coordinate in self._coordinate(rank, view).items():
             if axis in axes:
-                number = number * view[axis] + place
+                number = number * view[axis] + coordinate
         return number
 
     def indices(self, *axes: str) -> tuple[int, ...]:
@@ -147,9 +148,9 @@ class MeshLayout:
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups of ranks along ``axes``; every rank is in one of them."""
-        others = [axis for axis in self._view(axes) if axis not in axes]
+        other_axes = [axis for axis in self._view(axes) if axis not in axes]
         groups: dict[int, list[int]] = {}
-        for rank, number in enumerate(self.indices(*others)):
+        for rank, number in enumerate(self.indices(*other_axes)):
             groups.setdefault(number, []).append(rank)
         return tuple(map(tuple, groups.values()))
 
@@ -158,11 +159,11 @@ class MeshLayout:
 
         Args:
             device_type: Of the devices that the ranks run on.
-            axes: The axes that the mesh has; those left out must have size 1.
+            axes: The axes of the mesh; omitted axes must have size 1.
 
         Returns:
             A new mesh with ``axes`` in the order of `AXES`. The unions ``dp``, ``dp_shard_cp``, ``dp_cp`` and
-            ``loss`` can be looked up by name too, if any of their axes are in ``axes``.
+            ``loss`` can also be looked up by name, if any of their axes are in ``axes``.
         """
         from accel_state.mesh_groups import add_union, build_mesh
 
@@ -175,13 +176,16 @@ class MeshLayout:
         return mesh
 
     def expert_mesh(self, device_type: str) -> DeviceMesh:
-        """Build a mesh of the expert view, with process groups, over the same ranks; see `mesh`."""
+        """Build a mesh of the expert view, with process groups, over the same ranks.
+
+        Every rank must call this; it blocks until all have. See `mesh`.
+        """
         from accel_state.mesh_groups import build_mesh
 
         return build_mesh(device_type, self.expert_sizes)
 
     @property
-    def _size_of_copy(self) -> int:
+    def _replica_size(self) -> int:
         """Ranks of one stage of one replica of the model."""
         return self.dp_shard * self.cp * self.sp * self.tp
 
@@ -196,7 +200,7 @@ class MeshLayout:
             raise UnknownNameError.of("axis", axis, known)
         dense, expert = sorted(wanted - {*EXPERT_AXES})[0], sorted(wanted - {*AXES})[0]
         raise ConfigError(
-            f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view."
+            f"`{dense}` and `{expert}` belong to different views of the ranks. Use the axes of one view."
         )
 
     def _check_rank(self, rank: int) -> None:
@@ -205,17 +209,17 @@ class MeshLayout:
 
     def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
         self._check_rank(rank)
-        place: dict[str, int] = {}
+        coordinates: dict[str, int] = {}
         for axis in reversed(tuple(view)):
-            rank, place[axis] = divmod(rank, view[axis])
-        return {axis: place[axis] for axis in view}
+            rank, coordinates[axis] = divmod(rank, view[axis])
+        return {axis: coordinates[axis] for axis in view}
 
 
 def check_size(name: str, size: object) -> int:
     """Return the size of an axis.
 
     Raises:
-        ConfigError: If it is not a whole number of at least 1.
+        ConfigError: If it is not an integer of at least 1.
     """
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ConfigError(f"`{name}` must be a whole number of at least 1, got {size!r}.")

@@ -17,41 +17,41 @@ from accel_state.topology import Topology
 def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
     """Return the topology with the number of this rank's machine, counted in the order of their first ranks.
 
-    MPI gives each rank its number on its machine, but not the number of the machine: that depends on how ranks are
+    MPI sets each rank's number on its machine, but not the number of the machine: that depends on how ranks are
     mapped (``--map-by node``, a rank file). Every rank must call this while the process group is up; it blocks
     until all have.
 
     Args:
         topology: As the environment describes it.
-        host: A name of this machine that no other has; by default the host name with the boot id.
+        host: A unique name of this machine; by default the host name with the boot id.
     """
     world = dist.group.WORLD
     assert world is not None
     store = PrefixStore("accel_hosts", world.get_group_store())
     ranks = [str(rank) for rank in range(topology.world_size)]
-    place = f"{topology.local_world_size} {topology.local_rank} {host or this_host()}"
-    store.set(ranks[topology.rank], place)
+    entry = f"{topology.local_world_size} {topology.local_rank} {host or this_host()}"
+    store.set(ranks[topology.rank], entry)
     store.wait(ranks)
-    return on_hosts(topology, [place.decode().split(" ", 2) for place in store.multi_get(ranks)])
+    return on_hosts(topology, [entry.decode().split(" ", 2) for entry in store.multi_get(ranks)])
 
 
-def on_hosts(topology: Topology, places: Iterable[Sequence[Hashable]]) -> Topology:
+def on_hosts(topology: Topology, entries: Iterable[Sequence[Hashable]]) -> Topology:
     """Return the topology of a rank, given the number of ranks on its machine, local rank and host of each rank.
 
-    Machines with the same name are told apart by their local ranks: no machine has one twice. If the number of ranks
-    on this machine is then not the one that the launcher gave, the topology is returned unchanged.
+    Local ranks distinguish machines of the same name, since each is unique on a machine. If the number of ranks on
+    this machine then differs from the launcher's, the topology is returned unchanged.
     """
     seen: Counter[Sequence[Hashable]] = Counter()
     hosts = []
-    for num_local, local_rank, host in places:
+    for num_local, local_rank, host in entries:
         hosts.append((num_local, host, seen[num_local, local_rank, host]))
         seen[num_local, local_rank, host] += 1
-    own = hosts[topology.rank]
-    if Counter(hosts)[own] != topology.local_world_size:
+    machine = hosts[topology.rank]
+    if Counter(hosts)[machine] != topology.local_world_size:
         return topology
     in_order = list(dict.fromkeys(hosts))
     return replace(
-        topology, node_rank=in_order.index(own), num_nodes=len(in_order), is_node_rank_assumed=False
+        topology, node_rank=in_order.index(machine), num_nodes=len(in_order), is_node_rank_assumed=False
     )
 
 

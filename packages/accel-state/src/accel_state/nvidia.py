@@ -55,7 +55,11 @@ def check_cuda_p2p_ib_support() -> bool:
 
 
 def query_gpus(fields: str) -> list[str]:
-    """Return one line per GPU for fields of ``nvidia-smi --help-query-gpu``, with commas between them."""
+    """Return one line per GPU for fields of ``nvidia-smi --help-query-gpu``, separated by commas.
+
+    Raises:
+        NotAvailableError: If there is no driver, or it does not answer.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         raise NotAvailableError("`nvidia-smi` is not on the PATH. Install the NVIDIA driver.")

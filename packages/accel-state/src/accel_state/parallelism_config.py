@@ -41,8 +41,8 @@ _HANDLERS = {
 class ParallelismConfig:
     """The sizes of the mesh's axes; their product, without ``ep_size``, is the number of processes.
 
-    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that is
-    not given there either is 1, which disables the axis. If all are 1, the engine of the run arranges the
+    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that
+    is unset there as well is 1, which disables the axis. If all are 1, the engine of the run arranges the
     processes: each has a replica of the model, or with FSDP all shard one. Tensor, context, sequence and pipeline
     parallelism have a handler each if they are enabled.
 
@@ -55,10 +55,11 @@ class ParallelismConfig:
         sp_backend: Its library: ``deepspeed`` with DeepSpeed, else ``torch``.
         pp_size: Stages of the pipeline.
         ep_size: Processes over which the experts of a layer are sharded; not additional, but a divisor of
-            ``dp_shard_size * cp_size * sp_size * tp_size``. Alone, or with ``pp_size``, it is ``dp_shard_size`` too.
+            ``dp_shard_size * cp_size * sp_size * tp_size``. If no other size
+            but ``pp_size`` is set, it also sets ``dp_shard_size``.
 
     Raises:
-        ConfigError: If a size is not a whole number of at least 1, or sizes exclude each other.
+        ConfigError: If a size is not an integer of at least 1, or sizes exclude each other.
     """
 
     dp_replicate_size: int | None = None
@@ -186,7 +187,7 @@ class ParallelismConfig:
         """Build the mesh over all processes. Every process must call this; it blocks until all have.
 
         The enabled axes are in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
-        ``dp_cp`` and ``loss`` can be looked up by name too. A mesh of one process is None. Without a process group,
+        ``dp_cp`` and ``loss`` can also be looked up by name. A mesh of one process is None. Without a process group,
         torch makes one from the environment.
 
         Raises:
@@ -214,7 +215,7 @@ class ParallelismConfig:
         elif device_type is not None and self.device_mesh.device_type != device_type:
             raise StateError(
                 f"The device mesh was built for `{self.device_mesh.device_type}`, but `{device_type}` is "
-                "requested."
+                "requested. Build a new `ParallelismConfig` for it."
             )
         return self.device_mesh
 

@@ -39,8 +39,11 @@ class TorchContextParallelConfig:
             ranks, which `Accelerator.maybe_context_parallel` shards.
         is_balanced: Each rank has a chunk of the head and one of the tail of a sequence, which balances the load of
             causal attention. Otherwise it has one chunk.
-        indivisible: What such loaders do with sequences that cannot be divided: ``pad`` them, or raise an error
+        indivisible: How such loaders handle sequences that cannot be divided: ``pad`` them, or raise an error
             (``refuse``).
+
+    Raises:
+        ConfigError: If ``indivisible`` or ``cp_comm_strategy`` is unknown.
     """
 
     cp_comm_strategy: str | None = None
@@ -56,12 +59,15 @@ class TorchContextParallelConfig:
 
 @dataclass
 class DeepSpeedSequenceParallelConfig:
-    """Sequence parallelism by DeepSpeed (Ulysses). What is None is read from ``PARALLELISM_CONFIG_SP_*``.
+    """Sequence parallelism by DeepSpeed (Ulysses). Fields that are None are read from ``PARALLELISM_CONFIG_SP_*``.
 
     Args:
         sp_seq_length: The length of all sequences, needed if they do not vary.
         sp_seq_length_is_variable: Whether the length differs from batch to batch.
         sp_attn_implementation: The attention that is parallelized.
+
+    Raises:
+        ConfigError: If the attention is unknown, or the length is missing.
     """
 
     sp_seq_length: int | None = None
@@ -72,12 +78,14 @@ class DeepSpeedSequenceParallelConfig:
         _read_missing(self, "", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
         check_choice("sp_attn_implementation", self.sp_attn_implementation, ATTENTION_IMPLEMENTATIONS)
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
-            raise ConfigError("`sp_seq_length` is needed where `sp_seq_length_is_variable` is False.")
+            raise ConfigError(
+                "`sp_seq_length` is needed if `sp_seq_length_is_variable` is False. Pass the length of the sequences."
+            )
 
 
 @dataclass
 class PipelineParallelConfig:
-    """How batches pass through the stages of a pipeline. What is None is read from ``PARALLELISM_CONFIG_PP_*``.
+    """How batches pass through the stages of a pipeline. ``PARALLELISM_CONFIG_PP_*`` replace fields that are None.
 
     Args:
         schedule: ``1f1b``, the default: a stage runs backward as soon as it can, and stores the activations of as many
@@ -85,7 +93,7 @@ class PipelineParallelConfig:
             several stages on each rank, so that ranks wait less and communicate more; ``zero_bubble``: gradients of
             parameters are computed when a rank would wait. All compute the same.
         num_micro_batches: Micro-batches of a batch; None: two per stage. A batch of fewer rows has one per row.
-        split_points: The first modules of the stages, from the second on, in the order in which the forward calls them;
+        split_points: The first modules of the stages, from the second on, in the order of the forward pass;
             ``auto``: stages of about the same size.
         stages_per_rank: Stages of each rank, which are interleaved: of two ranks the first has the stages 0 and 2.
             None: two with ``interleaved_1f1b``, else one.
@@ -118,7 +126,11 @@ class PipelineParallelConfig:
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise `ConfigError` if ``value`` is none of ``choices``."""
+    """Check that ``value`` is one of ``choices``.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     if value not in choices:
         raise ConfigError(f"`{name}` must be one of {', '.join(choices)}, got `{value}`.")
 

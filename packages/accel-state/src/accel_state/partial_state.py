@@ -6,23 +6,33 @@ import builtins
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 
+from accel_state.arrival import note_wait
 from accel_state.delegation import delegated
 from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import SharedState
 from accel_state.group_exit import leave_group
+from accel_state.process_group import is_group_up
 from accel_state.runtime import Runtime, current_runtime, get_or_create_runtime, has_runtime, reset_runtime
 from accel_state.splitting import split_between_processes
 from accel_state.topology import Topology
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class OnSomeRanks(Protocol):
+    """A decorator that makes a function run on some ranks only and return None elsewhere."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | None]:
+        """Return the decorated function."""
 
 
 class ProcessView:
@@ -90,15 +100,19 @@ class ProcessView:
     def wait_for_everyone(self) -> None:
         """Block until every rank has called it; return at once in a single process."""
         self._runtime.await_arrival("wait_for_everyone")
-        self._runtime.wait_for_everyone()
+        try:
+            self._runtime.wait_for_everyone()
+        except RuntimeError as error:
+            note_wait(error, "wait_for_everyone")
+            raise
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the local main process of each machine only."""
         if self.is_local_main_process:
-            builtins.print(*args, **kwargs)  # noqa: T201 -- this is what the user asked for
+            builtins.print(*args, **kwargs)  # noqa: T201 -- the user prints
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Run the block on rank 0 first, then on all other ranks, which find what rank 0 has cached.
+        """Run the block on rank 0 first, then on all other ranks, which reuse the cache of rank 0.
 
             with accelerator.main_process_first():
                 dataset = dataset.map(tokenize)
@@ -113,9 +127,7 @@ class ProcessView:
         self._runtime.await_arrival("local_main_process_first")
         return _first(self.is_local_main_process, barrier=self._runtime.wait_for_everyone)
 
-    def split_between_processes(
-        self, inputs: Any, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
+    def split_between_processes(self, inputs: T, apply_padding: bool = False) -> AbstractContextManager[T]:
         """Split `inputs` into one contiguous part per rank; remainders go to the first ranks.
 
             with accelerator.split_between_processes(prompts) as local_prompts:
@@ -130,9 +142,21 @@ class ProcessView:
             inputs, rank=topology.rank, world_size=topology.world_size, apply_padding=apply_padding
         )
 
+    @overload
+    def on_main_process(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+
+    @overload
+    def on_main_process(self, function: None = None) -> OnSomeRanks: ...
+
     def on_main_process(self, function: Callable[P, R] | None = None) -> Any:
         """Decorate `function` to run on rank 0 only; it returns None elsewhere."""
         return _only(lambda: self.is_main_process, function)
+
+    @overload
+    def on_local_main_process(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+
+    @overload
+    def on_local_main_process(self, function: None = None) -> OnSomeRanks: ...
 
     def on_local_main_process(self, function: Callable[P, R] | None = None) -> Any:
         """Decorate `function` to run on each machine's rank 0 only; it returns None elsewhere."""
@@ -142,11 +166,25 @@ class ProcessView:
         """Decorate `function` to run on the last rank only; it returns None elsewhere."""
         return _only_if(lambda: self.is_last_process, function)
 
+    @overload
+    def on_process(self, function: Callable[P, R], process_index: int) -> Callable[P, R | None]: ...
+
+    @overload
+    def on_process(self, function: None = None, *, process_index: int) -> OnSomeRanks: ...
+
     def on_process(self, function: Callable[P, R] | None = None, process_index: int | None = None) -> Any:
         """Decorate `function` to run on rank `process_index` only; a single process runs it in any case."""
         count = self.num_processes
         index = _check_process_index("process_index", process_index, count=count)
         return _only(lambda: not self.use_distributed or self.process_index == index, function)
+
+    @overload
+    def on_local_process(
+        self, function: Callable[P, R], local_process_index: int
+    ) -> Callable[P, R | None]: ...
+
+    @overload
+    def on_local_process(self, function: None = None, *, local_process_index: int) -> OnSomeRanks: ...
 
     def on_local_process(
         self, function: Callable[P, R] | None = None, local_process_index: int | None = None
@@ -175,10 +213,13 @@ class ProcessState(ProcessView):
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Destroy a process group, the default one if none is named; nothing happens if there is none.
 
-        Not needed at the end of a script: accel ends the group it set up by itself.
+        Not needed at the end of a script: accel destroys the group that it set up.
         """
-        if dist.is_available() and dist.is_initialized():
-            if group is None or group is dist.group.WORLD:
+        is_default = group is None or group is dist.group.WORLD
+        if is_default and has_runtime():
+            self._runtime.has_ended = True
+        if is_group_up():
+            if is_default:
                 leave_group()
             else:
                 dist.destroy_process_group(group)

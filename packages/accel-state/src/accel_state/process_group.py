@@ -1,4 +1,4 @@
-"""Sets up the default process group, or adopts one that the script set up."""
+"""Set up the default process group, or adopt an existing one."""
 
 from __future__ import annotations
 
@@ -41,13 +41,19 @@ OPTIONS = frozenset(
 )
 """What a user may set: the arguments of `torch.distributed.init_process_group`."""
 _STORE_BACKLOG = 2048
+_store: Store | None = None
+"""Of the latest group, which it outlives: other ranks may be on their way to the next while rank 0 ends this one."""
 _NOTICE_S = 300.0
 FIRST_NOTICE_S = 30.0
-"""The wait of a rank for the others at the start after which it logs the wait."""
+"""Seconds that a rank waits for the other ranks at the start before it logs the wait."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an argument that `torch.distributed.init_process_group` does not have."""
+    """Check that each option is an argument of `torch.distributed.init_process_group`.
+
+    Raises:
+        ConfigError: For an unknown one.
+    """
     unknown = sorted(set(options) - OPTIONS)
     if unknown:
         raise ConfigError(
@@ -56,18 +62,18 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def is_group_up() -> bool:
-    """Whether there is a default process group, whoever set it up."""
+    """Whether there is a default process group, of accel or of the script."""
     return dist.is_available() and dist.is_initialized()
 
 
 def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any], claim: str = "") -> None:
-    """Create the default process group; every rank must call this, and blocks until all have.
+    """Create the default process group. Every rank must call it; it blocks until all have.
 
     Args:
         topology: The rank of this process, and the rendezvous.
         backend: ``gloo``, ``cpu:gloo,cuda:nccl``, or a vendor's, whose plugin has been imported.
-        options: The arguments of the user, which override ``topology``.
-        claim: The name of what only one rank may use, such as its GPU; may be empty.
+        options: User-provided arguments, which override ``topology``.
+        claim: The name of a resource that only one rank may use, such as its GPU; may be empty.
 
     Raises:
         ConfigError: If the backend is not part of this torch, the rendezvous is unknown, or the ranks contradict
@@ -78,10 +84,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
     arguments["backend"] = backend
     if "nccl" in backend:
-        arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch has it for NCCL without gloo alone
-    place = None
-    if "init_method" not in arguments and "store" not in arguments:
-        place = arguments["init_method"] = _init_method(topology)
+        arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch uses it only for NCCL without gloo
     # The functions of this module have the default group as a default argument. Imported while the group exists
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
@@ -89,10 +92,8 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
     with _reporting_a_long_wait(topology):
-        if place is not None and not place.startswith("file:"):
-            timeout = arguments.get("timeout") or default_pg_timeout
-            store = _open_store(topology, timeout)
-            join_ranks(store, topology, claim=claim, timeout=timeout)
+        if "init_method" not in arguments and "store" not in arguments:
+            arguments |= _meet(topology, claim=claim, timeout=arguments.get("timeout") or default_pg_timeout)
         dist.init_process_group(**arguments)
     own_group()
     if "gloo" in backend:
@@ -103,7 +104,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
 @contextmanager
 def _reporting_a_long_wait(topology: Topology) -> Iterator[None]:
-    """Log after half a minute, and then every five, for whom this rank waits, and why."""
+    """Log after half a minute, and then every five minutes, which ranks this rank waits for, and why."""
     is_over = threading.Event()
     threading.Thread(target=_report_waits, args=(topology, is_over), daemon=True).start()
     try:
@@ -128,12 +129,12 @@ def _reason_to_wait(topology: Topology) -> str:
     """Return whether the rendezvous answers, for the end of a sentence."""
     if topology.master_addr is None:
         return ""
-    place = f"`{topology.master_addr}:{topology.master_port}`"
+    address = f"`{topology.master_addr}:{topology.master_port}`"
     try:
         socket.create_connection((topology.master_addr, topology.master_port), timeout=5).close()
     except OSError as error:
-        return f"; {place} cannot be reached: {error.strerror or error}"
-    return f"; {place} answers, so ranks are missing, or it is another program"
+        return f"; {address} cannot be reached: {error.strerror or error}"
+    return f"; {address} answers, so ranks are missing, or it is another program"
 
 
 def _allow_connections(num_ranks: int) -> None:
@@ -175,17 +176,16 @@ def adopt_group(topology: Topology, *, device_type: str, options: Mapping[str, A
         StateError: If the group contradicts `options`.
     """
     backend = backend_of_group(device_type)
-    asked = options.get("backend")
-    if asked is not None and not is_group_on(asked, backend):
+    requested = options.get("backend")
+    if requested is not None and not is_group_on(requested, backend):
         raise StateError(
-            f"`backend` requests `{asked}`, but the process group already uses `{backend}`. "
+            f"`backend` requests `{requested}`, but the process group already uses `{backend}`. "
             "Pass the same, or destroy that group first."
         )
     if "timeout" in options and not is_group_owned():
         warn_user(
-            "`timeout` has no effect: the process group was set up before, outside of accel, with its own "
-            "timeout. "
-            "Pass it where the group is set up, or leave it out.",
+            "`timeout` has no effect: the process group was set up before, outside of accel, with another "
+            "timeout. Pass it to the call that sets up the group, or leave it out.",
         )
     return _topology_of_group(topology), backend
 
@@ -201,41 +201,42 @@ def backend_of_group(device_type: str) -> str:
     return backends.get(device_type) or (names.pop() if len(names) == 1 else config)
 
 
-def is_group_on(asked: str, backend: str | None) -> bool:
-    """Whether the default group, of which this process uses ``backend``, has the backend ``asked``."""
-    asked = asked.lower()
-    return asked == backend or (
-        is_group_up() and set(asked.split(",")) <= set(dist.get_backend_config().split(","))
+def is_group_on(requested: str, backend: str | None) -> bool:
+    """Whether the default group has the backend ``requested``; this process uses its ``backend``."""
+    requested = requested.lower()
+    return requested == backend or (
+        is_group_up() and set(requested.split(",")) <= set(dist.get_backend_config().split(","))
     )
 
 
-def _init_method(topology: Topology) -> str:
+def _meet(topology: Topology, *, claim: str, timeout: timedelta) -> dict[str, Any]:
+    """Wait for all ranks; return the arguments of the group that say where it exchanges its addresses."""
+    global _store
     file = read("debug_rdv_file")
     if file is not None:
-        return f"file://{file}"
+        return {"init_method": f"file://{file}"}
     if topology.master_addr is None or topology.master_port is None:
         raise ConfigError(
-            f"{topology.world_size} processes were requested, but it is unknown where they meet. Set `MASTER_ADDR` "
+            f"{topology.world_size} processes were requested, but their rendezvous is unknown. Set `MASTER_ADDR` "
             "and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
-    if variable("MASTER_ADDR") and variable("MASTER_PORT"):
-        # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
-        return "env://"
-    return f"tcp://{topology.master_addr}:{topology.master_port}"
+    store = _open_store(topology.master_addr, topology.master_port, topology.rank, timeout)
+    joined = join_ranks(store, topology, claim=claim, timeout=timeout)
+    _store = store
+    return {"store": joined}
 
 
-def _open_store(topology: Topology, timeout: timedelta) -> Store:
-    """Open the store of the ranks, on rank 0 its server, which torch then uses too.
+def _open_store(address: str, port: int, rank: int, timeout: timedelta) -> Store:
+    """Open the store of the ranks, on rank 0 its server, unless the agent of torchrun has it.
 
-    At the loopback it listens there only. A server of torch's would listen on all interfaces (torch 2.13).
+    With a loopback address it listens on that interface only; torch's server listens on all (torch 2.13).
     """
-    address, port = topology.master_addr or "", topology.master_port or 0
     if variable("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = TCPStore(address, port, timeout=timeout, wait_for_workers=False)
         return PrefixStore(f"attempt_{variable('TORCHELASTIC_RESTART_COUNT')}", store)
-    fd = _loopback_listener(address, port) if topology.rank == 0 and address.startswith("127.") else None
+    fd = _loopback_listener(address, port) if rank == 0 and address.startswith("127.") else None
     return TCPStore(
-        *(address, port, None, topology.rank == 0, timeout),
+        *(address, port, None, rank == 0, timeout),
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=fd,
@@ -244,7 +245,7 @@ def _open_store(topology: Topology, timeout: timedelta) -> Store:
 
 
 def _loopback_listener(address: str, port: int) -> int | None:
-    """Return a socket that listens there, None if an earlier group of this process does, or torch raises its error."""
+    """Return a listening socket, None if the port is taken: by an earlier group of this process, or torch raises."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -256,7 +257,7 @@ def _loopback_listener(address: str, port: int) -> int | None:
 
 
 def _topology_of_group(topology: Topology) -> Topology:
-    """Return the topology if the group agrees with it, else that of the group: all ranks are assumed on one machine."""
+    """Return the topology if the group agrees with it, else the group's, assuming one machine."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if (rank, world_size) == (topology.rank, topology.world_size):
         return topology

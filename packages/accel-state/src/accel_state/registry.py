@@ -46,9 +46,9 @@ class Registry(Generic[T]):
         """Return the member called ``name``.
 
         Raises:
-            UnknownNameError: If no package owns the name.
-            ConfigError: If two installed packages own it, or it points at something that does not exist.
-            NotAvailableError: If importing it fails because something it needs is not installed.
+            UnknownNameError: If no package adds the name.
+            ConfigError: If two installed packages add it, or it points at something that does not exist.
+            NotAvailableError: If importing it fails because a dependency is not installed.
         """
         if name in self._registered:
             return self._registered[name]
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
         if len(owners) > 1:
             packages = " and ".join(f"`{distribution_of(owner)}` ({owner.value})" for owner in owners)
             raise ConfigError(
-                f"The {self.kind} `{name}` is owned by more than one installed package: {packages}. "
+                f"The {self.kind} `{name}` is added by more than one installed package: {packages}. "
                 "Uninstall all but one of them."
             )
         return cast(T, self._load(owners[0]))
@@ -68,7 +68,11 @@ class Registry(Generic[T]):
         return [(name, self.get(name)) for name in self.names()]
 
     def register(self, name: str, member: T, *, replace: bool = False) -> None:
-        """Add a member for the rest of this process; a name that is taken is refused unless ``replace``."""
+        """Add a member for the rest of this process.
+
+        Raises:
+            ConfigError: If the name is taken, unless ``replace``.
+        """
         if not replace and name in self and self._registered.get(name) is not member:
             raise ConfigError(
                 f"The {self.kind} `{name}` exists already. Choose another name, or pass `replace=True`."
@@ -76,7 +80,11 @@ class Registry(Generic[T]):
         self._registered[name] = member
 
     def unregister(self, name: str) -> None:
-        """Take back what `register` added; names owned by installed packages stay."""
+        """Remove a member that `register` added; members of installed packages stay.
+
+        Raises:
+            UnknownNameError: If there is none.
+        """
         if name not in self._registered:
             raise UnknownNameError.of(f"registered {self.kind}", name, self._registered)
         del self._registered[name]

@@ -37,9 +37,9 @@ class Runtime:
 
     Attributes:
         backend: The process group's, None in a single process.
-        distributed_type: Of the devices only; an engine's is that of the `AcceleratorState`.
-        layout: The layout of the ranks: that of the `ParallelismConfig`, by default a replica of the model on every
-            rank.
+        distributed_type: Of the devices only; the `AcceleratorState` has the engine's.
+        layout: The layout of the ranks: the `ParallelismConfig`'s, by default a replica of the model on every rank.
+        has_ended: Whether the process group was destroyed on request; the next `Accelerator` builds another runtime.
     """
 
     topology: Topology
@@ -51,6 +51,7 @@ class Runtime:
     debug: bool
     fork_launched: bool
     group_request: Mapping[str, Any] = field(default_factory=dict)
+    has_ended: bool = False
     layout: MeshLayout = field(init=False)
     _arranged: MeshLayout = field(init=False)
 
@@ -62,7 +63,7 @@ class Runtime:
         self.layout = self._arranged = layout or MeshLayout.of_replicas(self.topology.world_size)
 
     def set_rank(self, field: str, value: int) -> None:
-        """Set one field of the topology, as scripts do one by one: it need not fit the others yet."""
+        """Set one field of the topology, as scripts do one by one: it need not agree with the other fields yet."""
         self.topology = copy(self.topology)
         object.__setattr__(self.topology, field, value)
         world_size = self.topology.world_size
@@ -70,7 +71,7 @@ class Runtime:
         self.layout = self._arranged if fits else MeshLayout.of_replicas(world_size)
 
     def wait_for_everyone(self) -> None:
-        """Block until every rank has called this; return at once in a single process."""
+        """Block until every rank has called it; return at once in a single process."""
         if self.topology.world_size > 1:
             self.device_backend.barrier(self.device)
 
@@ -122,7 +123,7 @@ def reset_runtime(*, keep_process_group: bool = False) -> None:
 
     Args:
         keep_process_group: Keep the process group, for the next `PartialState` to adopt.
-            Otherwise the group is destroyed if accel set it up; one that the user set up is never touched.
+            Otherwise the group is destroyed if accel set it up; a user-provided group is never touched.
     """
     _Current.runtime = None
     _Current.training.clear()
@@ -158,7 +159,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         topology, backend = process_group.adopt_group(
             topology, device_type=device_backend.name, options=options
         )
-    device = device_backend.place(topology) if chosen is None else _place_chosen(chosen, topology)
+    device = device_backend.place(topology) if chosen is None else _check_chosen(chosen, topology)
     if device.type != "cpu":
         _set_device(device_backend, device)
     if backend is None and topology.world_size > 1:
@@ -196,17 +197,17 @@ def _install_rich_tracebacks() -> None:
 
 
 def _topology(options: Mapping[str, Any]) -> Topology:
-    """Return the environment's topology, or that of the user's ``rank`` and ``world_size``."""
+    """Return the environment's topology, or one with the user-provided rank and size."""
     if not {"rank", "world_size"} & set(options):
         return detect_topology(snapshot())
     rank, world_size = options.get("rank"), options.get("world_size")
     if rank is None or world_size is None:
-        raise ConfigError("`rank` and `world_size` belong together: give both, or neither.")
+        raise ConfigError("`rank` and `world_size` belong together. Pass both, or neither.")
     return replace(Topology(), rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
 
 
 def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | None]:
-    """Return the kind of device, and the device itself if ``ACCELERATE_TORCH_DEVICE`` has its number."""
+    """Return the type of device, and the device if ``ACCELERATE_TORCH_DEVICE`` has its number."""
     wanted: str | None = None if is_cpu_forced else read("torch_device")
     if wanted is None:
         return current_device_backend(cpu=is_cpu_forced), None
@@ -214,18 +215,19 @@ def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | N
         device = torch.device(wanted)
     except RuntimeError as error:
         raise ConfigError(
-            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
+            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}. "
+            "Set a device of torch such as `cuda` or `cpu`."
         ) from None
     if ":" in wanted:
         return device_backend(device.type), device
     return require_device_backend(device.type), None
 
 
-def _place_chosen(device: torch.device, topology: Topology) -> torch.device:
+def _check_chosen(device: torch.device, topology: Topology) -> torch.device:
     if topology.local_world_size > 1 and device.type != "cpu":
         raise ConfigError(
             f"`ACCELERATE_TORCH_DEVICE` names the one device `{device}` for {topology.local_world_size} processes. "
-            f"Leave the number out (`{device.type}`), so that each gets its own."
+            f"Leave the number out (`{device.type}`), so that each gets a separate one."
         )
     return device
 
@@ -234,7 +236,10 @@ def _set_device(backend: DeviceBackend, device: torch.device) -> None:
     try:
         backend.set_device(device)
     except (AssertionError, AttributeError, RuntimeError, ValueError, ImportError) as error:
-        raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
+        raise NotAvailableError(
+            f"The device `{device}` cannot be used here: {error}. Check its driver, or "
+            "unset `ACCELERATE_TORCH_DEVICE`."
+        ) from error
 
 
 def _set_up_group(
@@ -243,8 +248,8 @@ def _set_up_group(
     backend = options.get("backend") or device_backend.collective_backend
     if backend is None:
         raise ConfigError(
-            f"{topology.world_size} processes were requested, but processes on `{device_backend.name}` cannot talk "
-            "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
+            f"{topology.world_size} processes were requested, but processes on `{device_backend.name}` cannot "
+            "communicate. Start one process, or pass `cpu=True` (`--cpu`)."
         )
     if topology.local_rank == 0:
         check_os_kernel()
@@ -264,10 +269,10 @@ def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) ->
         )
     if runtime.backend is None:
         return
-    for name, asked in options.items():
+    for name, value in options.items():
         given = runtime.backend if name == "backend" else runtime.group_request.get(name)
-        if asked != given and not (name == "backend" and asked and process_group.is_group_on(asked, given)):
+        if value != given and not (name == "backend" and value and process_group.is_group_on(value, given)):
             raise StateError(
-                f"`{name}` requests `{asked}`, but the process group was set up with `{given}` already. "
+                f"`{name}` requests `{value}`, but the process group was set up with `{given}` already. "
                 "Pass it the first time that `Accelerator` or `PartialState` is constructed."
             )

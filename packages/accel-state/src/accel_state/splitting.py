@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from accel_state.errors import ConfigError
 
+T = TypeVar("T")
+
 
 @contextmanager
 def split_between_processes(
-    inputs: Any, *, rank: int, world_size: int, apply_padding: bool = False
-) -> Iterator[Any]:
+    inputs: T, *, rank: int, world_size: int, apply_padding: bool = False
+) -> Iterator[T]:
     """Yield the share of ``inputs`` that belongs to process ``rank``.
 
     Three items over two processes are two and one. With ``apply_padding`` every process gets as many as the
@@ -36,7 +38,7 @@ def split_between_processes(
 
 
 def share_bounds(num_items: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Return where the share of ``rank`` begins and ends among ``num_items``."""
+    """Return the start and the end of the share of ``rank`` among ``num_items``."""
     base, num_longer = divmod(num_items, world_size)
     start = rank * base + min(rank, num_longer)
     return start, start + base + (rank < num_longer)
@@ -54,7 +56,7 @@ def _length(inputs: Any) -> int:
         return _common_length(inputs)
     if isinstance(inputs, torch.Tensor) and inputs.dim() == 0:
         raise ConfigError(
-            "`inputs` holds a tensor without dimensions, which cannot be split. Give it a first one."
+            "`inputs` contains a 0-dim tensor, which cannot be split. Add a dimension (`tensor[None]`)."
         )
     if isinstance(inputs, (str, bytes)) or not (
         hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__")

@@ -12,9 +12,12 @@ from accel_state.errors import ConfigError
 class Topology:
     """The rank of a process and the size of the run, on its machine and in all.
 
-    ``source`` names the process environment that they come from. ``master_addr`` and ``master_port`` are the rendezvous
+    ``source`` names the process environment. ``master_addr`` and ``master_port`` are the rendezvous
     of the ranks, None if the environment does not set it. ``is_node_rank_assumed`` is true if the environment does not
     number the machines, so that each is assumed to have consecutive ranks.
+
+    Raises:
+        ConfigError: If an index is not below its size.
     """
 
     rank: int = 0
@@ -60,7 +63,11 @@ def is_set(environ: Mapping[str, str], variable: str) -> bool:
 
 
 def optional_int(environ: Mapping[str, str], variable: str) -> int | None:
-    """Return the whole number in ``variable``, None if it is unset."""
+    """Return the integer in ``variable``, None if it is unset.
+
+    Raises:
+        ConfigError: If it is not an integer.
+    """
     if not is_set(environ, variable):
         return None
     try:
@@ -70,10 +77,10 @@ def optional_int(environ: Mapping[str, str], variable: str) -> int | None:
 
 
 def required_int(environ: Mapping[str, str], variable: str, *, launcher: str, because: str) -> int:
-    """Return the whole number in ``variable``, which ``launcher`` sets together with the variable ``because``.
+    """Return the integer in ``variable``, which ``launcher`` sets together with the variable ``because``.
 
     Raises:
-        ConfigError: If it is unset or no number.
+        ConfigError: If it is unset or not an integer.
     """
     value = optional_int(environ, variable)
     if value is None:

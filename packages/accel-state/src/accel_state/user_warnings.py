@@ -1,4 +1,4 @@
-"""Warnings that show the user's line, and come once from a run."""
+"""Warnings that show the user's line, once per run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, main_proce
     """Warn at the user's line: the innermost one outside of accel and torch.
 
     Args:
-        message: What has no effect or may surprise, and what to do.
+        message: The setting without effect or the surprise, and the action.
         category: The class of the warning.
         main_process_only: Leave out the warning on all ranks but the first, since it is the same on each. False
-            where only some ranks may have a reason to warn.
+            if only some ranks may have a reason to warn.
     """
-    if main_process_only and not _is_main_process():
+    if main_process_only and not is_main_process():
         return
     frame = user_frame()
     warnings.warn_explicit(
@@ -38,7 +38,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, main_proce
 
 
 def user_frame() -> FrameType:
-    """Return the innermost frame outside of accel and torch; in a thread of theirs, the outermost of all."""
+    """Return the innermost frame outside of accel and torch; in one of their threads, the outermost frame."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _SKIPPED_PACKAGES:
         frame = frame.f_back
@@ -55,7 +55,8 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
+    """Whether this is rank 0, or no rank of a run; builds no state."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

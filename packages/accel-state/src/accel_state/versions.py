@@ -1,4 +1,4 @@
-"""Which packages are installed, and in which versions, by their metadata; none is imported."""
+"""Installed packages and their versions, from their metadata; none is imported."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
     try:
         wanted = Version(requirement_version)
     except InvalidVersion:
-        raise ConfigError(f"`requirement_version` is `{requirement_version}`, which is no version.") from None
+        raise ConfigError(
+            f"`requirement_version` is `{requirement_version}`, which is no version. Pass one such as `2.9`."
+        ) from None
     if isinstance(library_or_version, str):
         library_or_version = Version(installed_version(library_or_version))
     return STR_OPERATION_TO_FUNC[operation](library_or_version, wanted)
@@ -111,7 +113,7 @@ def installed_version(distribution: str) -> str:
 
 
 def require_no_accelerate() -> None:
-    """Check that Accelerate itself is not installed, since `accel.drop_in` provides the same module.
+    """Check that Accelerate is not installed, since `accel.drop_in` provides the same module.
 
     Raises:
         StateError: If it is.
@@ -121,7 +123,7 @@ def require_no_accelerate() -> None:
     spec = PathFinder.find_spec("accelerate")
     if spec is not None and spec.origin is not None:
         raise StateError(
-            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall "
+            f"Accelerate is installed (`{spec.origin}`), and `accel.drop_in` would replace it. Uninstall "
             "it (`pip uninstall accelerate`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
         )
 

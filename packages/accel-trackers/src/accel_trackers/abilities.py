@@ -1,4 +1,4 @@
-"""What trackers can do beside `log`, as protocols: ``isinstance(tracker, LogsImages)`` tells."""
+"""Optional abilities of trackers, as protocols: check with ``isinstance(tracker, LogsImages)``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class LogsImages(Protocol):
     """A tracker that shows images."""
 
     def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log images by name, one or many each."""
+        """Log one image or several under each name."""
 
 
 @runtime_checkable
 class LogsFigures(Protocol):
-    """A tracker that shows figures of matplotlib."""
+    """A tracker that shows matplotlib figures."""
 
     def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log figures by name, as they are drawn now."""
+        """Log figures by name, in their current state."""
 
 
 @runtime_checkable
@@ -26,7 +26,7 @@ class LogsHistograms(Protocol):
     """A tracker that shows distributions."""
 
     def log_histograms(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log the distribution of the numbers in a tensor or array, by name."""
+        """Log the distribution of the elements of tensors of any shape and device, or arrays, by name."""
 
 
 @runtime_checkable
@@ -41,15 +41,15 @@ class LogsTables(Protocol):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a ``dataframe`` of pandas."""
+        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``."""
 
 
 @runtime_checkable
 class LogsArtifacts(Protocol):
-    """A tracker that keeps files."""
+    """A tracker that stores files."""
 
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file, below ``artifact_path`` if given."""
+        """Upload or copy a file, below ``artifact_path`` if given."""
 
 
 ABILITIES = {
@@ -59,4 +59,4 @@ ABILITIES = {
     "tables": LogsTables,
     "artifacts": LogsArtifacts,
 }
-"""The protocols by what is logged, in the order of the table in the README."""
+"""The protocols by ability, in the order of the table in the README."""

@@ -13,12 +13,12 @@ from accel_trackers.values import as_number, as_plain_data, flat
 
 
 class AimTracker(ServiceTracker):
-    """Logs to a run of Aim, in the repository ``logging_dir``.
+    """Logs to an Aim run, in the repository ``logging_dir``.
 
     Args:
-        run_name: The name of the run.
-        logging_dir: The folder with the repository ``.aim``; made if there is none.
-        kwargs: Handed to ``aim.Run``, such as ``experiment``, ``system_tracking_interval``.
+        run_name: Name of the run.
+        logging_dir: Folder of the repository ``.aim``; created if missing.
+        kwargs: Keyword arguments for ``aim.Run``, such as ``experiment``, ``system_tracking_interval``.
     """
 
     name = "aim"
@@ -40,14 +40,14 @@ class AimTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), strings, objects of Aim, and dicts of these.
+        """Log numbers, one-element tensors on any device, strings, Aim objects, and dicts of these.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Run.track``, such as ``epoch``, ``context={"subset": "train"}``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Run.track``, such as ``epoch``, ``context={"subset": "train"}``.
         """
         run = self.tracker
         import aim
@@ -67,13 +67,12 @@ class AimTracker(ServiceTracker):
         step: int | None = None,
         kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`), or with a caption.
+        """Log one image or several under each name (see `accel_trackers.images.pictures`), or one with a caption.
 
         Args:
-            values: By name; a tuple of an image and a text is that image with this caption.
-            step: Where on the axis they belong.
-            kwargs: Further arguments for ``aim.Image``, under ``"aim_image"``, and for ``Run.track``, under
-                ``"track"``.
+            values: Images by name; a tuple of an image and a string is an image with its caption.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``aim.Image`` under ``"aim_image"``, and for ``Run.track`` under ``"track"``.
         """
         run = self.tracker
         import aim
@@ -88,7 +87,7 @@ class AimTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log figures of matplotlib as images, by name."""
+        """Log matplotlib figures as images, by name."""
         self.log_images(values, step=step)
 
     def _open(self) -> Any:

@@ -1,4 +1,4 @@
-"""Logging to several trackers, each in an order of its own: in a thread, or at once."""
+"""Logging to several trackers, from a background thread each or directly, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -26,24 +26,31 @@ class _Entry(NamedTuple):
 
 
 class BackgroundLog:
-    """Hands logged values to trackers, to each in the order of the calls, losing none.
+    """Passes logged values to trackers, to each in the order of the calls, without losing any.
 
-    Trackers with ``log_in_background = True`` have a queue and a thread each, so that the slowest delays nobody:
-    `log` copies the values (tensors are cloned on their device, without waiting for it; figures are rendered) and
-    returns. All others, and those given to `call_directly`, are called at once, by the caller. At the exit of
-    the interpreter, after an exception too, what is queued is written first; a SIGTERM that arrives meanwhile
-    takes effect after it. One that arrives before, and has no handler, ends the process without what is queued.
+        log = BackgroundLog(trackers)
+        log.log({"loss": loss}, step=1)
+        log.close()
 
-    What a tracker raises, or that it hangs, never affects the other trackers, and later values are handed to it all
-    the same. With ``on_error="warn"`` the next call warns of it, once for each tracker, and `close` raises it as a
-    `TrackerError`; with ``"raise"`` the next `log`, `drain` or `close` raises it.
+    Trackers with ``log_in_background = True`` have a queue and a thread each, so that a slow one delays neither the
+    script nor the other trackers: `log` copies the values (tensors are cloned on their device, without waiting for
+    it; figures are rendered) and returns. Other trackers, and those passed to `call_directly`, are called directly.
+    At interpreter exit, also after an exception, the queues are written first; a SIGTERM during that time is deferred.
+    An unhandled SIGTERM before it ends the process, and the queued values are lost.
+
+    A tracker that raises or hangs never affects other trackers, and still gets later values. With ``on_error="warn"``
+    the next call warns about it, once for each tracker, and `close` raises a `TrackerError`; with ``"raise"`` the next
+    `log`, `drain` or `close` raises it.
 
     Args:
         trackers: Started trackers, whose ``log`` this object calls from now on; it never calls ``finish``.
-        capacity: How many calls of a tracker may wait. Beyond it `log` does wait, and says so once: better late
-            than lost.
-        stall_timeout_s: How long to wait while a tracker does not finish a single call, before giving it up.
+        capacity: Largest number of waiting calls of a tracker. Beyond it `log` waits, with one warning, instead of
+            dropping values.
+        stall_timeout_s: Seconds to wait for a tracker that does not finish a single call.
         on_error: ``warn`` or ``raise``.
+
+    Raises:
+        ConfigError: If ``capacity`` is less than 1 or ``on_error`` is invalid.
     """
 
     def __init__(
@@ -76,15 +83,15 @@ class BackgroundLog:
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Hand ``values`` to all trackers, or queue them.
+        """Pass ``values`` to all trackers, or queue them.
 
         Args:
-            values: By name; may be changed by the caller at once.
-            step: Where on the axis they belong.
-            log_kwargs: Further arguments for ``log``, by tracker name.
+            values: Values by name, such as tensors of any shape and device. The caller may change them afterwards.
+            step: Step of the values.
+            log_kwargs: Keyword arguments for the ``log`` of each tracker, by its name.
 
         Raises:
-            TrackerError: If a tracker failed, with ``on_error="raise"``; all have got these values all the same.
+            TrackerError: If a tracker failed, with ``on_error="raise"``; the other trackers got these values.
             StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
@@ -92,21 +99,21 @@ class BackgroundLog:
         if self._queued:
             later = entry._replace(values=rendered(entry.values))
             for tracker, calls in self._queued:
-                # Nothing that a tracker raises may end its thread.
+                # Also SystemExit and KeyboardInterrupt: they would end the thread, and `wait` would report it as hung.
                 write = partial(self._write, tracker, later, caught=BaseException)
                 self._attempt(tracker, partial(calls.put, write))
         for tracker in self._direct:
             self._write(tracker, entry, caught=Exception)
-        self._tell()
+        self._report()
 
     def call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
-        """Write what is queued for these trackers, and have `log` call them at once from now on.
+        """Write the queues of these trackers; from now on `log` calls them directly.
 
-        For trackers that the caller calls as well: all their calls then keep one order, which matters to libraries
-        that refuse a step before the last one.
+        For trackers that the caller also calls: their calls keep one order, which matters to libraries that reject a
+        step before the last one.
 
         Raises:
-            TrackerError: If a tracker failed, or hangs, with ``on_error="raise"``.
+            TrackerError: If a tracker failed or hangs, with ``on_error="raise"``.
         """
         if self._is_closed or os.getpid() != self._process:
             return
@@ -114,21 +121,22 @@ class BackgroundLog:
             if self._attempt(tracker, calls.close):
                 self._queued.remove((tracker, calls))
                 self._direct.append(tracker)
-        self._tell()
+        self._report()
 
     def drain(self) -> None:
-        """Wait until everything logged so far is written.
+        """Wait until all values logged so far are written.
 
         Raises:
-            TrackerError: If a tracker failed, or hangs, with ``on_error="raise"``.
+            TrackerError: If a tracker failed or hangs, with ``on_error="raise"``.
+            StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
         for tracker, calls in self._queued:
             self._attempt(tracker, calls.wait)
-        self._tell()
+        self._report()
 
     def close(self) -> None:
-        """Write everything that is queued and end the threads; nothing can be logged afterwards.
+        """Write the queues and end the threads. Nothing can be logged afterwards.
 
         Raises:
             TrackerError: If a tracker failed, or hangs.
@@ -157,18 +165,19 @@ class BackgroundLog:
         return True
 
     def _write(self, tracker: GeneralTracker, entry: _Entry, *, caught: type[BaseException]) -> None:
-        # Thawed anew for each: a tracker that changes its values does not change what the others see.
+        # Thawed for each tracker, so that one that changes its values does not affect the other trackers.
         kwargs = thawed(entry.kwargs).get(tracker.name, {})
         try:
             tracker.log(thawed(entry.values), step=entry.step, **kwargs)
         except caught as error:
             failure = TrackerError(
-                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}."
+                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}. "
+                "With `on_error='warn'` the run goes on."
             )
             failure.__cause__ = error
             self._failures[id(tracker)].add(failure)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._raises_at_once:
             raise_all(self._failures.values())
         for failures in self._failures.values():

@@ -1,4 +1,4 @@
-"""The calls of one tracker, made in order by a thread of its own."""
+"""The calls of one tracker, made in order by a background thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Item: TypeAlias = Callable[[], None] | threading.Event | None
 
 
 class CallQueue:
-    """Makes calls in a thread that is started by the first one.
+    """Makes calls in a thread that is started with the first one.
 
     Args:
-        name: The tracker that the calls go to.
-        capacity: How many calls may wait. Beyond it `put` waits too, and warns once.
-        stall_timeout_s: How long to wait while no call ends, before giving up.
+        name: Name of the tracker.
+        capacity: Largest number of waiting calls. Beyond it `put` waits too, and warns once.
+        stall_timeout_s: Seconds until a thread that finishes no call counts as hung.
     """
 
     def __init__(self, name: str, *, capacity: int, stall_timeout_s: float) -> None:
@@ -39,10 +39,10 @@ class CallQueue:
         """Queue a call, which must not raise.
 
         Raises:
-            TrackerError: If the queue is full and the thread hangs; the call is lost then.
+            TrackerError: If the queue is full and the thread hangs; the call is dropped.
         """
         if self._thread is None:
-            # A daemon, for the interpreter waits for other threads before it calls what is due at exit.
+            # A daemon: the interpreter joins other threads before the `atexit` functions, which end this one.
             self._thread = threading.Thread(
                 target=self._work, name=f"accel-trackers-{self._name}", daemon=True
             )
@@ -57,7 +57,7 @@ class CallQueue:
         self._until(partial(self._try_put, call))
 
     def wait(self) -> None:
-        """Wait until everything queued so far is done.
+        """Wait until all calls queued so far are done.
 
         Raises:
             TrackerError: If the thread hangs.
@@ -68,7 +68,7 @@ class CallQueue:
             self._until(mark.wait)
 
     def close(self) -> None:
-        """Do everything that is queued and end the thread.
+        """Make all queued calls and end the thread.
 
         Raises:
             TrackerError: If the thread hangs.
@@ -78,7 +78,7 @@ class CallQueue:
         try:
             self.wait()
         finally:
-            self._is_closed = True  # a thread that hangs now ends when it has done the rest
+            self._is_closed = True  # a thread that hangs now ends when it has made the other calls
             with suppress(queue.Full):
                 self._items.put_nowait(None)
         self._thread.join()
@@ -91,14 +91,19 @@ class CallQueue:
         return True
 
     def _until(self, wait: Callable[[float], bool]) -> None:
-        """Call ``wait`` until it succeeds; give up when no call ended meanwhile, or since it was given up last."""
+        """Call ``wait`` until it succeeds or no call has finished during the timeout.
+
+        After a hang, waits do not block until another call finishes: otherwise `log` with a full queue, `drain` and
+        `close` would each take the timeout again.
+        """
         num_done = self._num_done
         while not wait(0.0 if num_done == self._num_done_when_stalled else self._stall_timeout_s):
             if self._num_done == num_done:
                 self._num_done_when_stalled = num_done
                 raise TrackerError(
                     f"The tracker `{self._name}` has hung for {self._stall_timeout_s:g} s, with "
-                    f"{self._items.qsize()} logged values not written."
+                    f"{self._items.qsize()} logged values not written. Check that the service "
+                    "answers; with `on_error='warn'` the run goes on."
                 )
             num_done = self._num_done
 

@@ -1,4 +1,4 @@
-"""All tracker classes by name: ours, those of other packages, and those registered at run time."""
+"""All tracker classes by name: built-in, from other packages, or registered at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACKERS: Registry[type[GeneralTracker]] = Registry("tracker", "accel.trackers")
 
 
 class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
-    """The catalogue as a mapping that can be changed; a class is imported when it is looked up."""
+    """The registry as a mutable mapping; a class is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
         return TRACKERS.get(str(name))
@@ -38,25 +38,28 @@ LOGGER_TYPE_TO_CLASS = _TrackerClasses()
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralTracker]:
-    """Make a class known by its ``name``, for ``log_with`` and for "all"; can be used as a decorator.
+    """Register a class under its ``name``, for ``log_with`` and for "all". Usable as a decorator.
 
-    Packages do the same for good with an entry point in the group ``accel.trackers``. A class that replaces another
-    one of its name is a warning.
+    Packages register classes with an entry point in the group ``accel.trackers`` instead. Replacing another class of
+    the same name is a warning.
 
     Raises:
-        ConfigError: If it is no subclass of `GeneralTracker`, or lacks something required.
+        ConfigError: If it is not a subclass of `GeneralTracker`.
+        IncompleteTrackerError: If it lacks a required attribute.
     """
     given: object = tracker_class
     if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
         raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`. Derive it from that.")
-    check_complete(tracker_class, ("name", "requires_logging_directory"))  # the rest when it is built
+    check_complete(tracker_class, ("name", "requires_logging_directory"))  # `tracker` when it is constructed
     name = tracker_class.name
     if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
-        warn_user(f"`{tracker_class.__name__}` replaces the tracker `{name}`.")
+        warn_user(
+            f"`{tracker_class.__name__}` replaces the tracker `{name}`. If that was not meant, rename the class."
+        )
     TRACKERS.register(name, tracker_class, replace=True)
     return tracker_class
 
 
 def get_available_trackers() -> list[str]:
-    """Return the names of the trackers that can be used here, sorted; they equal the `LoggerType` members."""
+    """Return the sorted names of the trackers whose packages are installed; they equal `LoggerType` members."""
     return [name for name, cls in TRACKERS.items() if cls.why_not_available() is None]

@@ -13,14 +13,14 @@ from accel_trackers.values import as_plain_data, flat
 
 
 class ClearMLTracker(ServiceTracker):
-    """Logs to a task of ClearML, in the project ``run_name``; to the one that runs already, if there is one.
+    """Logs to the current ClearML task, or else to a new one in the project ``run_name``.
 
-    A name such as ``loss/train`` is the line ``train`` in the plot ``loss``, as ClearML takes TensorBoard's
-    names, and so is ``train_loss`` (also ``eval_`` and ``test_``); of any other name, plot and line have the same.
+    As ClearML does with TensorBoard's names, ``loss/train`` becomes the series ``train`` in the plot ``loss``. So does
+    ``train_loss`` (also ``eval_`` and ``test_``). Any other name is used for both the plot and the series.
 
     Args:
-        run_name: The name of the project.
-        kwargs: Handed to ``Task.init``, such as ``task_name``, ``tags``, ``auto_connect_frameworks``.
+        run_name: Name of the project.
+        kwargs: Keyword arguments for ``Task.init``, such as ``task_name``, ``tags``, ``auto_connect_frameworks``.
     """
 
     name = "clearml"
@@ -38,14 +38,14 @@ class ClearMLTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), and dicts of numbers.
+        """Log numbers, one-element tensors on any device, and dicts of these.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong; without one they are single values of the task.
-            kwargs: Handed to ``Logger.report_scalar`` or ``Logger.report_single_value``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values; without it they are logged as single values of the task.
+            kwargs: Keyword arguments for ``Logger.report_scalar`` or ``Logger.report_single_value``.
         """
         logger = self.tracker.get_logger()
         for name, number in self._numbers(flat(values)).items():
@@ -57,12 +57,12 @@ class ClearMLTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name; of many, each has its place as a name: ``0``, ``1``, ….
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Logger.report_image``.
+            values: Images by name; several under one name get the series ``0``, ``1``, ….
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Logger.report_image``.
         """
         logger = self.tracker.get_logger()
         for name, images in values.items():
@@ -74,7 +74,7 @@ class ClearMLTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib, by name, with further arguments for ``Logger.report_matplotlib_figure``."""
+        """Log matplotlib figures by name, with keyword arguments for ``Logger.report_matplotlib_figure``."""
         logger = self.tracker.get_logger()
         for name, figure in values.items():
             title, series = _title_and_series(name)
@@ -84,12 +84,12 @@ class ClearMLTracker(ServiceTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
-        """Upload a file or folder as an artifact called ``artifact_path``, or as the file is.
+        """Upload a file or folder as an artifact.
 
         Args:
-            local_path: The file or folder.
-            artifact_path: The name of the artifact.
-            kwargs: Handed to ``Task.upload_artifact``, such as ``metadata``.
+            local_path: File or folder.
+            artifact_path: Name of the artifact. Default: the name of the file or folder.
+            kwargs: Keyword arguments for ``Task.upload_artifact``, such as ``metadata``.
         """
         path = Path(local_path)
         self.tracker.upload_artifact(artifact_path or path.name, artifact_object=path, **kwargs)
@@ -104,18 +104,18 @@ class ClearMLTracker(ServiceTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a ``dataframe`` of pandas.
+        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``.
 
         Args:
-            table_name: Its name.
-            columns: The names of the columns; without them the first row is taken for them.
-            data: The rows.
-            dataframe: Instead of both.
-            step: Where on the axis it belongs.
-            kwargs: Handed to ``Logger.report_table``.
+            table_name: Name of the table.
+            columns: Column names. Default: the first row of ``data``.
+            data: Rows.
+            dataframe: A pandas data frame, in place of both.
+            step: Step of the table.
+            kwargs: Keyword arguments for ``Logger.report_table``.
 
         Raises:
-            ConfigError: If there is neither ``data`` nor a ``dataframe``.
+            ConfigError: If neither ``data`` nor ``dataframe`` is given.
         """
         table = table_rows(data, dataframe)
         if dataframe is None and columns is not None:
@@ -133,6 +133,7 @@ class ClearMLTracker(ServiceTracker):
         return Task.init(project_name=self.run_name, **self._kwargs) if running is None else running
 
     def _close(self, run: Any) -> None:
+        # A task that the script opened is also closed by it: it may log more there after the training.
         if self._is_ours:
             run.close()
         else:

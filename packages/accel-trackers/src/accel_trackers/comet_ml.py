@@ -14,11 +14,11 @@ from accel_trackers.values import as_array, as_number, as_plain_data, flat
 
 
 class CometMLTracker(ServiceTracker):
-    """Logs to an experiment of Comet, in the project ``run_name``.
+    """Logs to a Comet experiment, in the project ``run_name``.
 
     Args:
-        run_name: The name of the project.
-        kwargs: Handed to ``comet_ml.start``, such as ``workspace``, ``online=False``, ``experiment_config``.
+        run_name: Name of the project.
+        kwargs: Keyword arguments for ``comet_ml.start``, such as ``workspace`` or ``online=False``.
     """
 
     name = "comet_ml"
@@ -35,14 +35,14 @@ class CometMLTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers) as metrics, strings as "other", and dicts of these.
+        """Log numbers and one-element tensors on any device as metrics, strings as "other", and dicts of these.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``log_metric``, such as ``epoch``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``log_metric``, such as ``epoch``.
         """
         experiment = self.tracker
         if step is not None:
@@ -58,29 +58,29 @@ class CometMLTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
-            step: Where on the axis they belong.
-            kwargs: Handed to ``log_image``.
+            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
+            step: Step of the values.
+            kwargs: Keyword arguments for ``log_image``.
         """
         experiment = self.tracker
         from PIL import Image  # comet_ml brings it
 
         for name, image in by_place(values).items():
-            # comet_ml (3.58) loses arrays of bytes of one channel with NumPy 2: it computes with -1 in their type.
+            # comet_ml 3.58 loses one-channel uint8 arrays with NumPy 2: it computes with -1 in their dtype.
             shown = Image.fromarray(image) if hasattr(image, "dtype") else image
             experiment.log_image(shown, name=name, step=step, **kwargs)
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, and those of plotly as they are, by name.
+        """Log figures by name: matplotlib's as images, plotly's unchanged.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``log_image`` or ``log_figure``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``log_image`` or ``log_figure``.
         """
         for name, figure in values.items():
             if is_figure(figure):
@@ -90,12 +90,12 @@ class CometMLTracker(ServiceTracker):
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``log_histogram_3d``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``log_histogram_3d``.
         """
         for name, numbers in values.items():
             self.tracker.log_histogram_3d(as_array(numbers), name=name, step=step, **kwargs)
@@ -110,18 +110,18 @@ class CometMLTracker(ServiceTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table as a CSV file, from ``columns`` and ``data``, or from a ``dataframe`` of pandas.
+        """Log a table as a CSV file, from ``columns`` and ``data``, or from a pandas ``dataframe``.
 
         Args:
-            table_name: Its name; ``.csv`` is added where it has no suffix.
-            columns: The names of the columns.
-            data: The rows.
-            dataframe: Instead of both.
-            step: Where on the axis it belongs; part of the file's name, for Comet's tables have no step.
-            kwargs: Handed to ``log_table``.
+            table_name: Name of the table; ``.csv`` is added if it has no suffix.
+            columns: Column names.
+            data: Rows.
+            dataframe: A pandas data frame, in place of both.
+            step: Step of the table; part of the file name, because Comet's tables have no step.
+            kwargs: Keyword arguments for ``log_table``.
 
         Raises:
-            ConfigError: If there is neither ``data`` nor a ``dataframe``.
+            ConfigError: If neither ``data`` nor ``dataframe`` is given.
         """
         file = file_name(table_name, step=step, suffix=".csv")
         rows = table_rows(data, dataframe)
@@ -132,9 +132,9 @@ class CometMLTracker(ServiceTracker):
         """Log a file as an asset, or a folder as all the assets in it.
 
         Args:
-            local_path: The file or folder.
-            artifact_path: The folder of the asset; only of a file.
-            kwargs: Handed to ``log_asset`` or ``log_asset_folder``, such as ``step``.
+            local_path: File or folder.
+            artifact_path: Folder of the asset; ignored if `local_path` is a folder.
+            kwargs: Keyword arguments for ``log_asset`` or ``log_asset_folder``, such as ``step``.
         """
         path = Path(local_path)
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""A signal that waits until something is done."""
+"""Deferred signals."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred(signum: int) -> Iterator[None]:
-    """Let a signal take effect after the block, as it would have without; in other threads do nothing.
+    """Defer a signal until the end of the block, then deliver it to its handler. Outside the main thread do nothing.
 
-    Launchers send SIGTERM to all processes of a run as soon as one has failed: also to the one that is
-    writing down why.
+    Launchers send SIGTERM to all processes of a run as soon as one has failed, also to the one that is still writing
+    what it logged before it failed. Only the main thread can set handlers, and a handler that was not set from Python
+    could not be restored.
     """
     before = signal.getsignal(signum)
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):

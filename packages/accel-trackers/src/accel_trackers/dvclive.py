@@ -1,4 +1,4 @@
-"""DVCLive: metrics in plain files, beside the data and models that DVC keeps."""
+"""DVCLive: metrics in plain files, next to the data and models that DVC versions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from accel_trackers.values import as_number, as_plain_data, flat
 
 
 class DVCLiveTracker(ServiceTracker):
-    """Logs to a ``Live`` of dvclive, which writes into the folder ``dvclive``.
+    """Logs to a DVCLive ``Live``, which writes to the folder ``dvclive``.
 
     Args:
-        run_name: The experiment of DVC is called so, with the time of its start behind it (an experiment replaces one
-            of the same name), unless ``exp_name`` is given.
-        live: A ``Live`` of your own; `finish` ends it.
-        kwargs: Handed to ``dvclive.Live`` otherwise, such as ``dir``, ``report``, ``save_dvc_exp``.
+        run_name: Name of the DVC experiment, followed by its start time, because an experiment replaces one of the same
+            name. Unused if ``exp_name`` is given.
+        live: An existing ``Live`` to log to; `finish` ends it.
+        kwargs: Keyword arguments for ``dvclive.Live`` if ``live`` is not given, such as ``dir``, ``save_dvc_exp``.
     """
 
     name = "dvclive"
@@ -38,14 +38,14 @@ class DVCLiveTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), strings, and dicts of these; end the step.
+        """Log numbers, one-element tensors on any device, strings, and dicts of these; then end the step.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong; one after the last if not given.
-            kwargs: Handed to ``Live.log_metric``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values. Default: the step after the last one.
+            kwargs: Keyword arguments for ``Live.log_metric``.
         """
         live = self.tracker
         if step is not None:
@@ -60,11 +60,11 @@ class DVCLiveTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`), as PNG files ``name/step.png``.
+        """Log one image or several under each name (see `accel_trackers.images.pictures`), as ``name/step.png``.
 
         Args:
-            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
-            step: Where on the axis they belong; the step that is under way if not given.
+            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
+            step: Step of the images. Default: the current step.
         """
         live = self.tracker
         if step is not None:
@@ -74,17 +74,17 @@ class DVCLiveTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log figures of matplotlib as PNG files ``name/step.png``, by name."""
+        """Log matplotlib figures as PNG files ``name/step.png``, by name."""
         self.log_images(values, step=step)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
-        """Have DVC keep a file or folder, as ``Live.log_artifact`` does with ``kwargs``.
+        """Version a file or folder with DVC.
 
         Args:
-            local_path: The file or folder.
-            artifact_path: The name of the artifact.
-            kwargs: Handed to ``Live.log_artifact``, such as ``type="model"``.
+            local_path: File or folder.
+            artifact_path: Name of the artifact.
+            kwargs: Keyword arguments for ``Live.log_artifact``, such as ``type="model"``.
         """
         self.tracker.log_artifact(local_path, name=artifact_path, **kwargs)
 
@@ -98,7 +98,7 @@ class DVCLiveTracker(ServiceTracker):
     def _experiment_name(self) -> str | None:
         if self.run_name is None:
             return None
-        # Names of experiments are names of git references.
+        # Experiment names are git references, which exclude most punctuation.
         return re.sub(r"[^A-Za-z0-9-]+", "-", self.run_name).strip("-") + time.strftime("-%Y%m%d-%H%M%S")
 
     def _close(self, run: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a run ends, for services that show it."""
+"""Whether a run ends with an error, for services that show it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 
 def is_handling_error() -> bool:
-    """Whether the caller was called while an exception is handled: in `except`, `finally` or the end of a `with`."""
+    """Whether an exception is being handled: in `except`, in `finally` or at the end of a `with` block."""
     return sys.exc_info()[1] is not None
 
 
 def has_ended_by_error() -> bool:
-    """Whether an exception that nobody handled ends the interpreter; for what is called at exit."""
-    # Python sets it before it prints the traceback: `last_value` until Python 3.11, `last_exc` since.
+    """Whether the interpreter exits because of an unhandled exception; for use in `atexit` functions."""
+    # Set before the traceback is printed. `last_value` can go when Python 3.11 is no longer supported.
     return getattr(sys, "last_exc", getattr(sys, "last_value", None)) is not None

@@ -6,8 +6,8 @@ from accel_state.errors import AccelError, ConfigError
 
 
 class TrackerError(AccelError, RuntimeError):
-    """A tracker failed while it was writing; the cause is what it raised."""
+    """A tracker failed to write; the cause is its exception."""
 
 
 class IncompleteTrackerError(ConfigError, NotImplementedError):
-    """A custom tracker lacks something that every tracker must have."""
+    """A custom tracker lacks a required attribute."""

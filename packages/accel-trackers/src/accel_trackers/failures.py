@@ -1,4 +1,4 @@
-"""What trackers raised, until somebody is told."""
+"""Errors of trackers, kept until they are reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from accel_state.user_warnings import warn_user
 from accel_trackers.errors import TrackerError
 
 OnError: TypeAlias = Literal["warn", "raise"]
-"""What becomes of an error of a tracker: ``warn`` once and raise in the end, or ``raise`` at the next call."""
+"""How tracker errors are reported: ``warn`` once and raise at the end, or ``raise`` at the next call."""
 
 
 class Failures:
-    """The calls of one tracker that failed: the first error, and how many there were; any thread may add to it."""
+    """Failed calls of one tracker: the first error and the number of calls. Any thread may add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Failures:
         self._has_warned = False
 
     def add(self, error: TrackerError) -> None:
-        """Remember that one more call failed."""
+        """Record a failed call."""
         with self._lock:
             self._first = self._first or error
             self._num_calls += 1
@@ -34,12 +34,12 @@ class Failures:
         if self._first is not None and not self._has_warned:
             self._has_warned = True
             warn_user(
-                f"{self._first} The run goes on, and this error is raised when the trackers are closed.",
+                f"{self._first} The run continues, and this error is raised when the trackers are closed.",
                 main_process_only=False,
             )
 
     def taken(self) -> TrackerError | None:
-        """Return what to raise, None if nothing failed, and forget it."""
+        """Return the error to raise, None if no call failed, and reset the record."""
         with self._lock:
             first, num_calls = self._first, self._num_calls
             self._first, self._num_calls = None, 0
@@ -49,13 +49,21 @@ class Failures:
 
 
 def check_on_error(on_error: str) -> None:
-    """Refuse what is neither ``warn`` nor ``raise``."""
+    """Check that ``on_error`` is ``warn`` or ``raise``.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     if on_error not in ("warn", "raise"):
         raise ConfigError(f"`on_error` must be `warn` or `raise`, got `{on_error}`.")
 
 
 def raise_all(failures: Iterable[Failures]) -> None:
-    """Raise the first error, if any; those of further trackers are its notes."""
+    """Raise the first error, if any, with those of other trackers as its notes.
+
+    Raises:
+        TrackerError: If a tracker failed.
+    """
     errors = [error for each in failures if (error := each.taken()) is not None]
     if errors:
         for other in errors[1:]:

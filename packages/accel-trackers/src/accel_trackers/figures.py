@@ -1,4 +1,4 @@
-"""Figures of matplotlib as pictures of Pillow."""
+"""Matplotlib figures as Pillow images."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 
 def is_figure(value: Any) -> bool:
-    """Whether ``value`` is a figure of matplotlib."""
-    # By what it can do: asking matplotlib would import it for people who draw nothing.
+    """Whether ``value`` is a matplotlib figure."""
+    # Duck-typed: `isinstance` would import matplotlib also in scripts that draw nothing.
     return hasattr(value, "savefig") and hasattr(value, "canvas")
 
 
 def as_picture(value: Any) -> Any:
-    """Return a figure, or a picture of Pillow, as a picture; ``None`` for all else."""
+    """Return a figure or Pillow image as a Pillow image; ``None`` for other values."""
     if is_figure(value):
         return picture_of(value)
     return value if hasattr(value, "getpixel") else None
 
 
 def picture_of(figure: Any) -> Any:
-    """Return a figure as a picture of Pillow, drawn as it is now."""
+    """Render a figure in its current state as a Pillow image."""
     from PIL import Image  # matplotlib brings it
 
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What every tracker is: a name, a few facts, and four methods."""
+"""The base class of trackers: a name, a few attributes, and four methods."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_trackers.errors import IncompleteTrackerError
 
 _REQUIRED = {
-    "name": "a class attribute, the name by which `log_with` and `get_tracker` know it",
+    "name": "a class attribute, its name in `log_with` and `get_tracker`",
     "requires_logging_directory": "a class attribute, whether it writes below `logging_dir`",
-    "tracker": "a property that returns the run object of the library behind it",
+    "tracker": "a property that returns the run object of its library",
 }
 
 
 class GeneralTracker:
     """Base of all trackers; the methods here do nothing.
 
-    A tracker of your own sets ``name`` and ``requires_logging_directory``, has a property ``tracker``, and
-    overrides what it needs of the methods. Mark them with `on_main_process` unless every process should log.
+    A custom tracker sets ``name`` and ``requires_logging_directory``, has a property ``tracker``, and overrides the
+    methods it needs. Mark them with `on_main_process` unless every process should log.
+
+        class PrintTracker(GeneralTracker):
+            name = "print"
+            requires_logging_directory = False
+
+            @property
+            def tracker(self):
+                return print
+
+            @on_main_process
+            def log(self, values, step=None, **kwargs):
+                print(step, values)
 
     Args:
-        _blank: Make a stand-in that accepts every call and does nothing, as on processes that do not log.
+        _blank: Skip the check, for a placeholder whose methods do nothing on processes that do not log.
 
     Raises:
         IncompleteTrackerError: If one of the three is missing.
@@ -30,14 +42,14 @@ class GeneralTracker:
     name: str
     requires_logging_directory: bool
     main_process_only: bool = True
-    # True where `log` may be called by a thread of its own: for libraries that write while their caller waits.
+    # True if `log` may be called from a background thread: for libraries that write while the caller waits.
     log_in_background: ClassVar[bool] = False
 
     if TYPE_CHECKING:
-        # Not there at run time, so that a class without it can be told.
+        # Only for type checkers: defined at run time, `check_complete` could not detect a class without it.
         @property
         def tracker(self) -> Any:
-            """The run object of the library behind this tracker."""
+            """The run object of the tracker's library."""
 
     def __init__(self, _blank: bool = False) -> None:
         if not _blank:
@@ -45,30 +57,34 @@ class GeneralTracker:
 
     @classmethod
     def why_not_available(cls) -> str | None:
-        """Return why this tracker cannot be used here and what to install, ``None`` if it can."""
+        """Return why this tracker is unavailable and what to install, ``None`` if it is available."""
         return None
 
     def start(self) -> None:
-        """Start the run; called once, after all processes are up, before anything else."""
+        """Start the run. Called once on every process, before the other methods."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration of the run, once, at its start."""
+        """Store the configuration of the run. Called once, after `start`."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log ``values`` by name, for ``step`` where one is given."""
+        """Log ``values`` by name, for ``step`` if given. Tensors may be of any shape, on any device."""
 
     def finish(self) -> None:
-        """End the run; whatever was logged is written when this returns."""
+        """End the run. All logged values are written when this returns."""
 
 
 def check_complete(
     tracker: GeneralTracker | type[GeneralTracker], names: Iterable[str] = tuple(_REQUIRED)
 ) -> None:
-    """Refuse a tracker, or a class of trackers, that lacks one of ``names``, which are required."""
+    """Check that a tracker, or a tracker class, has the required attributes ``names``.
+
+    Raises:
+        IncompleteTrackerError: If one is missing.
+    """
     missing = [name for name in names if name not in dir(tracker)]
     if missing:
         cls = tracker if isinstance(tracker, type) else type(tracker)
         needed = "; ".join(f"`{name}`, {_REQUIRED[name]}" for name in missing)
         raise IncompleteTrackerError(
-            f"The tracker class `{cls.__name__}` lacks {needed}. Add what is missing."
+            f"The tracker class `{cls.__name__}` lacks {needed}. Add it to the class."
         )

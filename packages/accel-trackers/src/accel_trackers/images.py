@@ -1,4 +1,4 @@
-"""Images as services take them: one by one, and tensors as arrays of bytes."""
+"""Images in the form that services accept: single images, and tensors as uint8 arrays."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from accel_trackers.values import is_tensor
 
 
 def pictures(images: Any) -> list[Any]:
-    """Return images one by one: of a list or tuple, of a batch of four dimensions, or the one that is given.
+    """Return the single images of a list, a tuple, a four-dimensional batch, or one image.
 
     Args:
-        images: Tensors are ``CHW`` or ``NCHW``, of bytes or of numbers from 0 to 1, and become arrays of bytes,
-            ``HWC``, or ``HW`` where there is one channel. Figures of matplotlib become pictures of Pillow. Arrays are
-            ``HWC`` or ``NHWC`` and stay as they are, like everything else: pictures of Pillow, paths.
+        images: Tensors, on any device, are ``(C, H, W)`` or ``(N, C, H, W)``, uint8 or float from 0 to 1, and become
+            uint8 arrays of shape ``(H, W, C)``, or ``(H, W)`` with one channel. Matplotlib figures become Pillow
+            images. Arrays, ``(H, W, C)`` or ``(N, H, W, C)``, Pillow images and paths are passed through.
     """
     if isinstance(images, list | tuple):
         return [picture for image in images for picture in pictures(image)]
@@ -27,7 +27,7 @@ def pictures(images: Any) -> list[Any]:
 
 
 def by_place(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `pictures` by name; where a name has many, each is called ``name/0``, ``name/1``, …."""
+    """Return `pictures` by name; several under one name become ``name/0``, ``name/1``, …."""
     shown = {name: pictures(images) for name, images in values.items()}
     return {
         name if len(images) == 1 else f"{name}/{place}": image

@@ -1,4 +1,4 @@
-"""JSON lines: one line of text per call of ``log``, readable by everything, with nothing to install."""
+"""JSON lines: one line of text per call of ``log``, with nothing to install."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from accel_trackers.values import as_plain_data
 class JsonlTracker(GeneralTracker):
     """Appends ``{"time": …, "step": …, "values": {…}}`` lines to ``logging_dir/run_name/metrics.jsonl``.
 
-    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed loses none.
-    A run that is continued appends to its file. ``config.json`` beside it has the configuration.
+    Each line is written to the operating system in full before ``log`` returns, so a killed process loses none.
+    A resumed run appends to its file. ``config.json`` next to it has the configuration.
 
     Args:
-        run_name: The name of the run, and of its folder.
-        logging_dir: The folder of all runs.
+        run_name: Name of the run and of its folder.
+        logging_dir: Folder of all runs.
     """
 
     name = "jsonl"
@@ -42,32 +42,35 @@ class JsonlTracker(GeneralTracker):
 
     @property
     def tracker(self) -> IO[bytes]:
-        """The open file; on the main process only."""
+        """The open file.
+
+        Raises:
+            StateError: On other processes than the main one.
+            ConfigError: If the path of the file is not a regular file.
+        """
         if not runs_here(self):
             raise StateError(
                 "The tracker `jsonl` has a file on the main process only. "
-                "Ask for it under `if PartialState().is_main_process`."
+                "Use it under `if PartialState().is_main_process`."
             )
         if self._file is not None and not self._file.closed:
             if os.fstat(self._file.fileno()).st_nlink:
                 return self._file
             self._file.close()
             warn_user(
-                f"`{self.path}` was deleted, with all that was logged so far. The run goes on in a new file."
+                f"`{self.path}` was deleted, with all values logged so far. The run continues in a new file."
             )
         self.logging_dir.mkdir(parents=True, exist_ok=True)
         for path in (self.path, self.logging_dir / "config.json"):
             if path.exists() and not path.is_file():
-                raise ConfigError(
-                    f"`{path}` is not a regular file. Move it, or choose another name of the run."
-                )
+                raise ConfigError(f"`{path}` is not a regular file. Move it, or choose another run name.")
         self._end_torn_line()
         self._file = self.path.open("ab", buffering=0)
         return self._file
 
     @on_main_process
     def start(self) -> None:
-        """Open the file, if that has not been done."""
+        """Open the file, if it is not open yet."""
         _ = self.tracker
 
     @on_main_process
@@ -81,16 +84,16 @@ class JsonlTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Append one line; tensors and arrays become numbers or lists of them, other objects text.
+        """Append one line. Tensors of any shape and device become numbers or nested lists; other objects become text.
 
         Args:
-            values: By name.
-            step: Any number that orders the lines, or nothing.
-            kwargs: Further members of the line, beside ``time``, ``step`` and ``values``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: More members of the line, next to ``time``, ``step`` and ``values``.
         """
         line = as_plain_data({**kwargs, "time": time.time(), "step": step, "values": values})
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        # Half of a surrogate pair, which UTF-8 cannot hold, becomes the escape of JSON.
+        # UTF-8 cannot encode half of a surrogate pair, such as in a broken file name; it is escaped as in JSON.
         self.tracker.write(text.encode(errors="backslashreplace") + b"\n")
 
     @on_main_process
@@ -101,7 +104,7 @@ class JsonlTracker(GeneralTracker):
             self._file.close()
 
     def _end_torn_line(self) -> None:
-        """Close a line that a power cut left unfinished, so that the next one stands alone."""
+        """End a line that a power cut left unfinished, so that the next one starts on a new line."""
         if self.path.is_file() and self.path.stat().st_size:
             with self.path.open("rb+") as file:
                 file.seek(-1, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Methods of trackers that run on the main process only."""
+"""Tracker methods that run on the main process only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MARK = "__accel_on_main_process__"
 
 
 def on_main_process(function: F) -> F:
-    """Make a tracker's method do nothing, and return ``None``, on all processes but the main one.
+    """Run a tracker's method on the main process only; elsewhere it returns ``None``.
 
-    A tracker with ``main_process_only = False`` runs it everywhere.
+    A tracker with ``main_process_only = False`` runs it on every process.
     """
 
     @wraps(function)
@@ -27,10 +27,10 @@ def on_main_process(function: F) -> F:
 
 
 class NoRun:
-    """What processes that do not log have in place of a library's run object: every attribute and call gives itself."""
+    """Stand-in for a run object on processes that do not log: every attribute and call returns it."""
 
     def __getattr__(self, name: str) -> NoRun:
-        # Protocols, such as pickling and NumPy's, ask for methods that there are not.
+        # Pickle and NumPy look up special methods and would believe that every protocol is implemented.
         if name.startswith("__"):
             raise AttributeError(name)
         return self
@@ -62,7 +62,7 @@ def is_marked(method: Any) -> bool:
 
 
 def is_main_process() -> bool:
-    """Whether this is the main process; sets up the state of this process if nothing has done so yet."""
+    """Whether this is the main process; creates the `PartialState` if there is none yet."""
     from accel_state import PartialState
 
     return PartialState().is_main_process

@@ -22,20 +22,22 @@ _METRICS_PER_CALL = 1000
 
 
 class MLflowTracker(ServiceTracker):
-    """Logs to a run of MLflow, at the tracking URI that MLflow is set to.
+    """Logs to an MLflow run, at MLflow's tracking URI.
 
-    The variables ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS`` and ``MLFLOW_NESTED_RUN`` win over the
-    arguments. A run that an exception ends is marked as failed.
+    The variables ``MLFLOW_EXPERIMENT_NAME``, ``MLFLOW_RUN_ID``, ``MLFLOW_TAGS`` and ``MLFLOW_NESTED_RUN`` override the
+    arguments. A run that ends with an exception is marked as failed.
 
     Args:
-        experiment_name: The experiment of the run; made if there is none of this name. MLflow's own choice if
-            not given.
-        logging_dir: Where the artifacts of a new experiment are stored; MLflow's own choice if not given.
-        run_id: A run to continue.
-        tags: Tags of the run, by name, or the same as text in JSON.
-        nested_run: Make it a child of the run that is active.
-        run_name: The name of a new run.
-        description: Its description.
+        experiment_name: Experiment of the run; created if missing. Default: MLflow's default experiment.
+        logging_dir: Folder for the artifacts of a new experiment. Default: MLflow's default location.
+        run_id: Id of a run to resume.
+        tags: Tags of the run, by name, as a dict or as JSON.
+        nested_run: Make it a child of the active run.
+        run_name: Name of a new run.
+        description: Description of a new run.
+
+    Raises:
+        ConfigError: If ``tags`` is not a dict, or not the JSON of one.
     """
 
     name = "mlflow"
@@ -59,12 +61,12 @@ class MLflowTracker(ServiceTracker):
         self.nested_run = parse_flag_from_env("MLFLOW_NESTED_RUN", bool(nested_run))
         self.run_name = run_name
         self.description = description
-        # Its methods name the run, where MLflow's functions look for one that was started in the same thread.
+        # The client takes a run id; MLflow's functions only find a run that was started in the calling thread.
         self._client: Any = None
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as parameters; dicts as ``name/inner``. MLflow cuts texts that are too long for it."""
+        """Store ``values`` as parameters; dicts as ``name/inner``. MLflow truncates long texts."""
         run = self.tracker
         from mlflow.entities import Param
 
@@ -74,14 +76,14 @@ class MLflowTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), and dicts of numbers.
+        """Log numbers, one-element tensors on any device, and dicts of these.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong; MLflow takes 0 if not given.
-            kwargs: Handed to ``MlflowClient.log_batch``, such as ``synchronous=False``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values. Default: 0.
+            kwargs: Keyword arguments for ``MlflowClient.log_batch``, such as ``synchronous=False``.
         """
         run = self.tracker
         from mlflow.entities import Metric
@@ -96,35 +98,35 @@ class MLflowTracker(ServiceTracker):
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """Log a figure of matplotlib or plotly as the artifact ``artifact_file``.
+        """Log a matplotlib or plotly figure as the artifact ``artifact_file``.
 
         Args:
             figure: The figure.
-            artifact_file: Its path below the run's artifacts; the suffix says the format.
-            save_kwargs: Handed to the figure's method that saves it.
+            artifact_file: Path below the run's artifacts; its suffix selects the format.
+            save_kwargs: Keyword arguments for the figure's method that saves it.
         """
         run_id = self.tracker.info.run_id
         self._client.log_figure(run_id, figure, artifact_file, save_kwargs=save_kwargs or None)
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, by name.
+        """Log matplotlib figures as images, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``MlflowClient.log_image``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``MlflowClient.log_image``.
         """
         self.log_images(values, step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
-            step: Where on the axis they belong; MLflow takes 0 if not given.
-            kwargs: Handed to ``MlflowClient.log_image``.
+            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
+            step: Step of the values. Default: 0.
+            kwargs: Keyword arguments for ``MlflowClient.log_image``.
         """
         run_id = self.tracker.info.run_id
         for name, image in by_place(values).items():
@@ -139,26 +141,26 @@ class MLflowTracker(ServiceTracker):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table as an artifact in JSON, from ``columns`` and ``data``, or from a ``dataframe`` of pandas.
+        """Log a table as a JSON artifact, from ``columns`` and ``data``, or from a pandas ``dataframe``.
 
-        MLflow adds the rows to those of an artifact of the same name; it needs pandas for that.
+        If an artifact of the same name exists, MLflow appends the rows to it, using pandas.
 
         Args:
-            table_name: Its name; ``.json`` is added where it has no suffix.
-            columns: The names of the columns; ``0``, ``1``, … if not given.
-            data: The rows.
-            dataframe: Instead of both.
-            step: Where on the axis it belongs; part of the artifact's name, for MLflow's tables have no step.
+            table_name: Name of the table; ``.json`` is added if it has no suffix.
+            columns: Column names. Default: ``0``, ``1``, ….
+            data: Rows.
+            dataframe: A pandas data frame, in place of both.
+            step: Step of the table; part of the artifact name, because MLflow's tables have no step.
 
         Raises:
-            ConfigError: If there is neither ``data`` nor a ``dataframe``.
+            ConfigError: If neither ``data`` nor ``dataframe`` is given.
         """
         table = table_rows(data, dataframe)
         if dataframe is None:
             names = columns or [str(place) for place in range(len(table[0]) if table else 0)]
             table = {name: [row[place] for row in table] for place, name in enumerate(names)}
         file = file_name(table_name, step=step, suffix=".json")
-        run_id = self.tracker.info.run_id  # the first use opens the run, and makes the client
+        run_id = self.tracker.info.run_id  # opens the run and creates `_client`
         self._client.log_table(run_id, table, file)
 
     @on_main_process
@@ -176,7 +178,7 @@ class MLflowTracker(ServiceTracker):
     def _open(self) -> Any:
         import mlflow
 
-        # MLflow itself ends the run at exit as if all had gone well; what is registered later is called first.
+        # MLflow marks the run as finished at exit, even after an error. `atexit` calls the last registered first.
         atexit.register(self._end_at_exit)
         self._client = mlflow.MlflowClient()
         return mlflow.start_run(
@@ -196,9 +198,9 @@ class MLflowTracker(ServiceTracker):
         _end_run(is_failed=has_ended_by_error())
 
     def _experiment_id(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         location = None if self.logging_dir is None else os.fspath(self.logging_dir)
         return str(self._client.create_experiment(name, artifact_location=location))
 
@@ -215,7 +217,7 @@ def _tags(tags: dict[str, Any] | str | None) -> dict[str, Any] | None:
     try:
         read = json.loads(tags)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"`tags` is text, but no JSON: {error}. Pass a dict, or its JSON.") from error
+        raise ConfigError(f"`tags` is no valid JSON: {error}. Pass a dict, or its JSON.") from error
     if not isinstance(read, dict):
         raise ConfigError(f"`tags` must be a dict, or one as JSON, got {tags}.")
     return read

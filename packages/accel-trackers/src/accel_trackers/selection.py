@@ -1,11 +1,11 @@
-"""From what a user asks for in ``log_with`` to running trackers."""
+"""Select the trackers of ``log_with``, and start them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 from accel_state.enums import LoggerType
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
@@ -13,28 +13,40 @@ from accel_state.user_warnings import warn_user
 from accel_trackers.catalogue import TRACKERS, get_available_trackers
 from accel_trackers.general_tracker import GeneralTracker, check_complete
 
+Tracker = TypeVar("Tracker", bound=GeneralTracker)
 TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
 _NO_FOLDER = (
-    "requires a `logging_dir`: it writes into a folder. "
+    "requires a `logging_dir`: it writes to a folder. "
     "Pass `logging_dir=...`, or `project_dir=...` to an `Accelerator`."
 )
 
 
+@overload
+def filter_trackers(
+    log_with: Tracker | Sequence[Tracker], logging_dir: str | os.PathLike[str] | None = None
+) -> list[Tracker]: ...
+@overload
 def filter_trackers(
     log_with: TrackerChoice | Sequence[TrackerChoice] | None,
     logging_dir: str | os.PathLike[str] | None = None,
-) -> list[str | GeneralTracker]:
-    """Return the names and instances of the trackers to use, checked, each once, in the order given.
+) -> list[str | GeneralTracker]: ...
+def filter_trackers(
+    log_with: TrackerChoice | Sequence[TrackerChoice] | None,
+    logging_dir: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Return the names and instances of the selected trackers, checked, without duplicates, in the order given.
+
+        filter_trackers(["jsonl", "wandb"], logging_dir="runs")  # ["jsonl", "wandb"]
 
     Args:
-        log_with: Names, `LoggerType` members, instances of `GeneralTracker`, or "all" for every tracker that
-            can be used here (without those that need a folder where none is given, which a warning names).
-        logging_dir: The folder for trackers that need one.
+        log_with: Names, `LoggerType` members, `GeneralTracker` instances, or "all" for every installed tracker.
+            Without `logging_dir`, "all" skips trackers that need a folder, with a warning that names them.
+        logging_dir: Folder for trackers that need one.
 
     Raises:
-        UnknownNameError: If nobody knows a name.
-        NotAvailableError: If what a tracker needs is not installed.
-        ConfigError: If a tracker needs a folder and there is none, or an entry is something else.
+        UnknownNameError: If a name is unknown.
+        NotAvailableError: If a tracker's package is not installed.
+        ConfigError: If a tracker needs a folder and `logging_dir` is None, or an entry has another type.
     """
     chosen: dict[str | int, str | GeneralTracker] = {}
     for entry in _listed(log_with):
@@ -44,7 +56,7 @@ def filter_trackers(
         elif not isinstance(entry, str):
             raise ConfigError(
                 f"`log_with` takes names and instances of `GeneralTracker`, got {entry!r}. "
-                "Of a class, pass an instance, or use `register_tracker_class` and pass its name."
+                "For a class, pass an instance, or register it with `register_tracker_class` and pass its name."
             )
         elif entry == LoggerType.ALL:
             chosen.update((name, name) for name in _all_usable(logging_dir))
@@ -61,17 +73,23 @@ def start_trackers(
     config: Mapping[str, Any] | None = None,
     init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[GeneralTracker]:
-    """Make, start and configure the trackers that `filter_trackers` chose; call it on every process.
+    """Create, start and configure the trackers that `filter_trackers` returned.
+
+    Call it on every process: methods marked with `on_main_process` do nothing on other processes. It does not
+    communicate, so no process waits for another.
+
+        trackers = start_trackers(filter_trackers("jsonl", "runs"), "digits", logging_dir="runs", config={"lr": 0.1})
 
     Args:
         chosen: Names and instances.
-        run_name: The name of the run, or of the project where a service groups runs.
-        logging_dir: The folder for trackers that need one.
+        run_name: Name of the run, or of the project if the service groups runs by project.
+        logging_dir: Folder for trackers that need one.
         config: Stored as the configuration of the run.
-        init_kwargs: Further arguments for the classes, by tracker name.
+        init_kwargs: Keyword arguments for the constructor of each tracker, by its name.
 
     Raises:
-        UnknownNameError: If ``init_kwargs`` names a tracker that is not among ``chosen``.
+        UnknownNameError: If ``init_kwargs`` names a tracker that is not in ``chosen``.
+        ConfigError: If ``run_name`` is a path that leaves ``logging_dir``.
     """
     given = {str(name): dict(kwargs) for name, kwargs in (init_kwargs or {}).items()}
     names = [entry for entry in chosen if isinstance(entry, str)]
@@ -94,7 +112,7 @@ def _listed(log_with: TrackerChoice | Sequence[TrackerChoice] | None) -> list[Tr
         return []
     if isinstance(log_with, list | tuple | set | frozenset):
         return list(log_with)
-    return [log_with]  # type: ignore[list-item]  # whatever it is, it is checked with the others
+    return [log_with]  # type: ignore[list-item]  # its type is checked with the other entries
 
 
 def _all_usable(logging_dir: str | os.PathLike[str] | None) -> list[str]:
@@ -104,7 +122,7 @@ def _all_usable(logging_dir: str | os.PathLike[str] | None) -> list[str]:
     homeless = [name for name in names if TRACKERS.get(name).requires_logging_directory]
     if homeless:
         warn_user(
-            f'`log_with="all"` leaves out {", ".join(homeless)}: {"each" if len(homeless) > 1 else "it"} '
+            f'`log_with="all"` skips {", ".join(homeless)}: {"each" if len(homeless) > 1 else "it"} '
             + _NO_FOLDER,
         )
     return [name for name in names if name not in homeless]
@@ -127,7 +145,7 @@ def _make(
     path = Path(run_name)
     if cls.requires_logging_directory and (path.is_absolute() or ".." in path.parts):
         raise ConfigError(
-            f"The name of the run, `{run_name}`, leads out of the folder `{logging_dir}`. Choose one without `..`, and "
+            f"The run name `{run_name}` points outside the folder `{logging_dir}`. Choose one without `..`, and "
             "set the folder with `logging_dir` (`project_dir` of an `Accelerator`)."
         )
     arguments = (run_name, logging_dir) if cls.requires_logging_directory else (run_name,)

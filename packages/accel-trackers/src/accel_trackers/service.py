@@ -1,4 +1,4 @@
-"""What the trackers of services have in common: one run of a library, opened once and closed once."""
+"""The base class of trackers for services: one run object, opened once and closed once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from accel_trackers.values import as_number
 
 
 class ServiceTracker(GeneralTracker):
-    """Base of the trackers whose library gives a run object; they say how to open it and how to close it.
+    """Base of trackers whose library has a run object; subclasses implement `_open` and `_close`.
 
-    The library is imported when the run is opened, on the main process only. ``name`` is also that of the
-    library in accel-state's table of packages, which knows whether it is installed. Libraries with a queue and a
-    thread of their own are called directly, which is the default; see `GeneralTracker.log_in_background`.
+    The library is imported when the run is opened, on the main process only. ``name`` is also its name in
+    accel-state's table of packages, which determines whether it is installed. Libraries with a queue and thread of
+    their own are called directly, the default; see `GeneralTracker.log_in_background`.
     """
 
     requires_logging_directory = False
@@ -30,18 +30,22 @@ class ServiceTracker(GeneralTracker):
 
     @classmethod
     def why_not_available(cls) -> str | None:
-        """Return why the library cannot be used here and what to install, ``None`` if it can."""
+        """Return why the library is unavailable and what to install, ``None`` if it is available."""
         from accel_state.availability import why_not
 
         return why_not(cls.name)
 
     @property
     def tracker(self) -> Any:
-        """The run object of the library; on the main process only, until `finish`."""
+        """The run object of the library.
+
+        Raises:
+            StateError: On other processes than the main one, and after `finish`.
+        """
         if not runs_here(self):
             raise StateError(
                 f"The tracker `{self.name}` has a run on the main process only. "
-                "Ask for it under `if PartialState().is_main_process`."
+                "Use it under `if PartialState().is_main_process`."
             )
         if self._is_finished:
             raise StateError(
@@ -53,12 +57,12 @@ class ServiceTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
-        """Open the run, if that has not been done."""
+        """Open the run, if it is not open yet."""
         _ = self.tracker
 
     @on_main_process
     def finish(self) -> None:
-        """End the run; whatever was logged is written when this returns."""
+        """End the run. All logged values are written when this returns."""
         if self._run is not None and not self._is_finished:
             self._close(self._run)
         self._is_finished = True
@@ -70,7 +74,7 @@ class ServiceTracker(GeneralTracker):
         raise NotImplementedError
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, int | float]:
-        """Return the numbers among ``values``; warn of each other name once."""
+        """Return the numeric ``values``, with one-element tensors as numbers; warn about each other name once."""
         numbers = {name: as_number(value) for name, value in values.items()}
         for name, number in numbers.items():
             if number is None:
@@ -81,7 +85,7 @@ class ServiceTracker(GeneralTracker):
         if name not in self._warned_of:
             self._warned_of.add(name)
             warn_user(
-                f"The tracker `{self.name}` leaves out `{name}`: its `log` knows {shown}, not "
-                f"{type(value).__name__}. Use another method of it, or its `tracker`, for other kinds.",
+                f"The tracker `{self.name}` skips `{name}`: its `log` accepts {shown}, not "
+                f"{type(value).__name__}. Use its other methods, or its `tracker`, for other types.",
                 main_process_only=False,
             )

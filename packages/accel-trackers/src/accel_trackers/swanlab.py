@@ -12,11 +12,11 @@ from accel_trackers.values import as_plain_data, flat, with_numbers
 
 
 class SwanLabTracker(ServiceTracker):
-    """Logs to a run of SwanLab, in the project ``run_name``.
+    """Logs to a SwanLab run, in the project ``run_name``.
 
     Args:
-        run_name: The name of the project; SwanLab names the run, unless ``name`` is given.
-        kwargs: Handed to ``swanlab.init``, such as ``mode="offline"``, ``workspace``, ``log_dir``.
+        run_name: Name of the project; SwanLab names the run, unless ``name`` is given.
+        kwargs: Keyword arguments for ``swanlab.init``, such as ``mode="offline"``, ``workspace``, ``log_dir``.
     """
 
     name = "swanlab"
@@ -33,12 +33,12 @@ class SwanLabTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log ``values``: all that SwanLab takes, tensors of one element, strings, and dicts of these.
+        """Log values of any type that SwanLab accepts, one-element tensors on any device, strings, and dicts of these.
 
         Args:
-            values: By name; dicts are logged as ``name/inner``.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Run.log``.
+            values: Values by name; dicts are logged as ``name/inner``.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         run = self.tracker
         import swanlab
@@ -51,12 +51,12 @@ class SwanLabTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``swanlab.Image``, such as ``caption`` or ``size``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``swanlab.Image``, such as ``caption`` or ``size``.
         """
         run = self.tracker
         import swanlab
@@ -69,7 +69,7 @@ class SwanLabTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, by name, with further arguments for ``swanlab.Image``."""
+        """Log matplotlib figures as images, by name, with keyword arguments for ``swanlab.Image``."""
         self.log_images(values, step=step, **kwargs)
 
     def _open(self) -> Any:

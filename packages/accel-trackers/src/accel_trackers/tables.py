@@ -1,4 +1,4 @@
-"""Tables for services that keep them as files."""
+"""Tables, for services that store them as files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from accel_state.errors import ConfigError
 
 
 def table_rows(data: Any, dataframe: Any) -> Any:
-    """Return what a table is made of: ``dataframe`` if there is one, else the rows ``data``.
+    """Return the content of a table: ``dataframe`` if given, else the rows ``data``.
 
     Raises:
-        ConfigError: If there is neither.
+        ConfigError: If neither is given.
     """
     if dataframe is None and data is None:
         raise ConfigError("`log_table` has no rows. Pass `data` (and `columns`), or a `dataframe`.")
@@ -20,7 +20,7 @@ def table_rows(data: Any, dataframe: Any) -> Any:
 
 
 def file_name(table_name: str, *, step: int | None, suffix: str) -> str:
-    """Return the file for a table: ``words`` at step 3 is ``words_3.csv``; a suffix that is there stays."""
+    """Return the file name for a table, such as ``words_3.csv`` for ``words`` at step 3; an existing suffix is kept."""
     path = PurePath(table_name)
     end = "" if step is None else f"_{step}"
     return str(path.with_name(f"{path.stem}{end}{path.suffix or suffix}"))

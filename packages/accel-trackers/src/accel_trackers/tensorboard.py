@@ -1,4 +1,4 @@
-"""TensorBoard: event files that the program ``tensorboard`` draws."""
+"""TensorBoard: event files that the program ``tensorboard`` displays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from accel_trackers.values import as_array, as_number, as_plain_data, flat
 class TensorBoardTracker(ServiceTracker):
     """Writes scalars, texts, groups of scalars, images, figures and histograms to ``logging_dir/run_name``.
 
-    What is logged is in the file when ``log`` returns, so a process that is killed loses nothing.
+    Values are in the file when ``log`` returns, so a killed process loses none.
 
     Args:
-        run_name: The name of the run, and of its folder.
-        logging_dir: The folder of all runs.
-        kwargs: Handed to ``SummaryWriter``.
+        run_name: Name of the run and of its folder.
+        logging_dir: Folder of all runs.
+        kwargs: Keyword arguments for ``SummaryWriter``.
     """
 
     name = "tensorboard"
@@ -34,9 +34,9 @@ class TensorBoardTracker(ServiceTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as hyperparameters: for TensorBoard's page, and all of them in ``hparams.yml``.
+        """Store ``values`` as hyperparameters for TensorBoard's page, and in ``hparams.yml``.
 
-        The page knows numbers, strings and booleans; dicts stand there as ``name/inner``, all else as text.
+        The page shows numbers, strings and booleans, dicts as ``name/inner``, and other values as text.
         """
         writer = self.tracker
         import yaml
@@ -51,14 +51,14 @@ class TensorBoardTracker(ServiceTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), strings, figures of matplotlib, and dicts of numbers.
+        """Log numbers, one-element tensors on any device, strings, matplotlib figures, and dicts of numbers.
 
-        What is none of these is left out, with one warning per name.
+        Other values are skipped, with one warning per name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``add_scalar``, ``add_text``, ``add_image`` or ``add_scalars``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``add_scalar``, ``add_text``, ``add_image`` or ``add_scalars``.
         """
         writer = self.tracker
         for name, value in values.items():
@@ -78,30 +78,36 @@ class TensorBoardTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log batches of images, by name: tensors or arrays, ``NCHW`` unless ``dataformats`` is given."""
+        """Log batches of images by name: tensors on any device, or arrays.
+
+        Args:
+            values: Batches by name, of shape ``(N, C, H, W)`` unless ``dataformats`` is given.
+            step: Step of the images.
+            kwargs: Keyword arguments for ``add_images``.
+        """
         for name, images in values.items():
             self.tracker.add_images(name, images, global_step=step, **kwargs)
         self.tracker.flush()
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, by name; they stay open.
+        """Log matplotlib figures as images, by name; they stay open.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``add_image``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``add_image``.
         """
         self.log(values, step=step, **kwargs)
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``add_histogram``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``add_histogram``.
         """
         for name, numbers in values.items():
             self.tracker.add_histogram(name, as_array(numbers), global_step=step, **kwargs)
@@ -118,6 +124,6 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        # Without torch or without `tensorboard`, the same writer of the package `tensorboardX`.
+        # Without torch or `tensorboard`, the writer of the package `tensorboardX`, which has the same interface.
         from tensorboardX import SummaryWriter  # type: ignore[import-not-found, no-redef, unused-ignore]
     return SummaryWriter

@@ -1,4 +1,4 @@
-"""Trackio: a local dashboard of Hugging Face, with the interface of wandb."""
+"""Trackio: Hugging Face's local dashboard, with the interface of wandb."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from accel_trackers.values import as_array, as_plain_data, flat, with_numbers
 
 
 class TrackioTracker(ServiceTracker):
-    """Logs to a run of trackio, in the project ``run_name``; ``trackio show`` draws it.
+    """Logs to a trackio run, in the project ``run_name``; ``trackio show`` displays it.
 
     Args:
-        run_name: The name of the project; trackio names the run, unless ``name`` is given.
-        kwargs: Handed to ``trackio.init``, such as ``space_id``, ``group``, ``resume``.
+        run_name: Name of the project; trackio names the run, unless ``name`` is given.
+        kwargs: Keyword arguments for ``trackio.init``, such as ``space_id``, ``group``, ``resume``.
     """
 
     name = "trackio"
@@ -28,29 +28,29 @@ class TrackioTracker(ServiceTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as the run's config; it is written with the first values that are logged."""
+        """Store ``values`` as the run's config, which trackio writes with the first logged values."""
         self.tracker.config.update(as_plain_data(values))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log ``values``: all that trackio takes, tensors of one element, and dicts of these.
+        """Log values of any type that trackio accepts, one-element tensors on any device, and dicts of these.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``trackio.Run.log``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``trackio.Run.log``.
         """
-        # The run's own method: `trackio.log` finds its run in the thread that called `trackio.init` only.
+        # Not `trackio.log`, which only finds the run in the thread that called `trackio.init`.
         self.tracker.log(flat(with_numbers(values)), step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
-            step: Where on the axis they belong.
-            kwargs: Handed to ``trackio.Image``, such as ``caption``.
+            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
+            step: Step of the values.
+            kwargs: Keyword arguments for ``trackio.Image``, such as ``caption``.
         """
         run = self.tracker
         import trackio
@@ -59,17 +59,17 @@ class TrackioTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, by name, with further arguments for ``trackio.Image``."""
+        """Log matplotlib figures as images, by name, with keyword arguments for ``trackio.Image``."""
         self.log_images(values, step=step, **kwargs)
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``trackio.Histogram``, such as ``num_bins``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``trackio.Histogram``, such as ``num_bins``.
         """
         run = self.tracker
         import trackio
@@ -86,17 +86,17 @@ class TrackioTracker(ServiceTracker):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a ``dataframe`` of pandas; trackio needs pandas for both.
+        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``; trackio needs pandas for both.
 
         Args:
-            table_name: Its name.
-            columns: The names of the columns.
-            data: The rows.
-            dataframe: Instead of both.
-            step: Where on the axis it belongs.
+            table_name: Name of the table.
+            columns: Column names.
+            data: Rows.
+            dataframe: A pandas data frame, in place of both.
+            step: Step of the table.
 
         Raises:
-            ConfigError: If there is neither ``data`` nor a ``dataframe``.
+            ConfigError: If neither ``data`` nor ``dataframe`` is given.
         """
         run = self.tracker
         import trackio

@@ -1,4 +1,4 @@
-"""Logged values: numbers out of tensors, copies that later steps cannot change, plain data for files."""
+"""Logged values as numbers, as copies that later steps cannot change, and as plain data for files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from accel_trackers.figures import is_figure, picture_of
 
 
 def as_number(value: Any) -> int | float | None:
-    """Return the number in a Python number or a tensor or array of one element, ``None`` for all else.
+    """Return a number, or the element of a one-element tensor or array, as a Python number; else ``None``.
 
-    Waits for the device that a tensor is on.
+    Waits for the device of a tensor.
     """
     if isinstance(value, int | float):
         return value
@@ -24,10 +24,10 @@ def as_number(value: Any) -> int | float | None:
 
 
 def as_plain_data(value: Any) -> Any:
-    """Return ``value`` as JSON and YAML can hold it: numbers, strings, lists and dicts; text for all else.
+    """Return ``value`` as JSON and YAML types: numbers, strings, lists and dicts; other objects as text.
 
-    Numbers that JSON has no word for become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
-    ``float`` reads back.
+    Tensors of any shape and device become numbers or nested lists. JSON has no NaN and infinities, so they become the
+    strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` reads back.
     """
     if value is None or isinstance(value, str):
         return value
@@ -44,7 +44,7 @@ def as_plain_data(value: Any) -> Any:
 
 
 def with_numbers(values: Any) -> Any:
-    """Return ``values`` with numbers for tensors and arrays of one element, in dicts and lists too."""
+    """Replace one-element tensors (on any device) and arrays by numbers, also in dicts and lists."""
     number = as_number(values)
     if number is not None:
         return number
@@ -56,7 +56,7 @@ def with_numbers(values: Any) -> Any:
 
 
 def as_array(values: Any) -> Any:
-    """Return the numbers in a tensor, on any device, an array, a picture of Pillow or a list as an array of NumPy."""
+    """Return a tensor of any shape and device, an array, a Pillow image or a list as a NumPy array."""
     import numpy
 
     if is_tensor(values):
@@ -66,21 +66,21 @@ def as_array(values: Any) -> Any:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dicts in dicts as one: ``{"loss": {"train": 1}}`` becomes ``{"loss/train": 1}``."""
-    found: dict[str, Any] = {}
+    """Flatten nested dicts: ``{"loss": {"train": 1}}`` becomes ``{"loss/train": 1}``."""
+    flattened: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{name}/"))
+            flattened.update(flat(value, f"{prefix}{name}/"))
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flattened[f"{prefix}{name}"] = value
+    return flattened
 
 
 def frozen(value: Any) -> Any:
-    """Return a copy that nothing done to ``value`` later changes, without waiting for any device.
+    """Return a snapshot of ``value`` that later changes do not affect, without waiting for a device.
 
-    Tensors are cloned where they are, in containers too; `thawed` turns them into numbers later, in another
-    thread. Arrays, pictures of Pillow and tables of pandas are copied. Other objects are handed on as they are.
+    Tensors of any shape are cloned on their device, also in containers; `thawed` converts them to numbers later, in
+    another thread. Arrays, Pillow images and pandas data frames are copied. Other objects are passed through.
     """
     if isinstance(value, str | int | float | None):
         return value
@@ -96,7 +96,7 @@ def frozen(value: Any) -> Any:
 
 
 def rendered(value: Any) -> Any:
-    """Return ``value`` with pictures in place of figures, which may be drawn anew; in dicts and lists too."""
+    """Replace figures, which may be redrawn later, by images of their current state, also in dicts and lists."""
     if type(value) is dict:
         return {key: rendered(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -105,7 +105,7 @@ def rendered(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Return what `frozen` was given: tensors of one element as numbers, others on the CPU."""
+    """Return the value of a snapshot by `frozen`, with one-element tensors as numbers and other tensors on the CPU."""
     if isinstance(value, _FrozenTensor):
         return value.thaw()
     if type(value) is dict:
@@ -116,7 +116,7 @@ def thawed(value: Any) -> Any:
 
 
 class _FrozenTensor:
-    """A detached clone on its device, with the event after which it may be read from another stream."""
+    """A detached clone on its device, with an event that other streams must wait for before they read it."""
 
     __slots__ = ("_clone", "_ready")
 
@@ -132,7 +132,7 @@ class _FrozenTensor:
 
 
 def _event_on(device: Any) -> Any:
-    """Record an event on the current stream of an accelerator; the CPU and lazy devices need none."""
+    """Record an event on the device's current stream; None on the CPU and on lazy devices, which need none."""
     if device.type == "cpu":
         return None
     import torch
@@ -144,8 +144,8 @@ def _event_on(device: Any) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether ``value`` is a tensor of torch, or as good as one."""
-    # By what it can do: asking torch would import it for people who log plain numbers.
+    """Whether ``value`` is a torch tensor, or behaves like one."""
+    # Duck-typed: `isinstance` would import torch also in programs that log plain numbers.
     return hasattr(value, "detach") and hasattr(value, "clone") and hasattr(value, "device")
 
 

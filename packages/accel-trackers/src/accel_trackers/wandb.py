@@ -14,15 +14,15 @@ from accel_trackers.values import as_array, as_plain_data, with_numbers
 
 
 class WandBTracker(ServiceTracker):
-    """Logs to a run of wandb, in the project ``run_name``.
+    """Logs to a wandb run, in the project ``run_name``.
 
     Args:
-        run_name: The name of the project; wandb names the run, unless ``name`` is given.
-        main_process_only: False makes a run for each rank, all of one ``group``, which must be given then.
-        kwargs: Handed to ``wandb.init``, such as ``entity``, ``mode="offline"``, ``group``, ``tags``.
+        run_name: Name of the project; wandb names the run, unless ``name`` is given.
+        main_process_only: If False, each rank has a run; they share the ``group``, which is required then.
+        kwargs: Keyword arguments for ``wandb.init``, such as ``entity``, ``mode="offline"``, ``group``, ``tags``.
 
     Raises:
-        ConfigError: If each rank is to have a run and there is no ``group``.
+        ConfigError: If ``main_process_only`` is False and no ``group`` is given.
     """
 
     name = "wandb"
@@ -31,8 +31,8 @@ class WandBTracker(ServiceTracker):
         super().__init__()
         if not main_process_only and not kwargs.get("group"):
             raise ConfigError(
-                "`main_process_only=False` makes a run of wandb for each rank. Pass `group` too, a name of this "
-                "training, so that wandb shows its runs together."
+                "`main_process_only=False` creates a wandb run for each rank. Pass `group` too, a name for the "
+                "training, so that wandb shows these runs together."
             )
         self.run_name = run_name
         self.main_process_only = main_process_only
@@ -40,28 +40,28 @@ class WandBTracker(ServiceTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as the run's config; those of a resumed run may change."""
+        """Store ``values`` as the run's config; a resumed run may change them."""
         self.tracker.config.update(as_plain_data(values), allow_val_change=True)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log ``values``: all that ``Run.log`` takes, and tensors of one element.
+        """Log values of any type that ``Run.log`` accepts, and one-element tensors on any device.
 
         Args:
-            values: By name.
-            step: wandb ignores steps that lie before the last one, and says so.
-            kwargs: Handed to ``Run.log``.
+            values: Values by name.
+            step: Step of the values. wandb ignores steps before the last one, with a warning.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         self.tracker.log(with_numbers(values), step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Run.log``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         run = self.tracker
         import wandb
@@ -79,15 +79,15 @@ class WandBTracker(ServiceTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a ``dataframe`` of pandas.
+        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``.
 
         Args:
-            table_name: Its name.
-            columns: The names of the columns.
-            data: The rows; cells may be images, audio and other media of wandb.
-            dataframe: Instead of both.
-            step: Where on the axis it belongs.
-            kwargs: Handed to ``Run.log``.
+            table_name: Name of the table.
+            columns: Column names.
+            data: Rows; cells may be wandb images, audio and other media.
+            dataframe: A pandas data frame, in place of both.
+            step: Step of the table.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         run = self.tracker
         import wandb
@@ -97,23 +97,23 @@ class WandBTracker(ServiceTracker):
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log figures of matplotlib as images, by name.
+        """Log matplotlib figures as images, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Run.log``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         self.log_images(values, step=step, **kwargs)
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
 
         Args:
-            values: By name.
-            step: Where on the axis they belong.
-            kwargs: Handed to ``Run.log``.
+            values: Values by name.
+            step: Step of the values.
+            kwargs: Keyword arguments for ``Run.log``.
         """
         run = self.tracker
         import wandb
@@ -135,12 +135,12 @@ class WandBTracker(ServiceTracker):
         """Log a file or folder as a version of an artifact.
 
         Args:
-            local_path: The file, or the folder with all that is in it.
-            artifact_path: The folder in the artifact where it lies.
-            name: The artifact's; the name of the file or folder if not given.
-            type: What kind of thing it is, such as ``model``.
-            aliases: Names of this version beside ``latest``.
-            kwargs: Handed to ``wandb.Artifact``, such as ``metadata``.
+            local_path: File, or folder with all its files.
+            artifact_path: Folder inside the artifact.
+            name: Name of the artifact. Default: the name of the file or folder.
+            type: Type of the artifact, such as ``model``.
+            aliases: Names of this version in addition to ``latest``.
+            kwargs: Keyword arguments for ``wandb.Artifact``, such as ``metadata``.
         """
         run = self.tracker
         import wandb
@@ -155,12 +155,12 @@ class WandBTracker(ServiceTracker):
 
     @on_main_process
     def watch(self, model: Any, **kwargs: Any) -> None:
-        """Log the gradients of ``model`` from now on, as ``Run.watch`` does with ``kwargs``."""
+        """Start logging the gradients of ``model``, with keyword arguments for ``Run.watch``."""
         self.tracker.watch(model, **kwargs)
 
     @on_main_process
     def define_metric(self, name: str, **kwargs: Any) -> None:
-        """Say how a metric is shown and summed up, as ``Run.define_metric`` does with ``kwargs``."""
+        """Set how a metric is displayed and summarized, with keyword arguments for ``Run.define_metric``."""
         self.tracker.define_metric(name, **kwargs)
 
     def _open(self) -> Any:

@@ -43,6 +43,7 @@ from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
 from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
 from accel_checkpoint.saving.retention import Retention as Retention
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_data import PreparedLoader as PreparedLoader
 from accel_data import skip_first_batches as skip_first_batches
 from accel_launch import debug_launcher as debug_launcher
 from accel_launch import notebook_launcher as notebook_launcher

@@ -1,5 +1,7 @@
 """The `Accelerator`: a facade over the components of a run."""
 
+# mypy: disable-error-code="overload-overlap, type-arg"
+
 from __future__ import annotations
 
 import os
@@ -8,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,31 +46,46 @@ from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.capabilities import Sync
 from accel_backends.strategies.checks import has_device_map
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+from accel_data import PreparedLoader
+from accel_ops.collectives import ReductionName
 from accel_state import AcceleratorState as AcceleratorState
 from accel_state import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
+from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
+from accel_state.enums import DynamoBackendName, FP8BackendName, PrecisionName, RNGName
 from accel_state.enums import FP8BackendType as FP8BackendType
 from accel_state.enums import LoggerType as LoggerType
 from accel_state.enums import PrecisionType as PrecisionType
 from accel_state.enums import RNGType as RNGType
 from accel_state.errors import ConfigError, StateError
+from accel_state.gradient_state import current_gradient
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
 from accel_state.partial_state import ProcessView
+from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
+if TYPE_CHECKING:  # more names that users import from here, looked up lazily at run time
     from accel.accelerator_names import *  # noqa: F403
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+Model = TypeVar("Model", bound=nn.Module)
+Optim = TypeVar("Optim", bound=Optimizer)
+Schedule = TypeVar("Schedule", bound=LRScheduler)
+Loader = TypeVar("Loader", bound=DataLoader[Any])
+Placement: TypeAlias = Sequence[bool] | None
 
 
 def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
@@ -104,17 +121,17 @@ class Accelerator(ProcessView):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Settings that are left out come from the launcher (``accel launch``, ``accel config``), then from the defaults
-    below. The guides on training loops, accumulation, parallelism and checkpoints go through them one by one.
+    Omitted settings are taken from the launcher (``accel launch``, ``accel config``), then from the defaults below.
+    The guides on training loops, accumulation, parallelism and checkpoints explain them one by one.
 
     Args:
-        device_placement: Move prepared models, optimizer states and batches to this process's device. Default: True.
+        device_placement: Move prepared models, optimizer state and batches to this process's device. Default: True.
         split_batches: Deprecated: use `DataLoaderConfiguration(split_batches=...)`.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. Default: the launcher's setting, else `no`.
         gradient_accumulation_steps: Number of micro-batches per optimizer step. Default: 1.
         cpu: Run on the CPU even if an accelerator is available. Default: False.
         dataloader_config: How loaders are sharded, dispatched and shuffled. Default: `DataLoaderConfiguration()`.
-        deepspeed_plugin: Train with DeepSpeed: a `DeepSpeedPlugin`, or several by name, of which the first is selected.
+        deepspeed_plugin: Train with DeepSpeed: a `DeepSpeedPlugin`, or a dict of several; the first one is selected.
         fsdp_plugin: Shard parameters with FSDP: a `FullyShardedDataParallelPlugin`. Works on any device.
         torch_tp_plugin: Deprecated: use `ParallelismConfig(tp_size=...)`.
         megatron_lm_plugin: Train with Megatron-LM: a `MegatronLMPlugin`.
@@ -152,7 +169,7 @@ class Accelerator(ProcessView):
         self,
         device_placement: bool = True,
         split_batches: bool = NOT_GIVEN,
-        mixed_precision: PrecisionType | str | None = None,
+        mixed_precision: PrecisionType | PrecisionName | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
@@ -160,7 +177,7 @@ class Accelerator(ProcessView):
         fsdp_plugin: accel_backends.FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: accel_backends.TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
-        rng_types: Sequence[str | RNGType] | None = None,
+        rng_types: Sequence[RNGType | RNGName] | None = None,
         log_with: str
         | LoggerType
         | accel_trackers.GeneralTracker
@@ -171,31 +188,36 @@ class Accelerator(ProcessView):
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: Sequence[KwargsHandler] | None = None,
-        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_backend: DynamoBackend | DynamoBackendName | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
-        fp8_backend: FP8BackendType | str | None = None,
+        fp8_backend: FP8BackendType | FP8BackendName | None = None,
         strategy_plugin: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
+        if PartialState.is_initialized() and current_runtime().has_ended:
+            reset_runtime()
         self.configuration = resolve(given)
         had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
+        gradient = current_gradient()
+        accumulation = gradient.plugin_kwargs, gradient.initialized
         try:
             self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
             self.gradient_state = GradientState(self.configuration.accumulation)
             self._make_components()
             self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
         except BaseException:
+            gradient.plugin_kwargs, gradient.initialized = accumulation
             if not had_state:  # so that the next call may have other arguments
                 AcceleratorState._reset_state(reset_partial_state=not had_processes)
             raise
 
     def _make_components(self) -> None:
-        """Make the components, each from those that it needs."""
+        """Create the components, in the order of their dependencies."""
         configuration, state, runtime = self.configuration, self.state, current_runtime()
         self._is_triggered = False
         self._preemption: Preemption | None = None
@@ -237,6 +259,20 @@ class Accelerator(ProcessView):
         """Pickle the constructor's arguments; unpickling constructs an Accelerator with nothing prepared."""
         return partial(type(self), **self._arguments), ()
 
+    def __repr__(self) -> str:
+        """Describe the run, with the effective batch size of each prepared loader: rows per step of all ranks."""
+        sizes = [
+            str(loader.total_batch_size * self.gradient_accumulation_steps)
+            for loader in self._dataloaders
+            if isinstance(loader, accel_data.PreparedLoader)
+            and (loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0))
+        ]
+        batches = f", effective batch size: {', '.join(sizes)}" if sizes else ""
+        return (
+            f"<{type(self).__name__}: {self.strategy.name}, processes: {self.num_processes}, device: {self.device}, "
+            f"mixed precision: {self.mixed_precision}{batches}>"
+        )
+
     strategy: Strategy = delegated("_strategy")
     """The training strategy."""
 
@@ -259,6 +295,8 @@ class Accelerator(ProcessView):
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
 
+        The next `Accelerator` of this process starts a run of its own, with its own settings and process group.
+
         Raises:
             CheckpointError: If a save in the background failed; raised after everything is closed.
             TrackerError: If a tracker failed to log something; raised after everything is closed.
@@ -277,11 +315,11 @@ class Accelerator(ProcessView):
     # Processes
 
     distributed_type: DistributedType = delegated("state.distributed_type")
-    """Kind of distributed run, for user code; accel itself never branches on it."""
+    """Kind of distributed run, for user code; accel never branches on it."""
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several processes, each with its own accelerator."""
+        """Whether there are several processes, each with an accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
     mixed_precision: str = delegated("state.mixed_precision")
@@ -416,12 +454,16 @@ class Accelerator(ProcessView):
 
     @property
     def native_amp(self) -> bool:
-        """Whether prepared models run their forward under `torch.autocast`."""
+        """Whether prepared models run their forward under `torch.autocast`.
+
+        Raises:
+            ConfigError: If another value is assigned.
+        """
         return self._precision.dtype is not None
 
     @native_amp.setter
     def native_amp(self, value: bool) -> None:
-        if value != self.native_amp:  # training scripts turn it off on MPS, where nothing is cast by default
+        if value != self.native_amp:  # scripts assign False on MPS, which is its value there by default
             raise ConfigError(
                 f"`native_amp` follows `mixed_precision`, which is {self.mixed_precision}, and cannot be {value}. "
                 f"Build the Accelerator with `mixed_precision={'bf16' if value else 'no'}`."
@@ -461,13 +503,87 @@ class Accelerator(ProcessView):
     device_placement: bool = delegated("configuration.device_placement")
     """Whether prepared objects are moved to this process's device."""
 
+    # One for each usual order of loaders and others, as no type expresses "each loader becomes a prepared one". Bare
+    # `DataLoader`, because jedi takes no overload by `DataLoader[Any]`; it does not understand `*Ts` at all.
     @overload
-    def prepare(self, single: T, /, *, device_placement: Sequence[bool] | None = None) -> T: ...
+    def prepare(self, a: DataLoader, /, *, device_placement: Placement = ...) -> PreparedLoader: ...
 
     @overload
-    def prepare(self, *objects: *Ts, device_placement: Sequence[bool] | None = None) -> tuple[*Ts]: ...
+    def prepare(self, a: T1, /, *, device_placement: Placement = ...) -> T1: ...
 
-    def prepare(self, *objects: object, device_placement: Sequence[bool] | None = None) -> Any:
+    @overload
+    def prepare(
+        self, a: DataLoader, b: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader]: ...
+
+    @overload
+    def prepare(self, a: T1, b: T2, /, *, device_placement: Placement = ...) -> tuple[T1, T2]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, c: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, c: T2, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, PreparedLoader, T2]: ...
+
+    @overload
+    def prepare(self, a: T1, b: T2, c: T3, /, *, device_placement: Placement = ...) -> tuple[T1, T2, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: T3, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: T4, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, T4]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, d: DataLoader, e: T3, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader, T3]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: DataLoader, e: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, PreparedLoader, PreparedLoader]: ...
+
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: T3, d: T4, e: DataLoader, /, *, device_placement: Placement = ...
+    ) -> tuple[T1, T2, T3, T4, PreparedLoader]: ...
+
+    @overload
+    def prepare(self, *objects: *Ts, device_placement: Placement = ...) -> tuple[*Ts]: ...
+
+    @overload
+    def prepare(self, *objects: Any, device_placement: Placement = ...) -> Any: ...
+
+    def prepare(self, *objects: object, device_placement: Placement = None) -> Any:
         """Prepare models, optimizers, schedulers and loaders for this run. Every rank must pass the same objects.
 
             model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -493,8 +609,8 @@ class Accelerator(ProcessView):
         return has_device_map(model)
 
     def prepare_model(
-        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> nn.Module:
+        self, model: Model, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Model:
         """Prepare one model; see `prepare`.
 
         Args:
@@ -502,22 +618,23 @@ class Accelerator(ProcessView):
             device_placement: Whether to move it to the device. Default: the Accelerator's setting.
             evaluation_mode: For models that are not trained: no wrapper that synchronizes gradients.
         """
-        return self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        prepared = self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+        return cast(Model, prepared)
 
-    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
+    def prepare_optimizer(self, optimizer: Optim, device_placement: bool | None = None) -> Optim:
         """Prepare one optimizer; its model must have been prepared. See `prepare`."""
-        return self._prepared.prepare_optimizer(optimizer, device_placement)
+        return cast(Optim, self._prepared.prepare_optimizer(optimizer, device_placement))
 
-    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+    def prepare_scheduler(self, scheduler: Schedule) -> Schedule:
         """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
-        return self._prepared.prepare_scheduler(scheduler)
+        return cast(Schedule, self._prepared.prepare_scheduler(scheduler))
 
     def prepare_data_loader(
         self,
         data_loader: DataLoader[Any],
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
-    ) -> DataLoader[Any]:
+    ) -> PreparedLoader:
         """Prepare one loader; see `prepare`.
 
         Args:
@@ -534,11 +651,13 @@ class Accelerator(ProcessView):
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
     ) -> Iterator[None]:
-        """Train on a different number of batches per rank: finished ranks join the collectives of the others.
+        """Train on a different number of batches per rank: finished ranks join the collectives of unfinished ones.
 
             with accelerator.join_uneven_inputs([model], even_batches=False):
                 for inputs, targets in loader:
                     ...
+
+        Every rank must enter the block, and waits at its end for all others. See `torch.distributed.algorithms.Join`.
 
         Args:
             joinables: The prepared models that are trained in the block.
@@ -548,7 +667,7 @@ class Accelerator(ProcessView):
         with self._stepper.over_uneven_inputs(), self._prepared.join_uneven_inputs(joinables, even_batches):
             yield
 
-    def free_memory(self, *objects: Any) -> Any:
+    def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything that was prepared, reset the accumulation, and empty the device's cache.
 
             model, optimizer = accelerator.free_memory(model, optimizer)
@@ -559,9 +678,9 @@ class Accelerator(ProcessView):
         self._checkpointer.release_memory()
         self._prepared.clear()
         self._stepper.reset()
-        return accel_ops.release_memory(*objects)
+        return [*accel_ops.release_memory(*objects)]
 
-    def clear(self, *objects: Any) -> Any:
+    def clear(self, *objects: Any) -> list[Any]:
         """Alias of `free_memory`."""
         return self.free_memory(*objects)
 
@@ -606,7 +725,7 @@ class Accelerator(ProcessView):
                     optimizer.zero_grad()
 
         The last batch of the loader that the loop goes over completes an accumulation, unless the plugin's
-        `sync_with_dataloader` is False. Loaders that are read beside it do not.
+        `sync_with_dataloader` is False. Other loaders that are read inside the loop do not.
 
         Args:
             *models: The prepared models that are trained in the block.
@@ -631,18 +750,22 @@ class Accelerator(ProcessView):
         Args:
             loss: A 0-dim tensor: the mean over this rank's micro-batch.
             num_items: Number of items (samples, tokens, pixels) that the loss is a mean over. With it, gradients equal
-                those of one batch with all items of all micro-batches and ranks, whatever their sizes. Without it, all
-                micro-batches have the same weight, so items of a short one weigh more. Pass it in all micro-batches of
-                an accumulation or in none; every rank must then call `backward` once per `accumulate` block.
+                the gradients of one batch with all items of all micro-batches and ranks. Without it, all micro-batches
+                have the same weight, so items of a short one weigh more. Pass it in all micro-batches of an
+                accumulation or in none; every rank must then call `backward` once per `accumulate` block.
             **kwargs: Passed to `Tensor.backward` or to the engine; `learning_rate` is passed to the `fused_backward` of
                 optimizers such as LOMO, whose `step` then does nothing.
 
         Raises:
             ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
-                looked at: none in a window, for instance, gives NaN as in plain torch.
+            ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
-        self._stepper.backward(loss, num_items, **kwargs)
+        try:
+            self._stepper.backward(loss, num_items, **kwargs)
+        except RuntimeError as error:
+            note_lost_rank(error, "backward")
+            raise
 
     def forward_backward(
         self,
@@ -674,8 +797,12 @@ class Accelerator(ProcessView):
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Update each parameter as soon as its gradient is computed, and free the gradient.
 
-        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before gradients
-        could be averaged over ranks, so only one process is supported.
+        For optimizers with a `fused_backward`, such as LOMO (https://arxiv.org/abs/2306.09782). They update before
+        gradients could be averaged over ranks, so only one process is supported.
+
+        Args:
+            loss: A 0-dim tensor on this process's device.
+            learning_rate: The learning rate of this step.
 
         Raises:
             ConfigError: With several processes, or if no prepared optimizer has a `fused_backward`.
@@ -705,7 +832,7 @@ class Accelerator(ProcessView):
         clipped.
 
         Args:
-            parameters: Parameters of prepared models, sharded or not.
+            parameters: Parameters of prepared models, of any shape, sharded or not, on this process's device.
             max_norm: Largest norm allowed.
             norm_type: Order of the norm; may be ``float("inf")``.
 
@@ -715,7 +842,12 @@ class Accelerator(ProcessView):
         return self._stepper.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clamp all gradients to ``[-clip_value, clip_value]``, in micro-batches that complete an accumulation."""
+        """Clamp all gradients to ``[-clip_value, clip_value]``, in micro-batches that complete an accumulation.
+
+        Args:
+            parameters: Parameters of prepared models, of any shape, on this process's device.
+            clip_value: Largest absolute value allowed.
+        """
         self._stepper.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
@@ -769,7 +901,7 @@ class Accelerator(ProcessView):
     """Whether the batch size of a loader is the total over all ranks."""
 
     dispatch_batches: bool | None = delegated("configuration.loader.dispatch_batches")
-    """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
+    """Whether rank 0 reads all batches and sends them to other ranks; None: for iterable data sets only."""
 
     even_batches: bool = delegated("configuration.loader.even_batches")
     """Whether the last batches are padded so that all ranks get the same number."""
@@ -783,7 +915,7 @@ class Accelerator(ProcessView):
     use_stateful_dataloader: bool = delegated("configuration.loader.use_stateful_dataloader")
     """Whether loaders are torchdata's `StatefulDataLoader`."""
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: T) -> T:
         """Gather tensors from all ranks, concatenated along dimension 0, on every rank. Every rank must call it.
 
             losses = accelerator.gather(loss)  # (num_processes,)
@@ -793,6 +925,12 @@ class Accelerator(ProcessView):
                 structure must be the same on every rank.
         """
         return accel_ops.gather(tensor)
+
+    @overload
+    def gather_for_metrics(self, input_data: T, use_gather_object: Literal[False] = False) -> T: ...
+
+    @overload
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool) -> Any: ...
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather, and drop the padding of the last batch, so that each sample appears once. Every rank must call it.
@@ -807,7 +945,7 @@ class Accelerator(ProcessView):
         """
         return accel_data.gather_for_metrics(input_data, use_gather_object=use_gather_object)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: T, reduction: ReductionName = "sum", scale: float = 1.0) -> T:
         """Reduce tensors over all ranks, and return the result times `scale` on every rank. Every rank must call it.
 
         Args:
@@ -817,13 +955,11 @@ class Accelerator(ProcessView):
         """
         return accel_ops.reduce(tensor, reduction=reduction, scale=scale)
 
-    def pad_across_processes(
-        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
-    ) -> Any:
+    def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> T:
         """Pad tensors along `dim` to the largest size on any rank, as `gather` needs. Every rank must call it."""
         return accel_ops.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
-    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> Any:
+    def skip_first_batches(self, dataloader: Loader, num_batches: int = 0) -> Loader:
         """Return a loader without the first `num_batches`, to resume in the middle of an epoch.
 
             for inputs, targets in accelerator.skip_first_batches(loader, num_batches=resume_step):
@@ -904,8 +1040,8 @@ class Accelerator(ProcessView):
     """Whether this rank writes model files: rank 0, or each machine's rank 0 with `save_on_each_node`."""
 
     def unwrap_model(
-        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-    ) -> nn.Module:
+        self, model: Model, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Model:
         """Return the original model without the wrappers added by `prepare`.
 
         Args:
@@ -913,21 +1049,26 @@ class Accelerator(ProcessView):
             keep_fp32_wrapper: Keep the mixed-precision forward.
             keep_torch_compile: Keep the compiled forward.
         """
-        return self._strategy.unwrap(
+        inner = self._strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
+        return cast(Model, inner)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
         """Return the full state dict of a prepared model, with the names of the original model.
 
-        If parameters are sharded, every rank must call it: rank 0 gets full tensors on the CPU, the others an empty
-        dict.
+        If parameters are sharded, every rank must call it: rank 0 gets full tensors on the CPU, other ranks an empty
+        dict. Otherwise the tensors are the parameters, on their device, with their shapes.
+
+            weights = accelerator.get_state_dict(model)  # on every rank
+            if accelerator.is_main_process:
+                torch.save(weights, "weights.pt")
 
         Args:
             model: A prepared model.
             unwrap: Remove the prefixes that wrappers add to names.
         """
-        with torch.inference_mode(False):  # in which torch cannot detach a `DTensor`
+        with torch.inference_mode(False):  # torch cannot detach a `DTensor` in inference mode
             return self._strategy.model_state(model) if unwrap else model.state_dict()
 
     def save_model(
@@ -940,7 +1081,7 @@ class Accelerator(ProcessView):
         """Save the weights of a prepared model in files that plain PyTorch and `from_pretrained` read.
 
         If the model is sharded, every rank must call it, and it returns when all files are written. Otherwise rank 0
-        does not wait for the others and may call it alone.
+        does not wait for other ranks, and may be the only rank that calls it.
 
             accelerator.save_model(model, "weights", max_shard_size="5GB")
 
@@ -987,7 +1128,7 @@ class Accelerator(ProcessView):
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
         `models` are the prepared models without wrappers. A hook that removes an entry from `weights` must save it
-        itself into `output_dir`, a temporary folder that gets its final name when the checkpoint is complete.
+        to `output_dir`, a temporary folder that gets its final name when the checkpoint is complete.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
@@ -998,7 +1139,7 @@ class Accelerator(ProcessView):
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
         `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
-        removes a model from the list must load it itself.
+        removes a model from the list must load it.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
@@ -1040,7 +1181,7 @@ class Accelerator(ProcessView):
 
             accelerator.save_state("checkpoints/step_1000")
 
-        Every rank must call it. If rank 0 alone does, it waits five seconds for the others and then saves without their
+        Every rank must call it. If only rank 0 does, it waits five seconds for the other ranks and saves without their
         random states, with one warning; if the model is sharded, that is an error. The checkpoint is written to a
         temporary folder and renamed when it is complete. Only then are an earlier checkpoint of the same name and those
         beyond `total_limit` removed. If the save fails, the earlier checkpoints are unchanged.
@@ -1051,8 +1192,8 @@ class Accelerator(ProcessView):
             safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
             blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
                 background. Default: True.
-            metrics: Values recorded with the checkpoint, such as a validation loss, by which a `Retention` keeps the
-                best ones. Those of rank 0 count.
+            metrics: Numbers or 0-dim tensors recorded with the checkpoint, such as a validation loss, for a `Retention`
+                that keeps the best checkpoints. Rank 0's values are used.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
                 `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
                 by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,
@@ -1090,7 +1231,7 @@ class Accelerator(ProcessView):
         trusted: bool = False,
         **load_model_func_kwargs: Any,
     ) -> bool:
-        """Load a checkpoint into the prepared and registered objects, in the order in which they were prepared.
+        """Load a checkpoint into the prepared and registered objects, in their order of preparation.
 
             accelerator.load_state("checkpoints/step_1000")
             accelerator.load_state("pretrained", only="models", key_map={"backbone.": "encoder."})

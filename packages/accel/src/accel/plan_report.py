@@ -95,7 +95,7 @@ def _stage_text(stage: Data, *, title: str) -> str:
         _table(("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, title),
         "Memory of the rank that needs most:",
         *(f"  {part.ljust(width)}  {convert_bytes(size)}" for part, size in stage["memory"].items()),
-        f"One process alone has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer states.",
+        f"One process has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer state in total.",
     ]
     if stage["collectives"]:
         lines.append(f"In a step each rank sends {convert_bytes(stage['bytes_sent'])}:")

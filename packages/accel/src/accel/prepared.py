@@ -25,7 +25,7 @@ from accel_backends.strategies.checks import (
     check_placement,
     has_library_mesh,
 )
-from accel_data import DataLoaderConfiguration
+from accel_data import DataLoaderConfiguration, PreparedLoader
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
 from accel_state.runtime import current_runtime
@@ -34,7 +34,7 @@ from accel_state.runtime import current_runtime
 class Prepared:
     """The prepared models, optimizers, schedulers and loaders, each once, in the order of preparation.
 
-    Loaders are held weakly, so that a run that prepares one for each epoch keeps only the current one.
+    Loaders are referenced weakly, so that a run that prepares one for each epoch keeps only the current one.
 
     Args:
         configuration: The configuration of the run.
@@ -73,11 +73,15 @@ class Prepared:
         self._strategy.release()
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
-        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`."""
+        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`.
+
+        Raises:
+            ConfigError: If `device_placement` has another length, or the objects do not fit this run.
+        """
         if device_placement is not None and len(device_placement) != len(objects):
             raise ConfigError(
                 f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
-                "Give one per object, or leave it out."
+                "Pass one per object, or omit it."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
         given: dict[str, list[Any]] = {kind.name: [] for kind in fields(Bundle)}
@@ -157,8 +161,12 @@ class Prepared:
         loader: DataLoader[Any],
         device_placement: bool | None,
         slice_fn_for_dispatch: Callable[..., Any] | None,
-    ) -> DataLoader[Any]:
-        """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
+    ) -> PreparedLoader:
+        """Return the prepared loader; see `Accelerator.prepare_data_loader`.
+
+        Raises:
+            ConfigError: If batches are to be dispatched but not moved to the device.
+        """
         settings, is_placed = self._configuration.loader, self._place(device_placement)
         if settings.dispatch_batches and not is_placed:
             raise ConfigError(
@@ -168,7 +176,7 @@ class Prepared:
         options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
-        ready: accel_data.PreparedLoader = accel_data.prepare_data_loader(
+        ready = accel_data.prepare_data_loader(
             loader,
             device=current_runtime().device,
             put_on_device=is_placed,
@@ -231,7 +239,7 @@ class Prepared:
         num_processes = runtime.topology.world_size
         known: list[torch.Tensor] = []
         if optimizers:
-            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
+            # transformers' Trainer prepares a model that a library has sharded with `evaluation_mode`, but trains it.
             sharded = [model for model in self.models if has_library_mesh(model)]
             # A model may override `parameters()`, but the gradients of all parameters are reduced.
             for model in (*models, *self._trained_models, *sharded):

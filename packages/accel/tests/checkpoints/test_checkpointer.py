@@ -1,5 +1,6 @@
 import datetime
 import enum
+import gc
 import os
 import signal
 import threading
@@ -8,7 +9,6 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -529,7 +529,7 @@ def save_in_own_folder(folder):
 
 
 def test_ranks_that_name_different_folders_are_told(world, tmp_path):
-    with pytest.raises(CheckpointError, match="asked to save to different folders"):
+    with pytest.raises(CheckpointError, match="ranks save to different folders"):
         world(2).run(save_in_own_folder, str(tmp_path))
 
 
@@ -686,7 +686,7 @@ def test_classes_that_torch_is_told_of_are_saved_and_loaded(tmp_path):
         accelerator.load_state(tmp_path / "a")
     assert (holder.value.color, holder.value.begun) == (Color.RED, BEGUN)
     assert torch.equal(holder.value.seen["a"], torch.ones(2))
-    with pytest.raises(CheckpointError, match="is not loaded: it is damaged or holds more than tensors"):
+    with pytest.raises(CheckpointError, match="is not loaded: it is damaged or contains more than tensors"):
         accelerator.load_state(tmp_path / "a")
 
 
@@ -695,7 +695,7 @@ def test_a_registered_class_that_could_not_be_loaded_is_refused(registered):
     value = deque([1]) if registered == [deque] else Progress(Color.RED, {}, BEGUN)
     with (
         torch.serialization.safe_globals(registered),
-        pytest.raises(CheckpointError, match="what they are made of"),
+        pytest.raises(CheckpointError, match="the classes of their fields"),
     ):
         Accelerator(cpu=True).register_for_checkpointing(Holder(value))
 
@@ -717,15 +717,18 @@ def test_an_object_may_register_itself_before_it_has_a_state(tmp_path):
 
 @pytest.mark.parametrize("end", ["free_memory", "end_training"])
 def test_the_copy_of_a_save_in_the_background_is_given_back(tmp_path, end):
+    def num_weights():
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+        return sum(tensor.shape == (1234, 567) for tensor in tensors)
+
     accelerator = Accelerator(cpu=True)
-    accelerator.prepare(nn.Linear(4096, 2 * 4096, bias=False))  # 128 MiB
-    handle = accelerator.save_state(tmp_path / "a", blocking=False)
-    handle.wait()
-    used = psutil.Process().memory_info().rss
-    model = accelerator._models[0]  # what is released is not the model
+    model = accelerator.prepare(nn.Linear(567, 1234, bias=False))  # what is released is not the model
+    accelerator.save_state(tmp_path / "a", blocking=False).wait()
+    assert num_weights() == 2
     getattr(accelerator, end)()
-    assert used - psutil.Process().memory_info().rss > 100 * 2**20
-    assert model.weight.numel() == 2 * 4096**2
+    assert num_weights() == 1
+    assert model.weight.numel() == 1234 * 567
 
 
 def test_a_map_location_that_is_no_device_is_an_error_before_anything_is_loaded(tmp_path):

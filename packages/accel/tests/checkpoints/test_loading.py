@@ -1,7 +1,9 @@
 """What fails on one rank while a checkpoint is loaded is an error on every rank, and no rank waits for it."""
 
+import io
 import os
 import shutil
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
+from accel_checkpoint import progress
 from accel_checkpoint.file_names import MANIFEST_NAME
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
@@ -136,3 +139,18 @@ def test_a_named_checkpoint_is_never_optional(tmp_path):
     accelerator = Accelerator(cpu=True, project_dir=tmp_path)
     with pytest.raises(ConfigError, match="Leave `input_dir` out"):
         accelerator.load_state(tmp_path / "mine", missing_ok=True)
+
+
+def load_slowly(folder, quiet_s):
+    accelerator, checkpoint = saved_run(folder)
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stderr(shown):
+        patched.setattr(progress, "QUIET_S", quiet_s)
+        accelerator.load_state(checkpoint)
+    return "Loading checkpoint_0" in shown.getvalue()
+
+
+def test_only_the_first_rank_shows_a_bar_and_only_if_a_load_takes_long(world, tmp_path):
+    pytest.importorskip("tqdm")
+    assert world(2).run(load_slowly, tmp_path / "long", 0) == [True, False]
+    assert world(2).run(load_slowly, tmp_path / "short", 20) == [False, False]

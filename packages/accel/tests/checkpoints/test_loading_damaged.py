@@ -93,5 +93,5 @@ def test_the_newest_other_checkpoint_is_named(tmp_path):
     for name in ("checkpoint_0", "checkpoint_1", "checkpoint_2"):
         accelerator.save_state(tmp_path / name)
     damage(tmp_path / "checkpoint_2" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="The newest complete one beside it is `.*checkpoint_1`"):
+    with pytest.raises(CheckpointError, match="The newest complete one next to it is `.*checkpoint_1`"):
         accelerator.load_state(tmp_path / "checkpoint_2")

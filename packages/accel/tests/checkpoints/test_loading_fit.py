@@ -191,7 +191,7 @@ def test_a_folder_without_its_manifest_is_refused_and_the_newest_good_one_named(
     accelerator.save_state(tmp_path / "checkpoint_1")
     (tmp_path / "checkpoint_1" / "accel_checkpoint.json").unlink()
     with pytest.raises(
-        CheckpointError, match="incomplete.*newest complete one beside it is `.*checkpoint_0`"
+        CheckpointError, match="incomplete.*newest complete one next to it is `.*checkpoint_0`"
     ):
         accelerator.load_state(tmp_path / "checkpoint_1")
 
@@ -201,7 +201,7 @@ def test_the_folder_around_checkpoints_is_rejected_with_the_newest_in_it(tmp_pat
     build().save_state(tmp_path / "beside")
     for folder in (tmp_path / "project", tmp_path / "project" / "checkpoints"):
         with pytest.raises(
-            CheckpointError, match=r"holds no checkpoint. The newest complete one in it is .*_3`"
+            CheckpointError, match=r"has no checkpoint. The newest complete one in it is .*_3`"
         ):
             build().load_state(folder)
 

@@ -189,7 +189,7 @@ def test_the_command_lists_a_checkpoint_that_cannot_be_read(tmp_path, capsys):
     with obeying_permissions():
         found = find(tmp_path)
         lines = [line.split() for line in as_table(found).splitlines()[1:]]
-        assert verify(found[1]) == 1
+        assert verify(found[1:2]) == 1
     assert lines[1] == ["checkpoint_1", "?", "?", "?", "?", "unreadable"]
     assert "Permission denied" in capsys.readouterr().err
     (folder / "checkpoint_1").chmod(0o700)

@@ -249,14 +249,14 @@ def test_no_damage_is_loaded(checkpoint, name, is_strict):
     path = checkpoint / name
     good = path.read_bytes()
     for kind, damage in DAMAGES.items():
-        for share in (0.05, 0.3, 0.5, 0.8, 0.97):
+        for share in (0.05, 0.5, 0.97):
             damaged = damage(good, int(len(good) * share))
             if damaged == good:
                 continue
             path.write_bytes(damaged)
-            for options in ({}, {"verify": True}):
+            for verify in (False, True) if is_strict else (False,):
                 with pytest.raises(CheckpointError, match=f"{name}`"):
-                    accelerator.load_state(checkpoint, strict=is_strict, **options)
+                    accelerator.load_state(checkpoint, strict=is_strict, verify=verify)
                     pytest.fail(f"{kind} at {share} was loaded")
     path.write_bytes(good)
     accelerator.load_state(checkpoint)

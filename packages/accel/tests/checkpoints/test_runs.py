@@ -1,14 +1,16 @@
 """Checkpoints inside an accumulation: it goes on as if it had never been saved, or begins anew and says so."""
 
 import json
+import logging
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from accel import Accelerator
+from accel import Accelerator, DataLoaderConfiguration
 from accel_checkpoint.file_names import MANIFEST_NAME, OWN_MARK
 from accel_checkpoint.random_states import from_file
 from accel_state.errors import CheckpointError
@@ -139,7 +141,7 @@ def test_a_state_of_something_else_is_refused(tmp_path, value):
     first.accelerator.save_state(tmp_path)
     states = torch.load(tmp_path / "random_states_0.pkl")
     states["accumulation"]["items"] = value
-    with pytest.raises(CheckpointError, match="`it` does not hold random states as expected"):
+    with pytest.raises(CheckpointError, match="`it` does not have random states as expected"):
         from_file(states, device_index=0, file_name="it")
 
 
@@ -182,3 +184,57 @@ def test_a_checkpoint_resumes_on_another_kind_of_device(tmp_path, before, after)
         return [*model.parameters(), optimizer.state_dict()["state"][0]["exp_avg"], torch.rand(3)]
 
     assert all(map(torch.equal, run_on(before, save), run_on(after, load)))
+
+
+ORDERS = {
+    "default": ({}, {}),
+    "seedable": ({"use_seedable_sampler": True}, {}),
+    "seeded": ({"use_seedable_sampler": True, "data_seed": 3}, {}),
+    "generator": ({}, {"generator": True}),
+}
+
+
+def epochs(folder, kind, *, is_resumed):
+    """Return the data of two epochs, and what was logged; the checkpoint is in the middle of the one before."""
+    configuration, options = ORDERS[kind]
+    torch.manual_seed(1)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
+    loader = DataLoader(
+        range(16), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(2) if options else None
+    )
+    loader = accelerator.prepare(loader)
+    with logged() as lines:
+        if is_resumed:
+            accelerator.load_state(folder, restore_loaders=True)
+        for number, _ in enumerate(loader):
+            if not is_resumed and number == 0:
+                accelerator.save_state(folder)
+        read = [torch.cat([accelerator.gather(batch) for batch in loader]) for _ in range(2)]
+    # The samples of a step, whatever their order among the ranks.
+    return [epoch.view(-1, 8).sort().values.tolist() for epoch in read], lines
+
+
+@contextmanager
+def logged():
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("accel").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("accel").removeHandler(handler)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_another_number_of_ranks_keeps_the_order_or_says_how_to(world, tmp_path, kind):
+    (uninterrupted, _), _ = world(2).run(epochs, tmp_path / "saved", kind, is_resumed=False)
+    (same, lines), _ = world(2).run(epochs, tmp_path / "saved", kind, is_resumed=True)
+    assert same == uninterrupted
+    assert not any("order" in line for line in lines)
+    for number in (1, 4):
+        (resumed, lines), *_ = world(number).run(epochs, tmp_path / "saved", kind, is_resumed=True)
+        assert (resumed == uninterrupted) is (kind != "default")
+        said = [
+            line for line in lines if "`DataLoaderConfiguration(use_seedable_sampler=True)` keeps it" in line
+        ]
+        assert len(said) == (kind == "default")

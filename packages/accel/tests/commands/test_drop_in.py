@@ -1,6 +1,7 @@
 """``accel drop-in``."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -26,14 +27,25 @@ def environment(tmp_path, monkeypatch):
     return file, script
 
 
-def run(action):
-    return command.run(argparse.Namespace(action=action))
+def run(action, *, as_json=False):
+    return command.run(argparse.Namespace(action=action, json=as_json))
 
 
 def test_the_file_is_read_by_this_environment():
     assert str(path_file().parent) in sys.path
     assert path_file().suffix == ".pth"
     assert script_file().parent.resolve() == Path(sys.executable).parent.resolve()
+
+
+def test_the_status_is_printed_as_json_too(environment, capsys):
+    assert run("install") == run("status", as_json=True) == 0
+    status = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert status == {
+        "is_installed": True,
+        "file": str(environment[0]),
+        "command": str(environment[1]),
+        "is_command_ours": os.name != "nt",
+    }
 
 
 def test_what_is_written_is_one_import_and_a_command_and_can_be_removed(environment, capsys):

@@ -53,7 +53,7 @@ Memory of the rank that needs most:
   buffers                   28 bytes
   gathered units            11.09 KiB
   total                     27.19 KiB
-One process alone has 61.36 KiB of parameters, gradients and optimizer states.
+One process has 61.36 KiB of parameters, gradients and optimizer state in total.
 In a step each rank sends 39.9 KiB:
   4 × all-gather of 4.78 KiB among 4 ranks (dp_shard)
   2 × all-gather of 6.7 KiB among 4 ranks (dp_shard)
@@ -218,7 +218,7 @@ def test_a_policy_chooses_other_units(capsys):
         (("--num_processes", "8", "--dp_replicate_size", "3"), "is for 6 processes, but there are 8"),
         (("--num_processes", "8", "--dp_shard_size", "4"), "the sizes 8, with .*`dp_shard_size=8`"),
         (("--num_processes", "8", "--pp_size", "4"), "`pp_size` 4 needs as many blocks, but the model has 3"),
-        (("--num_processes", "4", "--cp_size", "2", "--sp_size", "2"), "two ways to share a sequence"),
+        (("--num_processes", "4", "--cp_size", "2", "--sp_size", "2"), "two ways to shard a sequence"),
         (
             ("--cp_size", "2", "--num_processes", "2", "--sequence_length", "3"),
             "does not divide the 3 tokens",

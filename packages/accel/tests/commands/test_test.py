@@ -31,3 +31,13 @@ def test_flags_of_launch_are_flags_of_test(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["use_cpu"]["source"] == "flag"
     assert main(["test", "--cpu", "--mixed_precision", "bf16", "--dry-run"]) == 0
     assert "ACCELERATE_MIXED_PRECISION=bf16" in capsys.readouterr().out
+
+
+def test_its_help_is_short_and_has_the_topics_of_launch(capsys):
+    assert main(["test", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 40
+    assert "`accel test --help TOPIC`" in text
+    assert "--module" not in text
+    assert main(["test", "--help", "ray"]) == 0
+    assert "--ray" in capsys.readouterr().out

@@ -17,8 +17,8 @@ from accel.utils import (
     get_fsdp2_grad_scaler,
 )
 from accel.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
-from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import CheckpointError, ConfigError
+from tools.harness.models import make_batches, make_model
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

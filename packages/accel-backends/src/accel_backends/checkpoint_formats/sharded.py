@@ -30,6 +30,7 @@ _STATE, _GROUPS = "state", "param_groups"
 _Path = tuple[str | int, ...]
 
 
+# Why: docs/decisions/0012-sharded-checkpoints-are-written-without-dcp.md
 class ShardedFormat(NamedFormat):
     """`pytorch_model_fsdp_0/` and `optimizer_0/`: parts by rank and a table, with names for keys.
 
@@ -105,7 +106,8 @@ class ShardedFormat(NamedFormat):
             name, kind = str(path[0]), str(path[1])
             if name not in numbers:
                 raise CheckpointError(
-                    f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter."
+                    f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter. Load it "
+                    "into the model and the optimizer of the saved run."
                 )
             parameter = own[name]
             if isinstance(parameter, HeldTensor):

@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.handlers import comm_hooks
-from accel_state.enums import DDPCommunicationHookType
+from accel_state.enums import DDPCommunicationHookName, DDPCommunicationHookType
 from accel_state.kwargs_handler import KwargsHandler
 
 _HOOK_FIELDS = ("comm_hook", "comm_wrapper", "comm_state_option")
@@ -38,8 +38,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
-    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
-    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_hook: DDPCommunicationHookType | DDPCommunicationHookName = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType | DDPCommunicationHookName = DDPCommunicationHookType.NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,5 +54,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
         """Make ``model`` send its gradients as this handler says; call once, before the first backward."""
         comm_hooks.register(
-            model, hook=self.comm_hook, wrapper=self.comm_wrapper, state_options=self.comm_state_option
+            model,
+            hook=DDPCommunicationHookType(self.comm_hook),
+            wrapper=DDPCommunicationHookType(self.comm_wrapper),
+            state_options=self.comm_state_option,
         )

@@ -57,5 +57,6 @@ def held(found: NamedTensor) -> torch.Tensor:
 
 
 @cache
+# Why: docs/decisions/0015-pipelines-run-the-models-own-code.md
 def _mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from accel_state.enums import DynamoBackend
+from accel_state.enums import DynamoBackend, DynamoBackendName
 from accel_state.environment import environ
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
@@ -28,7 +28,7 @@ class TorchDynamoPlugin(KwargsHandler):
         ConfigError: If the backend is unknown, or both ``mode`` and ``options`` are given.
     """
 
-    backend: DynamoBackend | None = None
+    backend: DynamoBackend | DynamoBackendName | None = None
     mode: str | None = None
     fullgraph: bool | None = None
     dynamic: bool | None = None

@@ -38,6 +38,9 @@ from accel_state.mesh_layout import MeshLayout
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
+Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
+StateDictFormat = Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"]
 WrapPolicy = Literal["transformer_based_wrap", "size_based_wrap", "no_wrap"]
 
 _POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -144,14 +147,16 @@ class FullyShardedDataParallelPlugin:
     _policy_of_run = None
 
     fsdp_version: int | None = None
-    sharding_strategy: str | ShardingStrategy | None = None
-    reshard_after_forward: str | ShardingStrategy | bool | None = None
-    backward_prefetch: str | BackwardPrefetch | None = None
-    mixed_precision_policy: dict[str, Any] | str | MixedPrecision | MixedPrecisionPolicy | None = None
+    sharding_strategy: Sharding | ShardingStrategy | None = None
+    reshard_after_forward: Sharding | ShardingStrategy | bool | None = None
+    backward_prefetch: Prefetch | BackwardPrefetch | None = None
+    mixed_precision_policy: (
+        dict[str, Any] | Literal["bf16", "fp16", "fp32"] | MixedPrecision | MixedPrecisionPolicy | None
+    ) = None
     auto_wrap_policy: Callable[..., Any] | WrapPolicy | None = None
     cpu_offload: bool | CPUOffload | CPUOffloadPolicy | None = None
     ignored_modules: Iterable[nn.Module] | str | None = None
-    state_dict_type: str | StateDictType | None = None
+    state_dict_type: StateDictFormat | StateDictType | None = None
     state_dict_config: FullStateDictConfig | ShardedStateDictConfig | None = None
     optim_state_dict_config: FullOptimStateDictConfig | ShardedOptimStateDictConfig | None = None
     limit_all_gathers: bool = True
@@ -344,7 +349,7 @@ class FullyShardedDataParallelPlugin:
             if asked is False:
                 warn_user(
                     "`sync_module_states=False` has no effect with `cpu_ram_efficient_loading`: only rank 0 has the "
-                    "weights, and they are sent to all ranks.",
+                    "weights, and they are sent to all ranks. Leave it out.",
                 )
             self.sync_module_states = True
         if self.sync_module_states and self.param_init_fn is None:

@@ -308,7 +308,9 @@ class MegatronLMPlugin:
     def _check(self) -> None:
         for name, reason in _GONE.items():
             if getattr(self, name):
-                raise ConfigError(f"`{name}` of the MegatronLMPlugin is not offered: it {reason}.")
+                raise ConfigError(
+                    f"`{name}` of the MegatronLMPlugin is not offered: it {reason}. Leave it out."
+                )
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

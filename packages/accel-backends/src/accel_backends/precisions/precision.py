@@ -140,5 +140,7 @@ def select_precision(
     precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
     for kind in _READ_BY_SOME:
         if kind in given and kind not in precision.reads_handlers:
-            warn_user(f"`{kind.__name__}` has no effect with `mixed_precision={precision.name}`.")
+            warn_user(
+                f"`{kind.__name__}` has no effect with `mixed_precision={precision.name}`. Leave it out."
+            )
     return precision

@@ -139,7 +139,8 @@ def _ignored(model: nn.Module, modules: Iterable[nn.Module] | str | None) -> lis
     for module in chosen:
         if module not in names:
             raise ConfigError(
-                f"`ignored_modules` holds a {type(module).__name__} that is not part of the {type(model).__name__}."
+                f"`ignored_modules` holds a {type(module).__name__} that is not part of the {type(model).__name__}. "
+                "Take modules from `model.modules()`."
             )
     return chosen
 

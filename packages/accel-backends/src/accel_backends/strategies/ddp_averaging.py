@@ -17,9 +17,14 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_backends.handlers.comm_hooks import restart
 from accel_backends.unwrap import innermost
+from accel_state.arrival import note_lost_rank
 from accel_state.user_warnings import warn_user
 
 _NOBODY: frozenset[int] = frozenset()
+_UNUSED = (
+    "With accel: `Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])`. It costs "
+    "a walk through the graph in each step; better leave out parameters that no loss depends on, or freeze them."
+)
 
 
 class UnaveragedGradientsWarning(UserWarning):
@@ -109,7 +114,30 @@ class TrackedDDP(DistributedDataParallel):
         """Run the model, and prepare for the backward. Communicates as `DistributedDataParallel` does."""
         if torch.is_grad_enabled():
             self.track.begin()
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():  # a graph that breaks within `try` cannot be resumed
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "find_unused_parameters=True" in str(error):  # torch names its own class only
+                error.add_note(_UNUSED)
+            note_lost_rank(error, "forward")
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what torch keeps apart; for anything of the model's own, the error names `unwrap_model`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("module")
+            if model is None or not hasattr(model, name):
+                raise
+        raise AttributeError(
+            f"`{name}` belongs to the model, a `{type(innermost(model)).__name__}`, which `prepare` has wrapped for "
+            f"training with several processes. Use `accelerator.unwrap_model(model).{name}`.",
+            name=name,
+            obj=self,
+        )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -84,6 +84,7 @@ class DispatchedExperts(WrappedForward):
         order = chosen.argsort(stable=True)  # by expert, and so by rank
         counts = self._counts(chosen)
         arriving = torch.empty_like(counts)
+        # Why: docs/decisions/0017-expert-parallelism.md
         dist.all_to_all_single(arriving, counts, group=self._group)
         sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
         rows = exchanged(hidden_states[order // top_k_index.shape[-1]], sent, received, self._group)

@@ -61,7 +61,7 @@ command = EstimateMemoryCommand()
 
 
 def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """Return the parser of ``accel estimate-memory``, on its own or added to ``subparsers``.
+    """Return the parser of ``accel estimate-memory``, or add it to ``subparsers``.
 
     The parsed arguments have `estimate_command` as ``func``.
     """
@@ -130,7 +130,7 @@ def as_text(result: Mapping[str, Any]) -> str:
 
 
 def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> str:
-    """Return a table with a title, drawn with boxes, its cells centred."""
+    """Return a table with a title, box-drawing borders and centered cells."""
     columns = [[str(header), *(str(row[number]) for row in rows)] for number, header in enumerate(headers)]
     widths = [max(len(cell) for cell in column) for column in columns]
     spare = len(title) - (sum(widths) + len(widths) - 1)

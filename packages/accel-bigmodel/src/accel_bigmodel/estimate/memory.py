@@ -1,4 +1,4 @@
-"""Bytes of a model that is given by name: to load it, to train it, and of its KV cache."""
+"""Bytes to load and train a model that is given by name, and the bytes of its KV cache."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def estimate(
     batch_size: int | None = None,
     sequence_length: int = 512,
 ) -> dict[str, Any]:
-    """Return bytes by dtype, and on request those of training and of the KV cache.
+    """Return the bytes of a model by dtype, and on request the bytes of training and of the KV cache.
 
     Args:
         model: A model on the meta device.
         dtypes: The dtypes to load it in.
-        strategy: As for `training_bytes`; ``None`` leaves training out.
+        strategy: As for `training_bytes`; ``None`` skips training.
         num_processes: Number of training processes.
-        batch_size: Sequences in the KV cache; ``None`` leaves it out.
+        batch_size: Sequences in the KV cache; ``None`` skips it.
         sequence_length: Tokens per sequence.
     """
     result: dict[str, Any] = {"dtypes": {dtype: model_bytes(model, dtype) for dtype in dtypes}}
@@ -95,16 +95,19 @@ def training_bytes(
     """Return the bytes of each process during training with Adam, activations excluded.
 
     Args:
-        strategy: ``ddp``, ``fsdp``, ``zero1``, ``zero2``, ``zero3`` or ``offload`` (optimizer
-            states on the host).
+        strategy: ``ddp``, ``fsdp``, ``zero1``, ``zero2``, ``zero3`` or ``offload`` (optimizer state on the host).
         weights: Bytes of parameters and buffers.
         trained: Bytes of parameters that get gradients.
         largest_layer: Bytes of the largest layer, which is gathered for its computation and updated with temporary
             memory of its size.
-        num_processes: Number of processes that share the work.
+        num_processes: Number of data-parallel processes.
 
     Returns:
         ``parameters``, ``gradients``, ``optimizer`` and ``working``, their ``total`` on the device, and ``host``.
+
+    Raises:
+        ConfigError: If ``num_processes`` is less than 1.
+        UnknownNameError: If the strategy is unknown.
     """
     if num_processes < 1:
         raise ConfigError(f"`num_processes` must be at least 1, not {num_processes}.")
@@ -112,13 +115,13 @@ def training_bytes(
     def share(size: int) -> int:
         return -(-size // num_processes)
 
-    moments, is_alone = 2 * trained, num_processes == 1
+    moments, is_single = 2 * trained, num_processes == 1
     # The current layer and the next one are gathered, and the gradient of one layer is unsharded.
-    gathered = largest_layer if is_alone else 3 * largest_layer
+    gathered = largest_layer if is_single else 3 * largest_layer
     sharded = (share(weights), share(trained), share(moments), gathered)
     strategies = {
         # DDP copies the gradients into buckets for the all-reduce.
-        "ddp": (weights, trained if is_alone else 2 * trained, moments, largest_layer),
+        "ddp": (weights, trained if is_single else 2 * trained, moments, largest_layer),
         "fsdp": sharded,
         "zero1": (weights, trained, share(moments), largest_layer),
         "zero2": (weights, share(trained), share(moments), 2 * largest_layer),
@@ -161,9 +164,9 @@ def create_empty_model(
 
     Args:
         model_name: ``module:factory`` (a callable to import), a folder or ``config.json`` of transformers, a name
-            that timm knows (``timm/resnet50``), or the name of a model on the Hub.
-        library_name: ``"transformers"`` or ``"timm"``; by default timm for names that begin with ``timm/``, otherwise
-            the library that the Hub names.
+            of timm (``timm/resnet50``), or the name of a model on the Hub.
+        library_name: ``"transformers"`` or ``"timm"``. Default: timm for names that start with ``timm/``, else the
+            library in the model's metadata on the Hub.
         trust_remote_code: Whether code from the Hub may run.
         access_token: Access token of the Hub.
 
@@ -181,7 +184,7 @@ def create_empty_model(
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """Return the name by which timm finds a model on the Hub."""
+    """Return timm's name for a model on the Hub."""
     return f"hf-hub:{model_name}" if model_name.startswith("timm/") else model_name
 
 
@@ -202,7 +205,7 @@ def _from_factory(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"`{name}` made a {type(model).__name__}, not a torch module. "
-            "Name a function that returns a `torch.nn.Module`."
+            "Pass a function that returns a `torch.nn.Module`."
         )
     return model
 
@@ -271,7 +274,7 @@ def _from_transformers(
     except (OSError, *DAMAGE) as error:
         raise ConfigError(
             f"`{name}` has no config that transformers can read: {str(error) or type(error).__name__}. "
-            "Name a model of transformers, or give one of your own as `module:factory`."
+            "Pass a transformers model, or your own model as `module:factory`."
         ) from error
     return model
 
@@ -283,11 +286,11 @@ def _imported(library: str, name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise NotAvailableError(
                 f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or "
-                "give a model of your own as `module:factory`."
+                "pass your own model as `module:factory`."
             ) from error
         raise NotAvailableError(
-            f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install "
-            "what is missing, built for this torch."
+            f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install the "
+            "missing part, built for this torch."
         ) from error
 
 
@@ -318,8 +321,8 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
         return "repo"
     except (OSError, *errors.HfHubHTTPError.__bases__) as error:  # the base belongs to its HTTP library
         raise UnreachableError(
-            f"The Hub cannot be reached to look up `{repo}`: {error}. Give the folder or `config.json` of the model, "
-            "`module:factory` for a model of your own, or the name of a model in the local Hub cache."
+            f"The Hub cannot be reached to look up `{repo}`: {error}. Pass the folder or `config.json` of the model, "
+            "`module:factory` for your own model, or the name of a model in the local Hub cache."
         ) from error
 
 

@@ -29,12 +29,12 @@ from accel_ops.nested.move import send_to_device
 from accel_state.errors import StateError
 
 Replacements: TypeAlias = dict[tuple[int, torch.device | None], tuple[torch.Tensor, torch.Tensor]]
-"""A tensor of the model and what has replaced it, by its identity and the device, ``None`` for a placeholder."""
+"""A tensor of the model and its replacement, by its identity and the device; ``None`` for a placeholder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookSettings:
-    """What the hooks of one model have in common.
+    """Settings shared by the hooks of one model.
 
     Args:
         weights: Stored weights by full dotted name.
@@ -44,7 +44,7 @@ class HookSettings:
         tied_params_map: As for `AlignDevicesHook`.
         owns_weights: The stored weights belong to the model, so that they may be used and written to without a copy.
         prefetcher: Prefetches the weights of the next module.
-        replaced: What has replaced each tensor while hooks are added, so that ties remain; emptied afterwards.
+        replaced: The replacement of each tensor while hooks are added, so that ties remain; emptied afterwards.
     """
 
     weights: Mapping[str, Any] | None = None
@@ -63,7 +63,7 @@ class Slot:
     Args:
         owner: The module.
         name: Its name in the module.
-        placeholder: The placeholder.
+        placeholder: The placeholder, a tensor of the weight's shape on the meta device.
     """
 
     def __init__(self, owner: nn.Module, name: str, placeholder: torch.Tensor) -> None:
@@ -89,7 +89,7 @@ class Slot:
         weight = self.weight
         with weight.lock:
             if self._num_uses == 0:
-                return  # it was not filled
+                return  # other code had replaced the placeholder, so that `fill` did nothing
             self._num_uses -= 1
             now = self._table().get(self.name)
             is_value = weight.is_value(now)
@@ -114,7 +114,7 @@ class Slot:
             forget_int8_values(self.owner)
 
     def _follow_conversion(self) -> None:
-        """Use the placeholder by which a conversion of the module, such as ``half``, has replaced that of a buffer."""
+        """Use the new placeholder after a conversion of the module, such as ``half``, has replaced a buffer's."""
         now: Any = self._table().get(self.name)
         if now is not self.placeholder and (weight := weight_of(now)) is not None:
             self.placeholder, self.weight = now, weight
@@ -131,16 +131,16 @@ class AlignDevicesHook(ModelHook):
     Reentrant, also in several threads.
 
     Args:
-        execution_device: The device on which the module runs; by default that of its inputs.
+        execution_device: The device that runs the module. Default: the device of its inputs.
         offload: Offload the weights between forward passes.
         io_same_device: Move the output to the device of the input.
-        weights_map: The stored weights, by name in the module; by default a copy on the CPU.
+        weights_map: Stored weights, by name in the module, of these shapes, in memory or on disk. Default: CPU copies.
         offload_buffers: Offload buffers too.
-        place_submodules: Handle the weights of all submodules, not only the module's own.
+        place_submodules: Handle the weights of all submodules, not only the module's direct ones.
         skip_keys: Keyword arguments that are not moved.
         tied_params_map: Tied weights already moved to a device, by address.
         module_name: The dotted name of the module, for messages.
-        settings: What it has in common with the other hooks of the model.
+        settings: Settings shared with the other hooks of the model.
         surrounds_offloaded: The module has submodules with offloaded weights, and may use these in its forward pass. If
             its output is on the meta device, which means that a weight without values was used, this raises.
     """
@@ -177,7 +177,7 @@ class AlignDevicesHook(ModelHook):
         """The size of the offloaded weights."""
         self._module_name = module_name
         self._settings = HookSettings() if settings is None else settings
-        self._is_alone = settings is None
+        self._is_standalone = settings is None
         self._surrounds_offloaded = surrounds_offloaded
         self._handles: list[RemovableHandle] = []
 
@@ -200,9 +200,12 @@ class AlignDevicesHook(ModelHook):
 
     @property
     def weights_map(self) -> Mapping[str, Any] | None:
-        """The stored weights, by name in the module; the current values as soon as one of them has changed.
+        """The stored weights, by name in the module; the current values after one of them has changed.
 
         An assigned mapping, which must have all of them, replaces the values.
+
+        Raises:
+            StateError: If an assigned mapping lacks a weight.
         """
         if not any(weight.is_changed for weight in self.weights):
             return self._weights_map
@@ -213,7 +216,7 @@ class AlignDevicesHook(ModelHook):
         given = {} if weights is None else weights
         if missing := [f"`{name}`" for name in self.slots if name not in given]:
             raise StateError(
-                f"`weights_map` lacks {', '.join(missing)}. Give the values of all offloaded weights of the module."
+                f"`weights_map` lacks {', '.join(missing)}. Include the values of all offloaded weights of the module."
             )
         for name, slot in self.slots.items():
             set_values(slot.placeholder, slot.weight, given[name])
@@ -230,14 +233,14 @@ class AlignDevicesHook(ModelHook):
     def attached(self, module: nn.Module) -> None:
         if self.offload and not self._handles:
             self._offload(module)
-        if self._is_alone:
+        if self._is_standalone:
             self._settings.replaced.clear()
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
-            # The module imports torch's compiler, which is loaded by now.
+            # Imported here because it imports torch's compiler, which is slow; while a graph is compiled it is loaded.
             from accel_bigmodel.hooks.outside_graphs import run_outside_graph
 
             args, kwargs = run_outside_graph(self.prepare, module, args, kwargs)
@@ -278,7 +281,11 @@ class AlignDevicesHook(ModelHook):
         return args, kwargs
 
     def finish(self, module: nn.Module, output: Any) -> Any:
-        """Offload weights after the forward pass, and return the output."""
+        """Offload weights after the forward pass, and return the output.
+
+        Raises:
+            StateError: If the output is on the meta device, because the forward pass used a weight without values.
+        """
         device = self._end()
         if self.slots and self._settings.prefetcher is not None:
             self._settings.prefetcher.block_finished(self)
@@ -368,7 +375,7 @@ class AlignDevicesHook(ModelHook):
             for full_name, owner, name in _tensors_of(module, recurse=self.place_submodules)
         ]
         if self.original_devices and not any(tensor.is_meta for *_, tensor in tensors):
-            self._weights_map, self.original_devices = None, {}  # it has the weights of another module
+            self._weights_map, self.original_devices = None, {}  # those of another module
         for full_name, owner, name, tensor in tensors:
             is_buffer, is_persistent = name in owner._buffers, name not in owner._non_persistent_buffers_set
             if is_buffer and not (self.offload_buffers and is_persistent):
@@ -385,7 +392,7 @@ class AlignDevicesHook(ModelHook):
             setattr(owner, name, placeholder)
         if self._weights_map is None:
             self._weights_map = kept
-        # Torch takes a placeholder for a weight that cannot be loaded into: it gets the values.
+        # `load_state_dict` copies nothing into a tensor on the meta device, so it gets the values instead.
         untyped: Any = module
         self._handles = [
             untyped.register_load_state_dict_pre_hook(self.onload_weights),
@@ -410,7 +417,7 @@ class AlignDevicesHook(ModelHook):
             missing = "it is on the meta device, and " if tensor.is_meta else ""
             raise StateError(
                 f"`{name}` cannot be offloaded: {missing}the given weights do not include it. "
-                "Load the checkpoint first, or give the state dict or folder that has it."
+                "Load the checkpoint first, or pass the state dict or folder that has it."
             )
         is_owned = weights is kept or self._settings.owns_weights
         source = StoredWeight.of(weights, full_name, is_owned=is_owned)
@@ -444,7 +451,7 @@ def _moved(value: Any, device: int | str | torch.device, skip_keys: str | Sequen
 
 
 def _device_of(values: Any) -> torch.device | None:
-    """Return the device of the first tensor, nearly always the first value itself."""
+    """Return the device of the first tensor, which nearly always is the first value."""
     first = values[0] if isinstance(values, tuple) and values else values
     return first.device if isinstance(first, torch.Tensor) else find_device(values)
 

@@ -19,7 +19,7 @@ class ModelHook:
         return module
 
     def attached(self, module: nn.Module) -> None:
-        """Complete `init_hook`, also where a library that adds the hook has replaced that by nothing."""
+        """Complete `init_hook`; called also if a library has replaced that method by one that does nothing."""
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -94,7 +94,7 @@ class SequentialHook(ModelHook):
 class HookedForward:
     """Replaces a module's ``forward``.
 
-    It looks up hook and forward in its module, so that a deep copy of the module runs its own.
+    It looks up hook and forward in its module, so that a deep copy runs the copy's hook and forward.
     """
 
     def __init__(self, module: Any) -> None:
@@ -103,7 +103,7 @@ class HookedForward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The module's own forward, whose signature `inspect` shows."""
+        """The module's original forward, whose signature `inspect` shows."""
         return self.module._old_forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     parts: Any = module
     earlier = getattr(parts, "_hf_hook", None)
     if append and earlier is not None:
-        # The earlier one is initialised already.
+        # Only the new one: the earlier hook is initialized already.
         module = _initialized(module, hook)
         parts._hf_hook = SequentialHook(*_flat(earlier), hook)
         return module

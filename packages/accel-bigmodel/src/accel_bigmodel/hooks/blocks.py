@@ -29,7 +29,7 @@ def attach_execution_device_hook(
 
     Args:
         module: Its weights must be on that device already, or be moved there by their hooks.
-        execution_device: The device on which the modules run.
+        execution_device: The device that runs the modules.
         skip_keys: Keyword arguments that are not moved.
         preload_module_classes: Names of classes whose submodules get no hooks.
         tied_params_map: As for `AlignDevicesHook`.
@@ -56,13 +56,13 @@ def attach_align_device_hook(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedParams | None = None,
 ) -> None:
-    """Add an `AlignDevicesHook` to every submodule that has weights of its own.
+    """Add an `AlignDevicesHook` to every submodule that has direct parameters or buffers.
 
     Args:
         module: The module to start from.
-        execution_device: The device on which the modules run.
+        execution_device: The device that runs the modules.
         offload: Offload their weights to ``weights_map`` between forward passes.
-        weights_map: Stored weights by full dotted name.
+        weights_map: Stored weights by full dotted name, on the CPU or on disk, of the same shapes as the model's.
         offload_buffers: Offload buffers too.
         module_name: The dotted name of ``module`` in the model.
         skip_keys: Keyword arguments that are not moved.
@@ -84,13 +84,13 @@ def attach_align_device_hook_on_blocks(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedParams | None = None,
 ) -> None:
-    """Add hooks block by block, each with its own device and offloading; outputs return to the input's device.
+    """Add hooks block by block, with a device and offloading per block; outputs return to the input's device.
 
     Args:
         module: The model.
         execution_device: One device, or one for each block by dotted name (``""`` for the rest).
         offload: Whether to offload weights to ``weights_map``, for all blocks or for each.
-        weights_map: Stored weights by full dotted name.
+        weights_map: Stored weights by full dotted name, on the CPU or on disk, of the same shapes as the model's.
         offload_buffers: Offload buffers too.
         module_name: The dotted name of ``module``.
         skip_keys: Keyword arguments that are not moved.
@@ -148,7 +148,7 @@ def attach(
     Args:
         module: The module to start from.
         name: Its dotted name in the model.
-        devices: Devices by dotted name; an entry holds for all submodules without one of their own.
+        devices: Devices by dotted name; an entry applies to all submodules without an entry.
         offloads: Whether to offload, in the same form.
         settings: Settings of the hooks.
 

@@ -65,6 +65,8 @@ def attach_layerwise_casting_hooks(
 ) -> None:
     """Add a `LayerwiseCastingHook` to every linear and convolution inside ``module``.
 
+        attach_layerwise_casting_hooks(model, torch.float8_e4m3fn, torch.bfloat16, skip_modules_pattern="norm")
+
     Args:
         module: The model, or a part of it.
         storage_dtype: As for the hook.
@@ -87,8 +89,8 @@ def attach_layerwise_casting_hooks(
         for weight, tensor in part.named_parameters(name, recurse=False):
             if id(tensor) in stored and id(part) not in inside:
                 raise ConfigError(
-                    f"`{weight}` is a weight of `{stored[id(tensor)]}`, too, and would stay in {storage_dtype} in the "
-                    f"forward pass of its own module. Add `{stored[id(tensor)]}` to `skip_modules_pattern`."
+                    f"`{weight}` is tied to `{stored[id(tensor)]}`, and would stay in {storage_dtype} in the forward "
+                    f"pass of its module. Add `{stored[id(tensor)]}` to `skip_modules_pattern`."
                 )
     for part in cast.values():
         add_hook_to_module(part, hook, append=True)

@@ -1,4 +1,4 @@
-"""Keep whole models on the CPU until they are called."""
+"""Keep models on the CPU until they are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CpuOffload(ModelHook):
     """Keeps a model on the CPU until it is called, then moves it to its device and leaves it there.
 
     Args:
-        execution_device: The device on which it runs; by default this process's accelerator, else the CPU.
+        execution_device: The device that runs it. Default: this process's accelerator, else the CPU.
         prev_module_hook: The hook of the previous model in a pipeline, which is offloaded first.
     """
 
@@ -47,7 +47,7 @@ class CpuOffload(ModelHook):
 
 
 class UserCpuOffloadHook:
-    """The hook that `cpu_offload_with_hook` returns, to offload the model by hand."""
+    """The hook that `cpu_offload_with_hook` returns, to offload the model explicitly."""
 
     def __init__(self, model: nn.Module, hook: ModelHook) -> None:
         self.model = model

@@ -13,4 +13,4 @@ def _run(work: Callable[..., Any], *args: Any) -> Any:
 
 
 run_outside_graph: Callable[..., Any] = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
-"""Calls its first argument with the others, behind a graph break."""
+"""Calls its first argument with the other arguments, after a graph break."""

@@ -32,7 +32,7 @@ def load_state_dict(
         device_map: The device of each module's tensors. Without a map, and for ``"disk"``, they stay on the CPU.
 
     Raises:
-        CheckpointError: If the file is missing, damaged, or holds more than tensors and plain values.
+        CheckpointError: If the file is missing, damaged, or contains more than tensors and plain values.
         ConfigError: If ``device_map`` does not cover all names.
     """
     path = Path(checkpoint_file)
@@ -42,7 +42,7 @@ def load_state_dict(
     if device_map is None:
         return content
     check_covered(list(content), device_map)
-    # An extra state may hold tensors at any depth.
+    # Not `.to`: an extra state may contain tensors at any depth.
     return {name: send_to_device(value, _device(name, device_map)) for name, value in content.items()}
 
 
@@ -62,32 +62,35 @@ def load_checkpoint_in_model(
     *,
     mmap: bool = False,
 ) -> None:
-    """Load a checkpoint into ``model``, directly into the final tensors, without a whole state dict in memory.
+    """Load a checkpoint into ``model``, directly into the final tensors, without a full state dict in memory.
+
+        load_checkpoint_in_model(model, "weights", dtype=torch.bfloat16)
 
     Names and shapes are compared before any tensor is changed. Parameters that are already on their device are filled
-    in place, so that optimizers keep them; those on the meta device are replaced. Ties and ``requires_grad`` are kept.
+    in place, so that optimizers keep them; parameters on the meta device are replaced. Ties and ``requires_grad`` are
+    kept. With ``broadcast_from_rank0``, or if the model has DTensors, every rank must call it.
 
     Args:
         model: A model, or a skeleton from `init_empty_weights`.
         checkpoint: A weight file, an index (``.json``), or a folder with one of them.
         device_map: The device of each module's tensors; must cover the model. Without it tensors stay on their device,
-            and those on the meta device go to the CPU. Tensors for ``"disk"`` stay on the meta device until
+            and tensors on the meta device go to the CPU. Tensors for ``"disk"`` stay on the meta device until
             `dispatch_model` is called with the same folder.
         offload_folder: For ``"disk"``. Weights in safetensors files stay there, and the folder gets an index of them;
             others (``.bin``, another dtype) are written to it.
-        dtype: The dtype of floating-point weights; by default that of the model.
-        offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.
+        dtype: The dtype of floating-point weights. Default: the model's dtypes.
+        offload_state_dict: No effect: weights are loaded one at a time anyway.
         offload_buffers: Offload buffers of modules on disk too; otherwise they go to the CPU.
         keep_in_fp32_modules: Modules (by name, or part of a dotted name) whose weights are loaded in float32 instead
             of ``dtype``.
-        offload_8bit_bnb: Refused: `load_and_quantize_model` quantizes weights on disk.
-        strict: Refuse a checkpoint with missing or unexpected weights; otherwise a warning names them. Wrong shapes,
-            and checkpoints without any name of the model, are always refused.
-        full_state_dict: For models of DTensors: the checkpoint holds full tensors, the same for all processes;
-            otherwise each process names the file that it wrote of its own shards with ``torch.save``.
-        broadcast_from_rank0: Only the first process reads, and sends the weights to the others; all must call this.
-        mmap: Map safetensors files instead of reading them, for tensors on the CPU in their stored dtype. Only what is
-            used is read, and processes of one machine share the memory; tensors that are written to become private.
+        offload_8bit_bnb: Not supported: `load_and_quantize_model` quantizes weights on disk.
+        strict: Raise for missing or unexpected weights; otherwise a warning names them. Wrong shapes, and checkpoints
+            without any name of the model, always raise.
+        full_state_dict: For models of DTensors: the checkpoint contains full tensors, the same for all processes;
+            otherwise each process passes the file of its shards that it wrote with ``torch.save``.
+        broadcast_from_rank0: Only rank 0 reads the checkpoint, and broadcasts the weights.
+        mmap: Map safetensors files instead of reading them, for tensors on the CPU in their stored dtype. Pages are
+            read on use, and processes of one machine share the memory; tensors that are written to become private.
 
     Raises:
         CheckpointError: If the checkpoint is missing, damaged, or does not fit; the model is not changed then.
@@ -100,13 +103,13 @@ def load_checkpoint_in_model(
     )  # fmt: skip
     if offload_8bit_bnb:
         raise ConfigError(
-            "`offload_8bit_bnb` has no effect here. `load_and_quantize_model` quantizes weights that go to disk."
+            "`offload_8bit_bnb` has no effect here. Use `load_and_quantize_model` to quantize weights that go to disk."
         )
     if broadcast_from_rank0 or holds_dtensors(model):
         if device_map is not None:
             raise ConfigError(
-                "`device_map` has no meaning if weights are sharded over processes, or one process reads for all. "
-                "Leave it out; each process keeps its part on the device of the model."
+                "`device_map` has no effect if weights are sharded over processes, or one process reads for all. "
+                "Omit it; each process keeps its part on the device of the model."
             )
         load_distributed(
             model,
@@ -119,11 +122,11 @@ def load_checkpoint_in_model(
         return
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:
         raise ConfigError(
-            "`device_map` leaves weights on disk. Give an `offload_folder` for them or their index."
+            "`device_map` leaves weights on disk. Pass an `offload_folder` for them or their index."
         )
     load_weights(model, checkpoint, options, strict=strict)
 
 
 def _device(name: str, device_map: DeviceMap) -> torch.device:
-    found = device_of(name, device_map)
-    return torch.device("cpu") if found in (None, "disk") else torch.device(found)
+    device = device_of(name, device_map)
+    return torch.device("cpu") if device in (None, "disk") else torch.device(device)

@@ -1,4 +1,4 @@
-"""Load into models whose tensors are sharded, or read on one process for all."""
+"""Load into models whose tensors are sharded, or read on one rank and broadcast."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def load_distributed(
     broadcast: bool,
     strict: bool,
 ) -> None:
-    """Load each process's part of a checkpoint; all processes must call this.
+    """Load each process's part of a checkpoint. Every rank must call it; it blocks until rank 0 has read the files.
 
     Args:
         model: Its tensors may be DTensors.
-        checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name its own file.
+        checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name another file.
         options: Only the dtypes are used.
-        is_full: Whether the checkpoint holds full tensors, rather than the DTensors of this process.
-        broadcast: Only the first process reads, full tensors, and sends them to the others.
+        is_full: Whether the checkpoint contains full tensors, rather than the DTensors of this process.
+        broadcast: Only rank 0 reads, full tensors, and broadcasts them.
         strict: As for `load_checkpoint_in_model`.
 
     Raises:
         StateError: If ``broadcast`` is set and there is no process group.
-        CheckpointError: On every process, if the first one cannot read the checkpoint.
+        CheckpointError: If the checkpoint does not fit the model; on every rank, if rank 0 cannot read it.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -60,15 +60,18 @@ def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool)
         for file in files:
             state.update(read_weights(saved.path(file.path.name)))
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
-    match(shapes, found, ties=tied_names(model)).raise_or_warn(checkpoint, strict=strict)
+    saved_shapes = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
+    match(shapes, saved_shapes, ties=tied_names(model)).raise_or_warn(checkpoint, strict=strict)
     return state
 
 
 def _read_on_first_rank(
     model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool
 ) -> dict[str, Any]:
-    """Return the state dict on the first process, an empty one on the others, or raise on all of them."""
+    """Return the state dict on rank 0 and an empty one on other ranks, or raise on all ranks.
+
+    The failure is broadcast: raised on rank 0 only, it would leave the other ranks waiting until the timeout.
+    """
     if not dist.is_initialized():
         raise StateError("`broadcast_from_rank0` needs a process group. Create the `PartialState` first.")
     state: dict[str, Any] = {}
@@ -83,12 +86,12 @@ def _read_on_first_rank(
     if failure is not None:
         raise failure
     if message[0] is not None:
-        raise CheckpointError(f"The first process could not read the checkpoint for all: {message[0]}")
+        raise CheckpointError(f"Rank 0 could not read the checkpoint: {message[0]}")
     return state
 
 
 def _allocate(model: nn.Module, options: LoadOptions) -> None:
-    """Allocate tensors that are on the meta device or have another dtype than the wanted one."""
+    """Allocate tensors that are on the meta device or have another dtype than requested."""
     for named in named_tensors(model):
         old, dtype = named.tensor, options.dtype_of(named.names[0], named.tensor)
         if named.is_persistent and (old.is_meta or old.dtype != dtype):
@@ -100,7 +103,7 @@ def _allocate(model: nn.Module, options: LoadOptions) -> None:
 
 
 def _device(tensor: torch.Tensor) -> torch.device | str:
-    """Return the device of a tensor, for one on the meta device that of its mesh."""
+    """Return the device of a tensor; for a DTensor on the meta device, the device of its mesh."""
     if not tensor.is_meta:
         return tensor.device
     mesh = getattr(tensor, "device_mesh", None)

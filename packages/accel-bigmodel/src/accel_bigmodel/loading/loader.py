@@ -49,7 +49,7 @@ class LoadOptions:
     may_map: bool = False
 
     def dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        """Return the dtype of a tensor in the model."""
+        """Return the dtype of a tensor (of any shape and device) in the model."""
         if self.dtype is None or not tensor.is_floating_point():
             return tensor.dtype
         kept = any(f".{module}." in f".{name}" for module in self.keep_in_fp32_modules)
@@ -90,8 +90,8 @@ def holds_dtensors(model: nn.Module) -> bool:
 def _gc_paused() -> Iterator[None]:
     """Pause the garbage collector.
 
-    The allocation of many thousand tensors would trigger collections over all objects of the process, and loading
-    creates no reference cycles.
+    Allocating many thousand tensors would trigger collections over all objects of the process, and loading creates no
+    reference cycles.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -123,7 +123,7 @@ class CheckpointLoader:
         self._compared = set[Path]()
         self._layouts = {f.path: read_layout(f.path) for f in self._files if f.path.suffix == ".safetensors"}
         self._devices = {
-            # A tensor's device has a number, that of the current one if none was given.
+            # `torch.device("cuda")` has no index, and would never equal the device of a tensor, `cuda:0`.
             n: "disk" if d == "disk" else torch.empty(0, device=d).device
             for n, d in (options.device_map or {}).items()
         }
@@ -158,8 +158,8 @@ class CheckpointLoader:
         """Load all tensors.
 
         Raises:
-            CheckpointError: If a file ends too early, the names of a tied weight have different values, or the files
-                belong to a checkpoint with a manifest, and one that is read has another digest.
+            CheckpointError: If a file ends too early, a tied weight has different values under its names, or a file
+                differs from its digest in the checkpoint's manifest.
             ConfigError: If weights go to disk and there is no folder for them.
         """
         with self._saved:
@@ -222,13 +222,13 @@ class CheckpointLoader:
     def _read(
         self, named: NamedTensor, path: Path, place: ByteRange, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Read a tensor with all others, into its memory if it keeps that."""
+        """Queue a tensor for the parallel reads, into its current memory if possible."""
         self._compare(path)
         tensor = named.tensor
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_contiguous()
         is_plain = is_plain and not (tensor.is_conj() or tensor.is_neg())  # their memory has other values
         if is_plain and _is_on(tensor, device, dtype):
-            # A backward pass that saved this tensor must notice the change.
+            # The reads bypass autograd: a backward pass that saved this tensor must raise, not use the new values.
             torch.autograd.graph.increment_version(tensor)
         else:
             tensor = torch.empty(place.shape, dtype=dtype, device=device)
@@ -236,7 +236,7 @@ class CheckpointLoader:
         self._reads.add(tensor, path, place)
 
     def _from_value(self, name: str, named: NamedTensor, value: torch.Tensor, path: Path) -> None:
-        """Load a tensor that is in memory, or mapped."""
+        """Load a tensor whose values are in memory or mapped."""
         self._compare(path)
         device, dtype = self._device(named), self._options.dtype_of(name, named.tensor)
         if device is None:
@@ -250,7 +250,7 @@ class CheckpointLoader:
             self._replace(named, value.to(device=device, dtype=dtype, copy=True))
 
     def _compare(self, path: Path) -> None:
-        """Compare a file with its digest, if it has one; those of which all weights stay on disk are not compared."""
+        """Compare a file with its digest, if it has one. Files whose weights all stay on disk are not read for that."""
         if path not in self._compared:
             self._compared.add(path)
             self._saved.path(path.name)
@@ -265,7 +265,10 @@ class CheckpointLoader:
             self._replace(named, fresh)
 
     def _replace(self, named: NamedTensor, fresh: torch.Tensor) -> None:
-        """Put ``fresh`` into every place; a parameter with values gets its memory and stays the same object."""
+        """Replace a tensor under all its names; a parameter with values takes over the memory of ``fresh``.
+
+        It stays the same object, because an optimizer may refer to it.
+        """
         old = named.tensor
         if type(old) is nn.Parameter and not old.is_meta and not fresh.is_meta:
             if fresh.is_floating_point() == old.is_floating_point():
@@ -279,12 +282,12 @@ class CheckpointLoader:
         """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
         if self._options.device_map is None:
             return _CPU if named.tensor.is_meta else named.tensor.device
-        found = None
+        device = None
         for name in named.names:
-            found = device_of(name, self._devices)
-            if isinstance(found, torch.device):
-                return found
-        return _CPU if found is None or not (named.is_parameter or self._options.offload_buffers) else None
+            device = device_of(name, self._devices)
+            if isinstance(device, torch.device):
+                return device
+        return _CPU if device is None or not (named.is_parameter or self._options.offload_buffers) else None
 
     def _leave_on_disk(self, named: NamedTensor, dtype: torch.dtype) -> None:
         if not named.tensor.is_meta or named.tensor.dtype != dtype:
@@ -306,14 +309,14 @@ class CheckpointLoader:
     ) -> None:
         if self._options.folder is None:
             raise ConfigError(
-                f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Give an "
+                f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Pass an "
                 "`offload_folder` to write it to, or convert the checkpoint to safetensors."
             )
         self._for_folder[name] = DeferredTensor(dtype, value.shape, lambda: value.to(dtype))
         self._leave_on_disk(named, dtype)
 
     def _flush_to_folder(self) -> None:
-        """Write the weights of one file of the checkpoint that go to the offload folder, one after the other."""
+        """Write those weights of one checkpoint file to the offload folder that must stay on disk, one at a time."""
         if self._for_folder:
             assert self._options.folder is not None
             self.offload_index.update(write_weights(self._for_folder, self._options.folder))
@@ -327,7 +330,7 @@ class CheckpointLoader:
         """Check that tied weights have the same values under their other names."""
         for name, named, value in self._duplicates:
             now = _now(named).detach()
-            # On the CPU, since a device that is full now may have no room for another embedding.
+            # On the CPU: the device may be full now, without room for a second embedding.
             if not now.is_meta and not torch.equal(now.to(_CPU), value.to(_CPU, now.dtype)):
                 raise CheckpointError(
                     f"`{self._first_names[id(named)]}` and `{name}` are one tied weight in the model, but differ in "
@@ -336,13 +339,13 @@ class CheckpointLoader:
 
 
 def _now(named: NamedTensor) -> torch.Tensor:
-    """Return the tensor that the model has now."""
+    """Return the current tensor in the model."""
     tensor: torch.Tensor = getattr(*named.places[0])
     return tensor
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether values for this device and dtype can be written to the tensor itself."""
+    """Whether values for this device and dtype can be written into the tensor in place."""
     is_expanded = any(
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
@@ -350,7 +353,7 @@ def _is_on(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> bo
 
 
 def _shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
-    """Return the relevant names in a file with their shapes, ``None`` for values that are not tensors."""
+    """Return the shapes by name of a file's relevant entries, ``None`` for values that are not tensors."""
     if layout is not None:
         names = file.listed(layout.ranges, layout.second_names)
         return {name: torch.Size(layout.ranges[name].shape) for name in names}

@@ -1,4 +1,4 @@
-"""Compare the names and shapes of a checkpoint with those of a model."""
+"""Compare the names and shapes of a checkpoint and a model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Match:
         if self.missing:
             differences.append(f"not in the checkpoint: {_listed(f'`{name}`' for name in self.missing)}")
         if self.unexpected:
-            # Suggest only names that are missing: the others have their values.
+            # Suggest only missing names: a name that is in the checkpoint needs no other value.
             hints = [f"`{name}`{did_you_mean(name, self.missing)}" for name in self.unexpected[:_NUM_LISTED]]
             differences.append(f"not in the model: {_listed([*hints, *self.unexpected[_NUM_LISTED:]])}")
         return differences
@@ -64,12 +64,12 @@ def match(
     *,
     ties: Iterable[Iterable[str]] = (),
 ) -> Match:
-    """Compare the names and shapes of a checkpoint with those of a model.
+    """Compare the names and shapes of a checkpoint and a model.
 
     Args:
         model_shapes: Shapes by name; ``None`` for a value without a shape.
         checkpoint_shapes: The same for the checkpoint.
-        ties: Groups of tied names in the model, for which one value is enough.
+        ties: Groups of tied names in the model; one value per group is enough.
     """
     common = [name for name in checkpoint_shapes if name in model_shapes]
     filled = {*common, *(name for group in map(set, ties) if group & set(common) for name in group)}

@@ -1,4 +1,4 @@
-"""Read byte ranges of files into tensors on any device: several threads read, and copies to an accelerator overlap."""
+"""Parallel reads of byte ranges into tensors on any device, overlapping with the copies to an accelerator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import torch
 
 from accel_bigmodel.transfers import Staged, copy_stream
 from accel_checkpoint.formats.weight_files import ByteRange
+from accel_checkpoint.progress import watched
 from accel_state.errors import CheckpointError
+from accel_state.user_warnings import is_main_process
 
 _READ_BYTES = 8 << 20
-_MOST_BUFFERS = 512  # the system allows 1024 per call
+_MOST_BUFFERS = 512  # per `preadv`; Linux allows 1024 (IOV_MAX)
 _NUM_THREADS = 4
-_NUM_STAGED = 6  # more than threads, so that one is filled while another is copied
+_NUM_STAGED = 6  # more than threads, so that a thread need not wait for the copy of its last buffer
 
 
 class _Part(NamedTuple):
@@ -53,9 +55,10 @@ class ParallelReads:
         self._parts: dict[Path, list[_Part]] = {}
         self._streams: dict[torch.device, Any] = {}
         self._ring: queue.SimpleQueue[Staged] = queue.SimpleQueue()
+        self._num_bytes = 0  # that have been read
 
     def add(self, tensor: torch.Tensor, path: Path, place: ByteRange) -> None:
-        """Fill ``tensor`` with the values at ``place`` in a file, converted to its dtype.
+        """Fill ``tensor``, contiguous and on any device, with the values at ``place`` in a file, cast to its dtype.
 
         Raises:
             ValueError: If it has another number of elements, or is not contiguous.
@@ -63,7 +66,8 @@ class ParallelReads:
         item = place.dtype.itemsize
         if tensor.numel() * item != place.num_bytes or not tensor.is_contiguous():
             raise ValueError(
-                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}."
+                f"{place.num_bytes} bytes of `{path}` cannot be read into a tensor of shape {tuple(tensor.shape)}. "
+                "The file is damaged: copy it again."
             )
         device = None if _is_in_place(tensor, place.dtype) else tensor.device
         parts = self._parts.setdefault(path, [])
@@ -80,38 +84,42 @@ class ParallelReads:
         devices = {part.device for parts in self._parts.values() for part in parts if part.device is not None}
         self._streams = {device: stream for device in devices if (stream := copy_stream(device)) is not None}
         for device, stream in self._streams.items():
-            # Memory of the tensors may still be in use by earlier work in the current stream.
+            # The allocator may have given the tensors memory that queued kernels of the current stream still use.
             stream.wait_stream(torch.get_device_module(device).current_stream(device))
         for _ in range(_NUM_STAGED if devices else 0):
             self._ring.put(Staged(_READ_BYTES, is_pinned=bool(self._streams)))
+        total = sum(part.num_bytes for parts in self._parts.values() for part in parts)
         try:
-            for path, parts in self._parts.items():
-                with (
-                    path.open("rb", buffering=0) as file,
-                    ThreadPoolExecutor(_NUM_THREADS, "accel-read") as pool,
-                ):
-                    for _ in pool.map(functools.partial(self._read, file, path), _jobs(parts)):
-                        pass
+            with watched("Loading weights", lambda: self._num_bytes, total=total, is_shown=is_main_process()):
+                for path, parts in self._parts.items():
+                    with (
+                        path.open("rb", buffering=0) as file,
+                        ThreadPoolExecutor(_NUM_THREADS, "accel-read") as pool,
+                    ):
+                        for num_bytes in pool.map(functools.partial(self._read, file, path), _jobs(parts)):
+                            self._num_bytes += num_bytes
         finally:
             for stream in self._streams.values():
-                stream.synchronize()  # the host waits: buffers and tensors may be freed from here on
+                stream.synchronize()  # the host waits: the caller may free buffers and tensors after this
 
-    def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> None:
-        """Read adjacent parts, for tensors that are all written directly or all on one device."""
+    def _read(self, file: Any, path: Path, job: Sequence[_Part]) -> int:
+        """Read adjacent parts, either all directly into tensors or all for one device; return their size."""
+        num_bytes = sum(part.num_bytes for part in job)
         if job[0].device is None:
             buffers = [_memory_of(part) for part in job]
             _read_fully(file, path, buffers, job[0].start)
-            return
+            return num_bytes
         staged = self._ring.get()
         try:
-            memory, num_bytes = staged.reuse(), sum(part.num_bytes for part in job)
+            memory = staged.reuse()
             _read_fully(file, path, [memory[:num_bytes].numpy().data], job[0].start)
             staged.copied = self._copy(memory, job)
         finally:
             self._ring.put(staged)
+        return num_bytes
 
     def _copy(self, memory: torch.Tensor, job: Sequence[_Part]) -> Any:
-        """Copy parts to their device, where they are converted, and return an event if that continues afterwards."""
+        """Copy parts to their device and convert them there; return an event if the copy is asynchronous."""
         device = job[0].tensor.device
         stream = self._streams.get(device)
         if stream is None:
@@ -134,7 +142,7 @@ def _is_in_place(tensor: torch.Tensor, stored: torch.dtype) -> bool:
 
 
 def _jobs(parts: list[_Part]) -> Iterator[list[_Part]]:
-    """Yield runs of adjacent parts for one place, as many as fit into one read."""
+    """Yield runs of adjacent parts for one device, up to the size of one read."""
     job: list[_Part] = []
     end = num_bytes = 0
     for part in sorted(parts, key=lambda part: part.start):
@@ -149,13 +157,13 @@ def _jobs(parts: list[_Part]) -> Iterator[list[_Part]]:
 
 
 def _elements(part: _Part) -> torch.Tensor:
-    """Return the elements of a tensor that a part has values for."""
+    """Return the elements of a tensor that a part fills."""
     num_elements = part.num_bytes // part.stored.itemsize
     return part.tensor.detach().view(-1)[part.first : part.first + num_elements]
 
 
 def _values_in(memory: torch.Tensor, job: Sequence[_Part]) -> Iterator[tuple[_Part, torch.Tensor]]:
-    """Yield each part with its values in ``memory``, or with a copy of them where they are not aligned."""
+    """Yield each part with its values in ``memory``, copied if they are not aligned."""
     for part in job:
         begin = part.start - job[0].start
         raw = memory[begin : begin + part.num_bytes]
@@ -186,7 +194,7 @@ def _read_fully(file: Any, path: Path, buffers: Sequence[Any], position: int) ->
 def _read_at(file: Any, view: memoryview, position: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [view], position)
-    # Without `pread` a position is that of the descriptor, which the threads share: open the file again.
+    # Without `preadv` (Windows) all threads would share the position of the descriptor: open the file again.
     with open(file.name, "rb", buffering=0) as other:  # noqa: PTH123
         other.seek(position)
         return other.readinto(view) or 0

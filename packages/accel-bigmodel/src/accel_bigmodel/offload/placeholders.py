@@ -3,6 +3,7 @@
 A placeholder is a tensor on the meta device that refers to its `OffloadedWeight`. A hook replaces it by the values for
 the forward pass of its module. Other uses within a forward pass, such as by the module around it, are called with the
 values, too. Outside of a forward pass a placeholder has metadata only.
+Why it is a subclass, and why writes are kept: docs/decisions/0006-an-offloaded-weight-keeps-what-is-written.md.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class OffloadedView(torch.Tensor):
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
-    """Return a placeholder for ``tensor``, which belongs to ``owner``."""
+    """Return a placeholder for ``tensor`` of ``owner``: a tensor of the same shape on the meta device."""
     made = _make(OffloadedParameter if isinstance(tensor, nn.Parameter) else OffloadedBuffer, weight, tensor)
     made.__dict__.update(attributes_of(tensor, owner))
     made.__dict__["resident_class"] = type(tensor)
@@ -122,7 +123,7 @@ def weight_of(tensor: object) -> OffloadedWeight | None:
 
 
 def make_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Turn a placeholder, or a tensor with its class, into an ordinary tensor; it stays the same object."""
+    """Turn a placeholder, or a tensor with its class, into an ordinary tensor of any shape and device, in place."""
     usual = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
     tensor.__class__ = tensor.__dict__.pop("resident_class", usual)
     for name in ("_weight", "_itself"):
@@ -131,13 +132,16 @@ def make_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor, for a placeholder the stored ones; read only."""
+    """Return a tensor of any shape and device, or the stored values of a placeholder; do not write to them."""
     weight = weight_of(tensor)
     return tensor if weight is None else weight.shared_values()
 
 
 def set_values(placeholder: torch.Tensor, weight: OffloadedWeight, values: torch.Tensor) -> None:
-    """Replace the values of a placeholder's weight, also by those of another one; shape and dtype may differ."""
+    """Replace the values of a placeholder's weight; ``values`` may be on any device, of another shape and dtype.
+
+    If they are a placeholder, both weights share the stored values.
+    """
     other = weight_of(values)
     if other is None:
         weight.store(values)
@@ -173,9 +177,9 @@ def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
             if result is value:
                 return placeholder
             if any(_shares_memory(part, value) for part in iterate_tensors(result)):
-                # What is written through the view is stored at the end of the forward pass.
+                # Keep the value until the end of the forward pass, which may write through the view and stores it.
                 placeholder._weight.acquire(placeholder)
-                forwards.held.append(placeholder._weight)
+                forwards.in_use.append(placeholder._weight)
         return result
     finally:
         for placeholder, _ in used:
@@ -193,9 +197,10 @@ def _shares_memory(result: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``tensor.data`` or a conversion outside of a forward pass, as a placeholder again.
+    """Return ``tensor.data``, a conversion or a view outside of a forward pass, without values.
 
-    A weight can get another dtype, and is on the device where it is used. Views have a shape.
+    Enough for ``model.half()``, ``model.to(dtype)`` and shape computations: a conversion returns a placeholder of the
+    new dtype. A move to another device raises, because hooks decide the device.
     """
     placeholder = args[0] if args else None
     if isinstance(placeholder, (_Placeholder, OffloadedView)) and _name_of(func) in _VIEWS:
@@ -219,8 +224,8 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     tensors = iterate_tensors((args, dict(kwargs)))
     weights = [t._weight for t in tensors if isinstance(t, (_Placeholder, OffloadedView))]
     raise StateError(
-        f"`{weights[0].name}` is offloaded, so that it has values in a forward pass only. "
-        "Read and write it inside `with align_module_device(module):` of the module that it belongs to."
+        f"`{weights[0].name}` is offloaded, so it has values in a forward pass only. "
+        "Read and write it inside `with align_module_device(module):`, where `module` is the module that has it."
     )
 
 
@@ -251,7 +256,7 @@ _VIEWS = {
 
 
 def _name_of(func: Any) -> str:
-    """Return the name of a function, for the reading of an attribute that of the attribute."""
+    """Return the name of a function, or of the attribute that it gets."""
     if func.__name__ != "__get__":
         return str(func.__name__)
     attribute = func.__self__  # a property, or a descriptor written in C

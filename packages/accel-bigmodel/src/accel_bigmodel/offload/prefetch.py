@@ -34,8 +34,8 @@ class _Pass(threading.local):
     """The forward passes of one thread.
 
     Attributes:
-        following: The block that came after each one last time, by identity.
-        ahead: Blocks that are prefetched, in the order in which they are expected.
+        following: The successor of each block in the last pass, by identity.
+        ahead: Blocks that are prefetched, in their expected order.
         loaded: The sizes of the blocks that run, by identity.
         launched: Sizes of blocks whose kernels may not have finished, each with the event after these.
     """
@@ -50,7 +50,7 @@ class _Pass(threading.local):
 
     @property
     def num_bytes(self) -> int:
-        """The size of all blocks that take memory of the device."""
+        """The size of all blocks that occupy device memory."""
         ahead = sum(block.num_bytes for block in self.ahead)
         return ahead + sum(self.loaded.values()) + sum(size for size, _ in self.launched)
 
@@ -59,9 +59,9 @@ class _Pass(threading.local):
 class Prefetcher:
     """Prefetches blocks in the order of the last forward pass of the thread, within a forward pass only.
 
-    A block is copied as soon as it, the blocks that run, and those whose kernels have not finished take no more than
-    twice the largest block. For this the host waits, so that it never runs further ahead. A wrong prediction is
-    discarded; it costs time and changes no result.
+    A block is copied as soon as it, the running blocks, and the blocks with unfinished kernels take no more than twice
+    the largest block. The host waits for that, so that memory stays bounded however far the kernels are behind. A
+    wrong prediction is discarded; it costs time and changes no result.
     """
 
     _pass: _Pass = field(default_factory=_Pass, init=False)
@@ -71,7 +71,7 @@ class Prefetcher:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def forward_started(self, weights: Iterable[OffloadedWeight]) -> None:
-        """Begin a forward pass of the model with these weights: pin them if that is new, prefetch the first block."""
+        """Start a forward pass of the model with these weights: pin new ones, and prefetch the first block."""
         with self._lock:
             if self._num_stored != OffloadedWeight.num_stored:
                 self._num_stored, self._pinned = OffloadedWeight.num_stored, None
@@ -82,7 +82,7 @@ class Prefetcher:
         self._prefetch()
 
     def forward_ended(self) -> None:
-        """End the forward pass: stored values may change now, so that nothing stays prefetched."""
+        """End the forward pass, and discard prefetched blocks: stored values may change from now on."""
         now = self._pass
         now.is_active = False
         self._discard(len(now.ahead))
@@ -90,7 +90,7 @@ class Prefetcher:
         now.loaded.clear()
 
     def block_started(self, block: Block) -> None:
-        """Record that ``block`` runs now, before its weights are loaded."""
+        """Record that ``block`` runs now. Call it before its weights are loaded."""
         now = self._pass
         self._discard(now.ahead.index(block) if block in now.ahead else len(now.ahead))
         if now.ahead:
@@ -124,10 +124,10 @@ class Prefetcher:
                         weight.prefetch()
             except (AccelError, OSError, RuntimeError, KeyError):
                 self._discard(len(now.ahead))
-                return  # the forward pass loads it again, and raises the error
+                return  # a prediction must not fail the pass; if the block is needed, its load raises the error
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Wait until a block may be copied; if others are prefetched already, only see whether it may."""
+        """Wait until a block may be copied; if other blocks are prefetched already, only check whether it may."""
         now = self._pass
         while now.launched and now.num_bytes + num_bytes > 2 * self._largest:
             event = now.launched[0][1]

@@ -19,7 +19,7 @@ from accel_bigmodel.tensors import set_module_tensor_to_device
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Whether weights of ``module`` itself are offloaded between forward passes."""
+    """Whether direct weights of ``module`` are offloaded between forward passes."""
     return any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks_of(module))
 
 
@@ -34,7 +34,7 @@ def get_state_dict_from_offload(
     state_dict: MutableMapping[str, Any],
     device_to_put_offload: int | str | torch.device = "cpu",
 ) -> MutableMapping[str, Any]:
-    """Put the offloaded weights of one module into a state dict, on a device, and return it.
+    """Insert the offloaded weights of one module into a state dict, on a device, and return it.
 
     Args:
         module: The module.
@@ -75,13 +75,14 @@ def load_offloaded_weights(
 def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Iterator[None]:
-    """Within this context the weights of ``module`` itself have their values, on one device.
+    """Give the direct weights of ``module`` their values, on one device, within this context. Writes are stored.
 
-    Writes to them are stored.
+        with align_module_device(model.head):
+            model.head.weight.mul_(0.5)
 
     Args:
         module: A module, offloaded or not.
-        execution_device: The device; by default the one on which the module's hook runs it, or that of its weights.
+        execution_device: The device. Default: the hook's execution device, or the device of the weights.
     """
     align = [hook for hook in hooks_of(module) if isinstance(hook, AlignDevicesHook) and hook.offload]
     if align:

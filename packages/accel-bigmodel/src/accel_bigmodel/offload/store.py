@@ -1,7 +1,7 @@
 """Stored weights by name: in memory, in safetensors files, or in the raw files of offload folders.
 
-The ``index.json`` of an offload folder names the safetensors file of each weight, in the folder or elsewhere. Those of
-Accelerate and of earlier versions have a raw file per weight, and its dtype and shape in the index.
+The ``index.json`` of an offload folder names the safetensors file of each weight, in the folder or elsewhere. Folders
+of Accelerate and of earlier versions have a raw file per weight, with its dtype and shape in the index.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from accel_state.errors import CheckpointError, ConfigError
 
 INDEX_NAME = "index.json"
 _OFFLOADED = re.compile(r"offloaded-[0-9a-f]{16}\.safetensors")
-_LARGEST_READ = 16_384  # bytes of a raw file; Linux allows a process 65,530 mappings by default
-_MAX_MAPPED = 4_096  # raw files; further ones are mapped at each use
+# Small raw files are read, not mapped: Linux allows a process 65,530 mappings by default (`vm.max_map_count`).
+_LARGEST_READ = 16_384  # bytes
+_MAX_MAPPED = 4_096  # raw files that stay mapped; beyond that, each use maps its file again
 
 
 class PrefixedDataset(Mapping[str, Any]):
@@ -61,18 +62,18 @@ class PrefixedDataset(Mapping[str, Any]):
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     """A mapping of weights in memory and on disk; those on disk are mapped, and read when they are used.
 
-    An index may point to any safetensors file that this process can read, so whoever can write to the folder chooses
-    what the model reads. Files are mapped privately: writes to the tensors are visible nowhere else.
+    An index may point to any safetensors file that this process can read, so write access to the folder gives control
+    over the weights. Files are mapped privately: writes to the tensors are not visible elsewhere.
 
     Args:
-        state_dict: Weights in memory.
+        state_dict: Weights in memory, of any shape, on the CPU.
         save_folder: A folder that `offload_state_dict` wrote.
-        index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
+        index: Replaces the folder's index. An entry has ``dtype`` and ``shape``, or points into
             a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
-        device: The device of weights from safetensors files; the CPU by default.
+        device: The device of weights from safetensors files. Default: the CPU.
 
     Raises:
-        ConfigError: If neither weights nor a place to look for them are given.
+        ConfigError: If none of the first three is given.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         device: str | int | torch.device | None = None,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
-            raise ConfigError("Give weights: a `state_dict`, a `save_folder` or an `index`.")
+            raise ConfigError("Pass weights: a `state_dict`, a `save_folder` or an `index`.")
         self.state_dict: Mapping[str, torch.Tensor] = {} if state_dict is None else state_dict
         if index is None and save_folder is not None:
             index = read_offload_index(save_folder)
         self.index: Mapping[str, Any] = {} if index is None else index
         self.save_folder = None if save_folder is None else Path(save_folder)
         self.device = device
-        # peft takes the first key for one on disk.
+        # The index first: peft assumes that the first key is on disk.
         self.all_keys = [*self.index, *(key for key in self.state_dict if key not in self.index)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
         self._mapped: dict[str, torch.Tensor] = {}
@@ -106,7 +107,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"`{entry['safetensors_file']}` with `{key}` is missing: it was removed, or another model uses "
-                "the same offload folder. Give each model a folder of its own, and offload this one again."
+                "the same offload folder. Use a separate folder for each model, and offload this one again."
             ) from error
         except (AttributeError, LookupError, TypeError, ValueError, OSError) as error:
             raise _invalid_entry(key, entry) from error
@@ -136,7 +137,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def replaced(
         self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
     ) -> OffloadedWeightsLoader:
-        """Return a loader of other weights from the same folder, which maps the files again: no write is shared."""
+        """Return a loader of other weights, as in the constructor, that maps the files again: no write is shared."""
         made = OffloadedWeightsLoader(state_dict, None, index, self.device)
         made.save_folder = self.save_folder
         return made
@@ -190,18 +191,18 @@ class StoredWeight:
 
     @property
     def is_from_file(self) -> bool:
-        """Whether a reader makes the tensor, so that no other code has the same."""
+        """Whether each read makes a new tensor, which no other code refers to."""
         if isinstance(self.weights, OffloadedWeightsLoader):
             return self.key not in self.weights.state_dict
         return not isinstance(self.weights, dict)
 
     def read(self) -> torch.Tensor:
-        """Return the tensor, mapped if it is on disk."""
+        """Return the tensor, of the stored shape, on the CPU (or the loader's device); mapped if it is on disk."""
         tensor: torch.Tensor = self.weights[self.key]
         return tensor
 
     def read_ahead(self) -> None:
-        """Start to read the tensor from its file into memory; does nothing if it is there."""
+        """Start to read the tensor from its file into memory; does nothing if it is in memory already."""
         if isinstance(self.weights, OffloadedWeightsLoader):
             self.weights.read_ahead(self.key)
 
@@ -224,17 +225,17 @@ def offloaded_weights(
     index: Mapping[str, Any] | None = None,
     offloaded_devices: Sequence[str] = ("cpu", "disk"),
 ) -> OffloadedWeightsLoader:
-    """Return the stored weights of offloaded modules; those on disk are written there first.
+    """Return the stored weights of offloaded modules, after writing the weights for disk to the folder.
 
     A tied weight is stored once, in memory if one of its names is on the CPU, under all of its names. Buffers that
-    state dicts leave out, and weights without values, are left out.
+    are not part of state dicts, and weights without values, are skipped.
 
     Args:
-        tensors: The tensors of the model.
+        tensors: The tensors of the model, of any shape and device.
         device_map: As for `dispatch_model`.
-        state_dict: As for `dispatch_model`, and so are the next two: where weights may be stored already.
-        folder: See there, ``offload_dir``.
-        index: See there, ``offload_index``.
+        state_dict: Stored weights in memory, as for `dispatch_model`.
+        folder: The ``offload_dir`` of `dispatch_model`.
+        index: The ``offload_index`` of `dispatch_model`.
         offloaded_devices: Values in the map that mean offloading: ``"disk"``, and ``"cpu"`` unless that is the main
             device. Tied weights on the CPU are always stored.
 
@@ -268,7 +269,7 @@ def offloaded_weights(
         elif for_disk and state_dict is None:
             raise ConfigError(
                 f"`device_map` puts {', '.join(f'`{name}`' for name in entries[:5])} on disk, but there is no folder "
-                "for it. Give `offload_dir`, or the `offload_index` of weights that are stored already."
+                "for it. Pass `offload_dir`, or the `offload_index` of weights that are stored already."
             )
     index = dict(index or {})
     for names in groups:
@@ -282,16 +283,16 @@ def offloaded_weights(
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor on the CPU, without a copy if they are there already."""
+    """Return the values of a tensor of any shape on the CPU, without a copy if they are there already."""
     values = tensor.detach().as_subclass(torch.Tensor).to("cpu")
     if values.is_inference():
         with torch.inference_mode(False):
-            values = values.clone()  # an inference tensor could never be written to again
+            values = values.clone()  # outside of inference mode, writing to an inference tensor raises
     return values
 
 
 def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Write each tensor of a state dict to a raw file ``NAME.dat`` in a folder, and add it to the folder's index.
+    """Write each tensor of a state dict, of any shape and device, to a raw file ``NAME.dat``, and update the index.
 
     Raises:
         CheckpointError: If a tensor is on the meta device, or its name cannot be a file name.
@@ -306,9 +307,9 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
 def write_weights(
     weights: Mapping[str, torch.Tensor | DeferredTensor], folder: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """Write weights to a new safetensors file in ``folder``, and return their entries for its index.
+    """Write weights of any shape and device to a new safetensors file, and return their entries for its index.
 
-    The names of files are never used again: models that run from earlier files keep their values.
+    File names are random and never reused: models that run from earlier files keep their values.
 
     Raises:
         CheckpointError: If a weight is on the meta device, or has a dtype that safetensors lacks.
@@ -328,7 +329,10 @@ def write_weights(
 
 def _check_values(name: str, weight: torch.Tensor) -> None:
     if weight.is_meta:
-        raise CheckpointError(f"`{name}` cannot be offloaded: on the meta device it has no values.")
+        raise CheckpointError(
+            f"`{name}` cannot be offloaded: on the meta device it has no values. Load the weights first, "
+            "for example with `load_checkpoint_in_model`."
+        )
 
 
 def _dtype_and_shape(weight: torch.Tensor | DeferredTensor) -> dict[str, Any]:
@@ -341,7 +345,7 @@ def offload_weight(
     offload_folder: str | os.PathLike[str],
     index: MutableMapping[str, Any] | None = None,
 ) -> MutableMapping[str, Any] | None:
-    """Write one weight to ``offload_folder`` as a raw file, add it to ``index``, and return ``index``.
+    """Write one weight, of any shape and device, to a raw file; add it to ``index``, and return ``index``.
 
     Raises:
         CheckpointError: If the weight is on the meta device, or its name cannot be a file name.
@@ -363,14 +367,14 @@ def offload_weight(
 def load_offloaded_weight(
     weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]
 ) -> torch.Tensor:
-    """Return a weight that `offload_weight` wrote: mapped from its file, or read if that takes a few pages only.
+    """Return a weight that `offload_weight` wrote, on the CPU: mapped from its file, or read if it is small.
 
     Args:
         weight_file: The file.
         weight_info: Its entry in the index, with ``dtype`` and ``shape``.
 
     Raises:
-        CheckpointError: If the file is missing or shorter than the index says, or the entry is no such table.
+        CheckpointError: If the file is missing or shorter than its entry requires, or the entry is invalid.
     """
     path = Path(weight_file)
     try:
@@ -393,7 +397,7 @@ def load_offloaded_weight(
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
     """Add ``index`` to the ``index.json`` of a folder; nothing is written if it is empty.
 
-    Files of `offload_state_dict` in the folder of which no entry is left are removed.
+    Files of `write_weights` in the folder that no entry refers to are removed.
     """
     if not index:
         return
@@ -410,7 +414,7 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file; models that map the previous one keep their values, and links planted here are not followed."""
+    """Replace a file by a rename: models that map the previous one keep their values, and links are not followed."""
     staged = path.with_name(path.name + ".part")
     staged.unlink(missing_ok=True)
     with staged.open("xb") as file:
@@ -426,7 +430,7 @@ def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]
     """
     path = Path(offload_folder, INDEX_NAME)
     if not path.is_file():
-        raise CheckpointError(f"`{offload_folder}` holds no offloaded weights: `{INDEX_NAME}` is missing.")
+        raise CheckpointError(f"`{offload_folder}` has no offloaded weights: `{INDEX_NAME}` is missing.")
     index = read_json(path)
     if not isinstance(index, dict):
         raise CheckpointError(f"The index `{path}` must be a JSON object with one entry per weight.")
@@ -440,7 +444,7 @@ def _invalid_entry(name: str, entry: object) -> CheckpointError:
 
 
 def _weight_file(folder: Path, name: str) -> Path:
-    """Return the file of a weight; names that lead out of the folder are refused."""
+    """Return the file of a weight; raise for names that point outside the folder."""
     if not is_plain_name(f"{name}.dat") or "/" in str(name):
-        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
+        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`. Rename the weight.")
     return folder / f"{name}.dat"

@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class _Live:
-    """The values on their device while they have users, each of which may compute in a stream of its own."""
+    """The values on their device while they have users, which may compute in different streams."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -31,7 +31,7 @@ class _Live:
         self.mark_stored()
 
     def join(self) -> torch.Tensor:
-        """Return the tensor for the current stream, which waits for the copy and for what earlier users write."""
+        """Return the tensor for the current stream, which waits for the copy and for earlier users' writes."""
         if self._order is not None and (stream := self._order.current()) not in self._streams:
             for earlier in self._streams:
                 stream.wait_stream(earlier)
@@ -58,19 +58,20 @@ class _Live:
         return self.tensor._version != self._version or not is_same
 
 
+# Why: docs/decisions/0006-an-offloaded-weight-keeps-what-is-written.md
 @dataclass(eq=False)
 class OffloadedWeight:
     """The values of one weight, stored or on their device.
 
-    On the CPU the live value is the stored one, elsewhere a copy, which is stored again if a forward pass has written
-    to it.
+    On the CPU the live value is the stored tensor, on other devices a copy, which is stored again if a forward pass
+    has written to it (docs/decisions/0006-an-offloaded-weight-keeps-what-is-written.md).
 
     Args:
-        source: The stored values; replaced by a mapping of this weight alone as soon as it is written to.
+        source: The stored values; replaced by a mapping of only this weight when it is written to.
         name: The name in the model, for messages.
-        device: Where the values are used.
+        device: The device that uses the values.
         dtype: The dtype in the model; values stored in another dtype are converted at each use.
-        is_changed: Whether other values were stored than the first.
+        is_changed: Whether the values have been replaced since the weight was offloaded.
     """
 
     source: StoredWeight
@@ -79,7 +80,7 @@ class OffloadedWeight:
     dtype: torch.dtype
     is_changed: bool = False
     num_stored: ClassVar[int] = 0
-    """How often a weight of any model got other memory that is worth to be pinned."""
+    """Number of times that a weight of any model got new memory large enough to be pinned."""
     lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
     _live: _Live | None = field(default=None, init=False, repr=False)
     _prefetched: Transfer | None = field(default=None, init=False, repr=False)
@@ -98,7 +99,7 @@ class OffloadedWeight:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the values are copied to their device; on the CPU they are used where they are stored."""
+        """Whether the values are copied to their device; on the CPU the stored tensor is used directly."""
         return self.device.type != "cpu"
 
     def is_value(self, tensor: object) -> bool:
@@ -106,19 +107,19 @@ class OffloadedWeight:
         return self._live is not None and self._live.tensor is tensor
 
     def stored(self) -> torch.Tensor:
-        """Return the stored values in the dtype of the model; read only."""
+        """Return the stored values, of the stored shape, in the model's dtype, on the CPU; do not write to them."""
         tensor = self.source.read()
         return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
     def memory_to_pin(self) -> torch.Tensor | None:
-        """Return the stored values if they are copied from ordinary memory to a device with streams."""
+        """Return the stored tensor (any shape, CPU) if it is copied from ordinary memory to a device with streams."""
         if not self.is_copied or transfers.streams_of(self.device) is None or self.source.is_from_file:
             return None
         stored = self.source.read()
         return stored if stored.is_cpu and stored.dtype == self.dtype else None
 
     def shared_values(self) -> torch.Tensor:
-        """Return the stored values for a state dict, the same memory under all names of tied weights."""
+        """Return the stored tensor (any shape, CPU) for a state dict, the same one for all names of a tied weight."""
         with self.lock:
             shared = None if self._shared is None else self._shared()
             if shared is None:
@@ -127,7 +128,11 @@ class OffloadedWeight:
             return shared
 
     def acquire(self, placeholder: torch.Tensor) -> torch.Tensor:
-        """Return the values on their device, the same tensor until all users have released it."""
+        """Return the values on their device, of the placeholder's shape: the same tensor until all users release it.
+
+        Raises:
+            ConfigError: If the stored weight has another shape than the placeholder.
+        """
         with self.lock:
             if self._live is None:
                 self._live = self._make_live(placeholder)
@@ -135,7 +140,7 @@ class OffloadedWeight:
             return self._live.join()
 
     def release(self) -> None:
-        """End one use; the last one stores what was written."""
+        """End one use; the last one stores the values if they were written to."""
         with self.lock:
             live = self._live
             assert live is not None
@@ -155,12 +160,12 @@ class OffloadedWeight:
                 self.store(live.tensor)
 
     def store(self, values: torch.Tensor) -> None:
-        """Store ``values`` as the weight's own memory."""
+        """Store ``values``, of any shape and device, as the weight's values; a CPU tensor is not copied."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            own = values.detach()
-            own = own if own.is_meta else own.to(_CPU)
-            self._change(StoredWeight({self.source.key: own}, self.source.key), own.dtype)
-            OffloadedWeight.num_stored += transfers.is_worth_pinning(own)
+            stored = values.detach()
+            stored = stored if stored.is_meta else stored.to(_CPU)
+            self._change(StoredWeight({self.source.key: stored}, self.source.key), stored.dtype)
+            OffloadedWeight.num_stored += transfers.is_worth_pinning(stored)
             if self._live is not None:
                 self._live.mark_stored()
 
@@ -205,9 +210,9 @@ class OffloadedWeight:
             self._prefetched = None
 
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return the values as they stay in the model, the same tensor for all tied weights.
+        """Return the values on ``device``, of the stored shape, to stay in the model: one tensor for all tied weights.
 
-        Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
+        Only values of the caller or of a file are copied; other stored values are released.
         """
         made, source = self._resident, self.source
         if made is None or made.device != device:
@@ -235,7 +240,7 @@ class OffloadedWeight:
             if values.shape != shape and has_shape_of_values(placeholder):
                 raise ConfigError(
                     f"`{self.name}` has the shape {tuple(shape)}, but its stored weights have "
-                    f"{tuple(values.shape)}. Give the weights of this model."
+                    f"{tuple(values.shape)}. Pass the weights of this model."
                 )
             if isinstance(placeholder, nn.Parameter):
                 values = as_parameter_like(placeholder, values, requires_grad=is_trained)
@@ -260,11 +265,11 @@ class OffloadedWeight:
 
 
 class ForwardDepth(threading.local):
-    """The nesting depth of forward passes with offloaded weights in this thread, and what lasts until their end."""
+    """The nesting depth of forward passes with offloaded weights in this thread, and their resources."""
 
     def __init__(self) -> None:
         self.depth = 0
-        self.held: list[OffloadedWeight] = []
+        self.in_use: list[OffloadedWeight] = []
         """Weights in use."""
         self.reading: dict[Any, Any] = {}
         """The event after the last copy that reads stored values, for each stream."""
@@ -277,8 +282,8 @@ class ForwardDepth(threading.local):
         """Leave a forward pass; leaving the outermost one releases the weights in use."""
         self.depth -= 1
         if self.depth == 0:
-            held, self.held = self.held, []
-            for weight in held:
+            in_use, self.in_use = self.in_use, []
+            for weight in in_use:
                 weight.release()
             reading, self.reading = self.reading, {}
             for event in reading.values():

@@ -1,1 +1,1 @@
-"""Plan which part of a model goes to which device: sizes, memory limits, device maps."""
+"""Plan the device of each part of a model: sizes, memory limits, device maps."""

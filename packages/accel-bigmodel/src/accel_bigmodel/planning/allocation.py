@@ -33,32 +33,34 @@ def infer_auto_device_map(
 ) -> dict[str, int | str]:
     """Return a device for every part of ``model``: accelerators first, then the CPU, then the disk.
 
-    Parts are assigned in the order of the model, so that activations never move back to an earlier device. As long as
-    layers may be offloaded, the first accelerator, and the CPU for layers on disk, reserve room for the largest layer
-    still to come; an accelerator that runs offloaded modules also for two of these, as one is prefetched, unless
-    nothing of the model would then be left on it. A layer that is too large for an empty device moves on to the next
-    device alone. Tied weights stay together.
+        infer_auto_device_map(model, {0: "10GiB", "cpu": "30GiB"}, no_split_module_classes=["Block"])
+
+    Parts are assigned in the order of the model, so that activations never move back to an earlier device. While
+    layers may be offloaded, the first accelerator, and the CPU for layers on disk, reserve memory for the largest
+    remaining layer; an accelerator that runs offloaded modules reserves it for two, because one is prefetched,
+    unless nothing of the model would then be left on it. A layer that is too large for an empty device goes to the
+    next. Tied weights stay together.
 
     Args:
         model: On any device, meta included.
         max_memory: As for `get_max_memory`; the rest goes to the disk, which is unlimited unless
             ``"disk"`` is given.
         no_split_module_classes: Names of classes that stay on one device.
-        dtype: What floating-point weights will be converted to.
+        dtype: The dtype that floating-point weights will be converted to.
         special_dtypes: Exceptions, by name of the tensor.
         verbose: Log each decision at level INFO.
-        clean_result: Name a module instead of all its parts where they share a device.
+        clean_result: Name a module instead of all its parts if they share a device.
         offload_buffers: Offload the buffers of offloaded modules too; otherwise they need room on the first device.
         fallback_allocation: If the next part does not fit, search the remaining ones, the largest first, for one that
             does.
 
     Raises:
-        ConfigError: If the devices have no room for the model; it says how much is missing where.
+        ConfigError: If the model does not fit; the message lists the free memory of each device.
     """
     not_split = _class_names(no_split_module_classes)
     limits = get_max_memory(max_memory)
     if not limits:
-        raise ConfigError("`max_memory` names no device. Give bytes for one, such as `{'cpu': '10GiB'}`.")
+        raise ConfigError("`max_memory` names no device. Add one with its bytes, such as `{'cpu': '10GiB'}`.")
     reader = PieceReader(dtype=dtype, special_dtypes=special_dtypes, not_split=not_split)
     root = reader.read(model)
     planner = _Planner(root, limits, verbose=verbose, uses_fallback=fallback_allocation)
@@ -117,11 +119,13 @@ def generate_device_map(
 ) -> dict[str, int | str]:
     """Return a device map that splits ``model`` evenly between ``num_processes`` devices.
 
+        generate_device_map(model, num_processes=2, no_split_module_classes=["Block"])
+
     Args:
         model: On any device.
         num_processes: Devices, numbered from 0.
         no_split_module_classes: Names of classes that stay on one device.
-        max_memory: As for `get_max_memory`; even shares if omitted.
+        max_memory: As for `get_max_memory`. Default: equal shares.
     """
     if max_memory is None and num_processes > 1:
         num_bytes, (largest, _) = calculate_maximum_sizes(model)
@@ -164,7 +168,11 @@ class _Planner:
         self._main: int | str = accelerators[0] if accelerators else "cpu"
 
     def run(self) -> None:
-        """Fill one device after the other."""
+        """Fill the devices in order.
+
+        Raises:
+            ConfigError: If parts remain.
+        """
         for device in [device for device in self._limits if device != "disk"]:
             self._fill(device, keeps_room=device in (self._main, "cpu"))
         self._fill("disk", keeps_room=False)
@@ -175,7 +183,7 @@ class _Planner:
             raise ConfigError(self._what_is_missing())
 
     def log_unused_devices(self) -> None:
-        """Log the devices that were too small for any part, if a later one took the model."""
+        """Log the devices that were too small for any part, if a later device was used."""
         used = [device for device, size in self._used.items() if size]
         for device, limit in self._limits.items():
             if device in used:
@@ -194,20 +202,21 @@ class _Planner:
         room = self._limits.get(self._main, 0) - self._used.get(self._main, 0)
         if needed and needed + largest > room:
             warn_user(
-                f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, where "
-                f"{convert_bytes(max(room, 0))} are left, also for the largest offloaded layer "
+                f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, which has "
+                f"{convert_bytes(max(room, 0))} left for them and the largest offloaded layer "
                 f"({convert_bytes(largest)}). Pass `offload_buffers=True` to offload them too.",
                 main_process_only=False,
             )
 
     def warn_of_oversized_layers(self) -> None:
-        """Warn of offloaded layers that are larger than the device on which they would run."""
+        """Warn about offloaded layers that are larger than the device that would run them."""
         limit = self._limits.get(self._main, 0)
         for layer in self._offloaded_layers():
             if layer.num_bytes > limit:
                 warn_user(
-                    f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
-                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
+                    f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` has "
+                    f"{convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run. "
+                    "Raise `max_memory` of the device.",
                     main_process_only=False,
                 )
                 return
@@ -253,15 +262,15 @@ class _Planner:
                 continue
             tied_layers = self._tied_layers(piece)
             size = piece.num_bytes + sum(layer.num_bytes for layer in tied_layers)
-            # If everything left fits here, no offloaded layer needs room.
-            fits_whole = self._used[device] + self._remaining <= limit
-            reserve = reserves[piece.rank] if reserves and not fits_whole else 0
+            # If all remaining parts fit here, no layer is offloaded, and none needs a reserve.
+            fits_all = self._used[device] + self._remaining <= limit
+            reserve = reserves[piece.rank] if reserves and not fits_all else 0
             if self._used[device] + size + reserve <= limit:
                 self._place([piece, *tied_layers], device)
             elif piece.children:
                 self._waiting.extendleft(reversed(piece.children))
             elif size > limit > 0 and self._used[device] == 0:
-                self._log("`%s` (%s) is larger than device `%s`, left for the next", piece, device)
+                self._log("`%s` (%s) is larger than device `%s`, deferred to the next", piece, device)
                 too_large.append(piece)
             else:
                 self._waiting.appendleft(piece)
@@ -271,9 +280,9 @@ class _Planner:
         self._waiting.extendleft(reversed(too_large))
 
     def _reserves(self, limit: int, num_loaded: int) -> list[int]:
-        """Return, for each layer, the largest size from there on that this device could load.
+        """Return, for each layer, the largest size of it and its successors that this device could load.
 
-        That is a layer, or ``num_loaded`` modules if these are larger together.
+        That is a layer, or ``num_loaded`` modules if these are larger in total.
         """
         reserves = [0] * len(self._layers)
         largest = 0
@@ -289,14 +298,14 @@ class _Planner:
         """Return the layers outside ``piece`` that are tied to it, directly or through others."""
         if not piece.tied:
             return []
-        found: dict[Piece, None] = {}
+        layers: dict[Piece, None] = {}
         keys = list(piece.tied)
         for key in keys:
             for layer in self._owners.get(key, ()):
-                if layer not in found and layer not in self._placed and not _is_inside(layer, piece):
-                    found[layer] = None
+                if layer not in layers and layer not in self._placed and not _is_inside(layer, piece):
+                    layers[layer] = None
                     keys.extend(layer.tied.difference(keys))
-        return list(found)
+        return list(layers)
 
     def _place(self, pieces: Iterable[Piece], device: int | str) -> None:
         for piece in pieces:
@@ -312,7 +321,7 @@ class _Planner:
                 around = around.parent
 
     def _place_another(self, device: int | str, limit: int) -> bool:
-        """Place the first piece, in breadth-first order, that fits into the remaining room."""
+        """Place the first piece, in breadth-first order, that fits into the remaining memory."""
         room = limit - self._used[device]
         level = deque(self._waiting)
         while level:
@@ -328,12 +337,12 @@ class _Planner:
     def _what_is_missing(self) -> str:
         left = [piece for piece in self._waiting if piece not in self._placed]
         rooms = [
-            f"`{device}` holds {convert_bytes(self._used[device])} of {convert_bytes(limit)}"
+            f"`{device}` has {convert_bytes(self._used[device])} of {convert_bytes(limit)} in use"
             for device, limit in self._limits.items()
         ]
         return (
-            f"The model does not fit: {convert_bytes(self._remaining)} are left over, from `{left[0].name}` on "
-            f"({convert_bytes(left[0].num_bytes)}). {'; '.join(rooms)}. Raise `max_memory` there."
+            f"The model does not fit: {convert_bytes(self._remaining)} remain, starting with `{left[0].name}` "
+            f"({convert_bytes(left[0].num_bytes)}). {'; '.join(rooms)}. Increase `max_memory` of a device."
         )
 
     def _log(self, message: str, piece: Piece, device: int | str) -> None:

@@ -19,7 +19,7 @@ DeviceMap: TypeAlias = Mapping[str, int | str | torch.device]
 
 
 def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | None:
-    """Return the device of ``name`` by the nearest entry above it, ``None`` if no entry covers it."""
+    """Return the device of ``name``: its entry or that of the nearest enclosing module, else ``None``."""
     prefix = name
     while prefix:
         if prefix in device_map:
@@ -29,7 +29,7 @@ def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | No
 
 
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
-    """Check that a map covers all tensors of the model; keys that are no part of it are a warning.
+    """Check that a map covers all tensors of the model, and warn about keys that are not part of it.
 
     Raises:
         ConfigError: If a parameter or buffer is covered by no entry.
@@ -53,13 +53,17 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
 
 
 def check_covered(names: Iterable[str], device_map: DeviceMap) -> None:
-    """Check that a map covers all of ``names``."""
+    """Check that a map covers all of ``names``.
+
+    Raises:
+        ConfigError: If it does not; names the first five.
+    """
     left_out = [name for name in names if device_of(name, device_map) is None]
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         raise ConfigError(
             f"`device_map` does not cover {', '.join(left_out[:5])}{more}. "
-            "Add them, or a default under the key ''."
+            "Add them, or a default under the key `''`."
         )
 
 
@@ -95,17 +99,18 @@ def _clean(device_map: MutableMapping[str, Device], inside: Mapping[str, list[st
 
 
 def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: DeviceMap) -> None:
-    """Warn of tied parameters that a map puts on several devices, each with its own copy."""
+    """Warn about tied parameters on several devices, which use memory on each."""
     for group in tied_params:
         devices = {name: device_of(name, device_map) for name in group}
         if len(set(devices.values())) > 1:
             places = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
             warn_user(
-                f"Tied parameters are on different devices: {places}. Each device holds a copy of them.",
+                f"Tied parameters are on different devices: {places}. Each device holds a copy of them. "
+                "To train them, put their modules on one device in `device_map`.",
                 main_process_only=False,
             )
 
 
 def default_device() -> torch.device:
-    """Return the device of this process; where it has none yet, the current one of its accelerator, or the CPU."""
+    """Return the device of this process; before it has one, the current accelerator, or the CPU."""
     return current_runtime().device if has_runtime() else torch.device(current_device_backend().name)

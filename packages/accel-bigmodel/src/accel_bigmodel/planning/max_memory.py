@@ -23,9 +23,11 @@ _NAMES = ("mps", "cpu", "disk")
 def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
     """Return the bytes that a model may use on each device: accelerators by number, then ``"cpu"``, then ``"disk"``.
 
+        get_max_memory({"cpu": "30GiB", 0: "10GiB"})  # {0: 10737418240, "cpu": 32212254720}
+
     Args:
-        max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; devices
-            that are not named get nothing. ``None`` uses the memory that is free now.
+        max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; other
+            devices are not used. ``None`` uses the memory that is free now.
 
     Raises:
         ConfigError: If a limit is no size.
@@ -51,7 +53,7 @@ def get_balanced_memory(
 ) -> dict[int | str, int]:
     """Return ``max_memory`` lowered so that `infer_auto_device_map` distributes the model over all accelerators.
 
-    Each gets its share and room for a layer more, so that rounding up does not push the rest off; the last
+    Each gets its share and memory for one more layer, so that rounding does not push parts to the CPU; the last one
     keeps its limit. With fewer than two accelerators the limits are not changed.
 
     Args:
@@ -60,7 +62,7 @@ def get_balanced_memory(
         no_split_module_classes: Names of classes that stay on one device.
         dtype: What floating-point weights will be converted to.
         special_dtypes: Exceptions, by name of the tensor.
-        low_zero: Keep the first accelerator free for other work, except for what the others cannot hold.
+        low_zero: Keep the first accelerator free for other work, unless the model needs its memory.
     """
     limits = get_max_memory(max_memory)
     shared = [device for device in limits if isinstance(device, int) and limits[device] > 0]
@@ -78,7 +80,7 @@ def get_balanced_memory(
 
 
 def _headroom(model: nn.Module, sizes: Mapping[str, int], not_split: Sequence[str] | None) -> int:
-    """Return a quarter more than the largest block that is not split, or than the average layer."""
+    """Return 1.25 times the size of the largest unsplit block, or of the average layer if that is larger."""
     largest = 0
     if not_split:
         blocks = [name for name, module in model.named_modules() if type(module).__name__ in not_split]
@@ -99,8 +101,8 @@ def _free_memory() -> dict[int | str, int]:
         for number in range(backend.count()):
             key = backend.name if backend.name == "mps" else number
             free[key] = backend.free_and_total_bytes(backend.device(number))[0]
-            if hasattr(backend.module, "memory_reserved"):  # what torch has cached is free for the model
+            if hasattr(backend.module, "memory_reserved"):  # torch's cached memory is available to the model
                 free[key] += backend.module.memory_reserved(number) - backend.module.memory_allocated(number)
-    if backend.name != "mps":  # its memory is that of the CPU
+    if backend.name != "mps":  # it shares its memory with the CPU
         free["cpu"] = device_backend("cpu").free_and_total_bytes()[0]
     return free

@@ -17,16 +17,16 @@ from accel_state.enums import CustomDtype
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A module, or a tensor of its own, with its children.
+    """A module with its children, or a single tensor.
 
     Args:
         name: Dotted name, ``""`` for the model.
         rank: Index of its first layer in the model.
-        num_bytes: Size of all its tensors; tied ones count where they occur first.
+        num_bytes: Size of all its tensors; tied tensors count at their first occurrence.
         buffer_bytes: Size of the buffers among them.
-        loaded_bytes: Size of the most tensors that one of its modules has itself: hooks load them together.
-        children: The pieces it splits into; none for a layer.
-        tied: Its tensors (by identity) that are tied to others outside.
+        loaded_bytes: Largest total size of the direct tensors of one of its modules: hooks load them together.
+        children: The pieces that it can be split into; none for a layer.
+        tied: Its tensors (by identity) that are tied to tensors elsewhere.
         parent: The enclosing piece, ``None`` for the model.
     """
 

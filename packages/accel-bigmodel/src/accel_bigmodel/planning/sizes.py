@@ -1,4 +1,7 @@
-"""Sizes of the parts of a model in bytes, and functions of Accelerate that plan with them; ours plans in one walk."""
+"""Sizes of the parts of a model in bytes, and Accelerate's planning functions for them.
+
+`infer_auto_device_map` does not use these functions: it plans in one pass over the tree of `model_pieces`.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,17 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, str | torch.dtype | CustomDtype] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of the whole model (under ``""``), of every submodule and of every tensor, by name.
+    """Return the bytes of the model (under ``""``), of every submodule and of every tensor, by name.
+
+        compute_module_sizes(nn.Sequential(nn.Linear(2, 2)))  # {"": 24, "0": 24, "0.weight": 16, "0.bias": 8}
 
     Tied parameters count once, under their first name.
 
     Args:
         model: On any device, meta included.
-        dtype: The dtype in which floating-point weights will be loaded; others keep theirs.
+        dtype: The dtype that floating-point weights will be loaded in; other weights keep theirs.
         special_dtypes: Exceptions by name of the tensor, for tensors of any dtype.
-        buffers_only: Count buffers and leave parameters out.
+        buffers_only: Count only buffers.
     """
     tensors: Iterable[tuple[str, torch.Tensor]] = named_module_tensors(model, recurse=True)
     if buffers_only:
@@ -56,7 +61,7 @@ def compute_module_total_buffer_size(
     dtype: str | torch.dtype | CustomDtype | None = None,
     special_dtypes: Mapping[str, str | torch.dtype | CustomDtype] | None = None,
 ) -> int:
-    """Return the total size of all buffers; the arguments are those of `compute_module_sizes`."""
+    """Return the bytes of all buffers; takes the arguments of `compute_module_sizes`."""
     return compute_module_sizes(model, dtype, special_dtypes, buffers_only=True)[""]
 
 
@@ -70,7 +75,7 @@ def get_max_layer_size(
     A layer is a tensor, a module without children, or a module of one of ``no_split_module_classes``.
 
     Args:
-        modules: Tensors and modules to search, with their names.
+        modules: Tensors of any shape and device, and modules to search, with their names.
         module_sizes: The result of `compute_module_sizes` for the model.
         no_split_module_classes: Names of classes that stay on one device.
     """
@@ -95,7 +100,7 @@ def maximum_sizes(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of the model, and those of its largest layer with the names of all layers of that size.
+    """Return the bytes of the model, the bytes of its largest layer, and the names of all layers of that size.
 
     A module of a class in the model's ``_no_split_modules`` counts as one layer.
     """
@@ -103,7 +108,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """Return the names of the table that are no prefix of another."""
+    """Return the names in the table that are not a prefix of another name."""
     around = {name.rpartition(".")[0] for name in module_sizes}
     return [name for name in module_sizes if name not in around and name != ""]
 
@@ -114,16 +119,16 @@ def get_module_size_with_ties(
     module_sizes: Mapping[str, int],
     modules_to_treat: Iterable[tuple[str, nn.Module]],
 ) -> tuple[int, list[str], list[nn.Module]]:
-    """Return the size of a module with the modules it is tied to, then their names and the modules themselves.
+    """Return the size of a module with the modules it is tied to, then the names of these modules, and the modules.
 
     Args:
         tied_params: Names outside the module of weights that it shares.
         module_size: The bytes of the module.
         module_sizes: The result of `compute_module_sizes` for the model.
-        modules_to_treat: The modules in which to search for those names.
+        modules_to_treat: The modules to search for these names.
 
     Raises:
-        ConfigError: If a name lies in none of ``modules_to_treat``.
+        ConfigError: If none of ``modules_to_treat`` contains a name.
     """
     modules = dict(modules_to_treat)
     names: dict[str, None] = {}
@@ -164,7 +169,7 @@ def fallback_allocate(
 
 
 def _without(modules: Iterable[_Item], removed: str) -> list[_Item]:
-    """Return ``modules`` without one of them, or with the other parts of the module that it is in."""
+    """Return ``modules`` without one, splitting the module that contains it."""
     left: list[_Item] = []
     for name, module in modules:
         if f"{removed}.".startswith(f"{name}.") and name != removed:

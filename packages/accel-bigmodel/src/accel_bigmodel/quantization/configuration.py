@@ -19,13 +19,13 @@ class BnbQuantizationConfig:
 
     Args:
         load_in_8bit: Use 8-bit weights (LLM.int8, arXiv 2208.07339).
-        llm_int8_threshold: Features of the input beyond it are multiplied in full precision.
+        llm_int8_threshold: Input features with larger magnitude are multiplied in full precision.
         load_in_4bit: Use 4-bit weights (QLoRA, arXiv 2305.14314).
         bnb_4bit_quant_type: ``"fp4"`` or ``"nf4"``.
         bnb_4bit_use_double_quant: Quantize the scales, too.
         bnb_4bit_compute_dtype: Dtype of products with 4-bit weights: a dtype or ``"fp32"``, ``"fp16"``, ``"bf16"``.
-        torch_dtype: Dtype of the other weights; by default float16 on accelerators, on the CPU that of the model.
-        skip_modules: Names of modules that are not quantized; by default the last one and those with tied weights.
+        torch_dtype: Dtype of the other weights. Default: float16 on accelerators, the model's dtypes on the CPU.
+        skip_modules: Names of modules that are not quantized. Default: the last one, and modules with tied weights.
         keep_in_fp32_modules: Names of modules that stay in float32.
     """
 
@@ -58,6 +58,6 @@ class BnbQuantizationConfig:
             self.torch_dtype = as_torch_dtype(self.torch_dtype)
         for name in ("skip_modules", "keep_in_fp32_modules"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), list):
-                raise ConfigError(f"`{name}` must be a list of names of modules.")
+                raise ConfigError(f"`{name}` must be a list of module names.")
         self.keep_in_fp32_modules = self.keep_in_fp32_modules or []
         self.target_dtype = CustomDtype.INT4 if self.load_in_4bit else torch.int8

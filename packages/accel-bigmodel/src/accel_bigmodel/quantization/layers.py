@@ -1,4 +1,4 @@
-"""Linear layers of bitsandbytes in place of torch's."""
+"""Replace torch's linear layers by bitsandbytes layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def require_bitsandbytes() -> Any:
 
 
 def get_keys_to_not_convert(model: nn.Module) -> list[str]:
-    """Return the names of modules that lose too much precision: those with tied weights, and the last one."""
+    """Return the names of modules to keep in full precision: those with tied weights, and the last one."""
     tied = {name for group in find_tied_parameters(model) for name in group}
     names = {name.rpartition(".")[0] for name in tied}
     children = [name for name, _ in model.named_children()]
@@ -54,7 +54,7 @@ def get_parameter_device(parameter: nn.Module) -> torch.device:
     first = next(parameter.parameters(), None)
     if first is None:
         raise ConfigError(
-            f"`{type(parameter).__name__}` has no parameters, and so no device. Pass a module that has some."
+            f"`{type(parameter).__name__}` has no parameters, and so no device. Pass a module with parameters."
         )
     return first.device
 
@@ -65,7 +65,7 @@ def replace_with_bnb_layers(
     modules_to_not_convert: list[str] | None = None,
     current_key_name: list[str] | None = None,
 ) -> nn.Module:
-    """Replace the linear layers of ``model`` by empty layers of bitsandbytes, and return it.
+    """Replace the linear layers of ``model`` by empty bitsandbytes layers, and return it.
 
     Args:
         model: Changed in place.
@@ -133,7 +133,13 @@ def quantized_layer(layer: nn.Linear, config: BnbQuantizationConfig, device: tor
 
 
 def empty_8bit_layer(layer: nn.Linear, config: BnbQuantizationConfig, scales: torch.Tensor) -> Any:
-    """Return a layer whose 8-bit values and scales are still to be loaded; the bias is kept."""
+    """Return a layer with the bias, and with 8-bit values on the meta device, still to be loaded.
+
+    Args:
+        layer: The layer to replace.
+        config: The quantization settings.
+        scales: Of shape ``(out_features,)``, on the CPU.
+    """
     made = empty_layer(layer, config)
     empty = torch.empty(layer.weight.shape, dtype=torch.int8, device="meta")
     made.weight = require_bitsandbytes().nn.Int8Params(empty, requires_grad=False, SCB=scales)
@@ -143,4 +149,4 @@ def empty_8bit_layer(layer: nn.Linear, config: BnbQuantizationConfig, scales: to
 
 
 def _is_skipped(name: str, skipped: list[str]) -> bool:
-    return any(f".{one}." in f".{name}." for one in skipped)
+    return any(f".{module}." in f".{name}." for module in skipped)

@@ -1,4 +1,4 @@
-"""Quantize models to 8 or 4 bits, from a checkpoint or from memory."""
+"""Quantize models to 8-bit or 4-bit, from a checkpoint or from memory."""
 
 from __future__ import annotations
 
@@ -45,15 +45,18 @@ def load_and_quantize_model(
 ) -> nn.Module:
     """Quantize the linear layers of ``model``, layer by layer, and return it ready to run.
 
-    A checkpoint is mapped, so that only one unquantized layer is in memory at a time. A checkpoint saved in 8 bits is
-    loaded without conversion.
+        config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        model = load_and_quantize_model(model, config, "weights", device_map="auto")
+
+    A checkpoint is mapped, so that only one unquantized layer is in memory at a time. An 8-bit checkpoint is loaded
+    without conversion.
 
     Args:
         model: A skeleton, or a loaded model. Changed in place.
-        bnb_quantization_config: How to quantize.
+        bnb_quantization_config: The quantization settings.
         weights_location: The checkpoint to load, as for `load_checkpoint_in_model`; a skeleton needs one.
-        device_map: A map or a mode; by default everything goes to the first accelerator, else the CPU. Parts on disk
-            are quantized with 8 bits too; with 4 bits they stay in ``torch_dtype``.
+        device_map: A map or a mode. Default: everything on the first accelerator, else the CPU. Parts on disk are
+            quantized to 8-bit too; with 4-bit they stay in ``torch_dtype``.
         no_split_module_classes: Names of classes that stay on one device.
         max_memory: As for `get_max_memory`.
         offload_folder: For parts on disk.
@@ -61,7 +64,7 @@ def load_and_quantize_model(
 
     Raises:
         NotAvailableError: If bitsandbytes is not installed.
-        ConfigError: If a skeleton is given without weights.
+        ConfigError: If a skeleton is passed without weights, or an 8-bit checkpoint is to be loaded in 4-bit.
     """
     require_bitsandbytes()
     config = bnb_quantization_config
@@ -70,14 +73,14 @@ def load_and_quantize_model(
     placed = get_quantized_model_device_map(model, config, device_map, max_memory, no_split_module_classes)
     if not linear_names(model, skipped):
         warn_user(
-            f"Nothing of the {type(model).__name__} is quantized: it has no `torch.nn.Linear` beside what is left out "
-            f"({', '.join(skipped) or 'nothing'}). Choose a model that is made of them (GPT-2 is not), or other "
+            f"Nothing of the {type(model).__name__} is quantized: it has no `torch.nn.Linear` except skipped modules "
+            f"({', '.join(skipped) or 'none'}). Use a model with `torch.nn.Linear` layers (GPT-2 has none), or change "
             "`skip_modules`.",
         )
     if weights_location is not None:
         _load(model, config, weights_location, skipped)
     elif any(parameter.is_meta for parameter in model.parameters()):
-        raise ConfigError("`model` has no weights: give `weights_location`, or load it first.")
+        raise ConfigError("`model` has no weights: pass `weights_location`, or load it first.")
     _quantize(model, config, skipped, placed)
     _cast_rest(model, config)
     return dispatch_model(model, placed, offload_dir=offload_folder)
@@ -94,7 +97,7 @@ def get_quantized_model_device_map(
 
     Args:
         model: The model, not quantized yet.
-        bnb_quantization_config: How it will be quantized.
+        bnb_quantization_config: The quantization settings.
         device_map: As for `load_and_quantize_model`.
         max_memory: As for `get_max_memory`.
         no_split_module_classes: Names of classes that stay on one device.
@@ -129,15 +132,15 @@ def quantize_and_offload_8bit(
     offload_index: MutableMapping[str, Any],
     fp16_statistics: torch.Tensor | None,
 ) -> None:
-    """Write one weight with its scales to an offload folder in 8 bits, and leave it on the meta device in the model.
+    """Write one 8-bit weight with its scales to an offload folder, and leave it on the meta device in the model.
 
     Args:
         model: The model with the parameter.
-        param: Its values, already in 8 bits if ``fp16_statistics`` is given.
+        param: Its values, of shape ``(out_features, in_features)`` on any device, 8-bit with ``fp16_statistics``.
         param_name: Its dotted name.
         new_dtype: The dtype of the meta parameter.
         offload_folder: An existing folder.
-        offload_index: The index, to which entries are added.
+        offload_index: The index; entries are added to it.
         fp16_statistics: The scales of 8-bit values.
     """
     bnb = require_bitsandbytes()
@@ -164,7 +167,7 @@ def _load(
         return
     if config.load_in_4bit:
         raise ConfigError(
-            f"`{checkpoint}` was saved in 8 bits and cannot be loaded in 4. Use the original weights."
+            f"`{checkpoint}` was saved in 8-bit and cannot be loaded in 4-bit. Use the original weights."
         )
     for name in linear_names(model, skipped):
         if name in scales:
@@ -176,12 +179,12 @@ def _load(
 
 
 def _scales_in(checkpoint: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
     for file in checkpoint_files(checkpoint):
         for name, value in read_weights(file.path).items():
             if name.endswith(".SCB"):
-                found[name.removesuffix(".SCB")] = value.clone()
-    return found
+                scales[name.removesuffix(".SCB")] = value.clone()
+    return scales
 
 
 def _quantize(
@@ -203,7 +206,7 @@ def _cast_rest(model: nn.Module, config: BnbQuantizationConfig) -> None:
     assert dtype is None or isinstance(dtype, torch.dtype)
     kept = config.keep_in_fp32_modules or []
     for name, parameter in model.named_parameters():
-        is_kept = any(f".{one}." in f".{name}" for one in kept)
+        is_kept = any(f".{module}." in f".{name}" for module in kept)
         wanted = torch.float32 if is_kept else dtype
         if wanted is not None and parameter.is_floating_point() and parameter.dtype != wanted:
             parameter.data = parameter.data.to(wanted)

@@ -27,7 +27,7 @@ from accel_state.errors import CheckpointError
 
 
 class _Record:
-    """Stands for a value of any class in a table; on a class itself, too, `__setstate__` keeps `BUILD` from changes."""
+    """Replaces a value of any class in a table. `__setstate__` also prevents `BUILD` from changing a class."""
 
     __slots__ = ("state",)
 
@@ -46,8 +46,11 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     (_StorageInfo.__module__, _StorageInfo.__name__): _Record,
     ("torch", "Size"): type("Size", (_Record,), {"__new__": lambda cls, sizes=(): sizes}),
     ("torch.serialization", "_get_layout"): _Record,
-    ("builtins", "getattr"): _Record,  # by which Python 3.11.0 to 3.11.3 saves a member of an enumeration
-    # The folder that was saved to, which nothing here uses.
+    (
+        "builtins",
+        "getattr",
+    ): _Record,  # Python 3.11.0 to 3.11.3 saves members of enumerations by it
+    # The folder of the save, which is unused here.
     **{
         (module, kind): _Record
         for module in ("pathlib", "pathlib._local")
@@ -58,7 +61,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Where one part of a tensor, or another value, lies.
+    """The location of one part of a tensor, or of another value.
 
     Attributes:
         file: The file, relative to the folder.
@@ -80,10 +83,10 @@ class Entry:
     """One entry of a state: a tensor with its parts, or another value in one chunk.
 
     Attributes:
-        path: The keys that lead to it from the top of the nested state.
-        chunks: Its parts; parts without elements are left out.
-        dtype: Number format; None if it is no tensor.
-        shape: Shape of the whole tensor.
+        path: Its keys, from the top of the nested state.
+        chunks: Its parts; parts without elements are omitted.
+        dtype: None if it is not a tensor.
+        shape: Shape of the full tensor.
     """
 
     path: tuple[str | int, ...]
@@ -114,8 +117,8 @@ def encode_metadata(entries: Iterable[Entry]) -> bytes:
                 properties=dcp.TensorProperties(dtype=entry.dtype),
                 size=torch.Size(entry.shape),
                 chunks=[
-                    dcp.ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.sizes))
-                    for one in entry.chunks
+                    dcp.ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.sizes))
+                    for chunk in entry.chunks
                 ],
             )
     return pickle.dumps(
@@ -131,10 +134,10 @@ def encode_metadata(entries: Iterable[Entry]) -> bytes:
 def read_metadata(path: Path) -> dict[str, Entry]:
     """Return the entries of a table by their keys.
 
-    The table is a pickle. Of all classes that it may name, only those that a table consists of are taken.
+    The table is a pickle. It may name only the classes of a table; any other class could run code.
 
     Raises:
-        CheckpointError: If it names another class, is damaged, or says what cannot be.
+        CheckpointError: If it names another class, is damaged, or contradicts itself.
     """
     try:
         check_pickle(pickled := path.read_bytes())
@@ -152,33 +155,33 @@ class _TableUnpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        found = _ALLOWED.get((module, name))
-        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            found = getattr(torch, name)
-        if found is None:
+        allowed = _ALLOWED.get((module, name))
+        if allowed is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            allowed = getattr(torch, name)
+        if allowed is None:
             raise CheckpointError(
-                f"`{self._path}` is not loaded: it names `{module}.{name}`, which is no part of a table of "
+                f"`{self._path}` is not loaded: it names `{module}.{name}`, which is not part of a table of "
                 "`torch.distributed.checkpoint` and could run code. Get the checkpoint from a source that you trust."
             )
-        return found
+        return allowed
 
 
 def _entries(content: Any) -> Iterable[tuple[str, Entry]]:
     if not isinstance(content, _CLASSES["Metadata"]):
-        raise ValueError(f"it holds a {type(content).__name__}")
+        raise ValueError(f"it contains a {type(content).__name__}")
     paths: Mapping[str, Any] = content.state.get("planner_data") or {}
-    places = {
-        (index.state["fqn"], index.state.get("offset")): place.state
-        for index, place in (content.state["storage_data"] or {}).items()
+    locations = {
+        (index.state["fqn"], index.state.get("offset")): location.state
+        for index, location in (content.state["storage_data"] or {}).items()
     }
     described: Any  # unpickled, so it may be anything
     key: Any
     for key, described in content.state["state_dict_metadata"].items():
         path = tuple(paths.get(key, (key,)))
         if not isinstance(key, str) or not all(type(part) in (str, int) for part in path):
-            raise ValueError(f"{key!r} is no name of an entry")
+            raise ValueError(f"{key!r} is not the name of an entry")
         if isinstance(described, _CLASSES["BytesStorageMetadata"]):
-            yield key, Entry(path, (_chunk(places[key, None], key, (), ()),))
+            yield key, Entry(path, (_chunk(locations[key, None], key, (), ()),))
             continue
         shape, dtype = tuple(described.state["size"]), described.state["properties"].state[0]
         if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
@@ -188,7 +191,7 @@ def _entries(content: Any) -> Iterable[tuple[str, Entry]]:
             offset, sizes = tuple(part.state["offsets"]), tuple(part.state["sizes"])
             _check_inside(key, shape, offset, sizes)
             if math.prod(sizes):
-                chunks.append(_chunk(places[key, offset], key, offset, sizes))
+                chunks.append(_chunk(locations[key, offset], key, offset, sizes))
         yield key, Entry(path, tuple(chunks), dtype, shape)
 
 
@@ -199,7 +202,7 @@ def _check_inside(key: str, shape: tuple[int, ...], offset: tuple[int, ...], siz
         start < 0 or size < 0 or start + size > end
         for start, size, end in zip(offset, sizes, shape, strict=True)
     ):
-        raise ValueError(f"a part of `{key}` does not lie inside it")
+        raise ValueError(f"a part of `{key}` is outside of it")
 
 
 def _chunk(place: Any, key: str, offset: tuple[int, ...], sizes: tuple[int, ...]) -> Chunk:
@@ -209,16 +212,16 @@ def _chunk(place: Any, key: str, offset: tuple[int, ...], sizes: tuple[int, ...]
     if not is_plain_name(file):
         raise ValueError(f"it names the file `{file}`")
     if not (type(start) is int and type(length) is int and min(start, length) >= 0):
-        raise ValueError(f"`{key}` has no valid place")
+        raise ValueError(f"`{key}` has no valid location")
     return Chunk(file, start, length, offset, sizes)
 
 
 class DistributedState:
-    """One state in a folder of parts and a table; nothing is read before it is asked for.
+    """One state in a folder of parts and a table; nothing is read before it is requested.
 
     Args:
         files: The files of the checkpoint.
-        name: The folder of the state among them; empty if they are the same.
+        name: The folder of the state in it; empty if it is the same folder.
 
     Raises:
         CheckpointError: If there is no readable table.
@@ -230,13 +233,13 @@ class DistributedState:
         self._opened = set[str]()
 
     def below(self, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], Entry]]:
-        """Yield the entries whose path begins so, with the rest of it."""
+        """Yield the entries whose path starts with ``path``, with the rest of it."""
         for entry in self.entries.values():
             if entry.path[: len(path)] == path:
                 yield entry.path[len(path) :], entry
 
     def value(self, entry: Entry) -> Any:
-        """Return a whole tensor, or another value."""
+        """Return a full tensor on the CPU, or another value."""
         if entry.dtype is None:
             return self._content(entry.chunks[0], entry)
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
@@ -244,7 +247,7 @@ class DistributedState:
         return tensor
 
     def open(self, entry: Entry, sizes: tuple[int, ...], offset: tuple[int, ...]) -> None:
-        """Request the files that hold a part of a tensor, which compares them with the manifest; see `SavedFiles`."""
+        """Request the files with a part of a tensor, which compares them with the manifest; see `SavedFiles`."""
         for chunk in entry.chunks:
             if chunk.file not in self._opened and (
                 entry.dtype is None or _common(offset, sizes, chunk) is not None
@@ -254,10 +257,10 @@ class DistributedState:
 
     @torch.no_grad()
     def read_into(self, part: torch.Tensor, entry: Entry, offset: tuple[int, ...]) -> None:
-        """Fill ``part``, which lies at ``offset`` of the whole tensor, on any device and in any type.
+        """Fill ``part``, of any shape, dtype and device, with the values at ``offset`` of the full tensor.
 
         Raises:
-            CheckpointError: If a file is damaged, or the parts that were saved leave something out.
+            CheckpointError: If a file is damaged, or the saved parts do not cover it.
         """
         filled = 0
         for chunk in entry.chunks:
@@ -273,7 +276,7 @@ class DistributedState:
             ):
                 path = self._files.folder / (self._prefix + chunk.file)
                 raise CheckpointError(
-                    f"`{path}` does not hold the part of `{entry.key}` that the table promises. "
+                    f"`{path}` does not contain the part of `{entry.key}` that the table lists. "
                     "Copy or save the checkpoint again."
                 )
             target = part[here] if here else part
@@ -281,8 +284,8 @@ class DistributedState:
             filled += target.numel()
         if filled != part.numel():
             raise CheckpointError(
-                f"The parts of `{entry.key}` in `{self._files.folder / self._prefix}` do not make up the whole: "
-                f"{filled} of {part.numel()} values are there. Copy or save the checkpoint again."
+                f"The parts of `{entry.key}` in `{self._files.folder / self._prefix}` are incomplete: "
+                f"{filled} of {part.numel()} values exist. Copy or save the checkpoint again."
             )
 
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
@@ -300,17 +303,18 @@ class DistributedState:
 def _common(
     offset: tuple[int, ...], sizes: tuple[int, ...], chunk: Chunk
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Return what a wanted part and a saved one have in common, as slices of each; None if it is nothing."""
-    begins = [max(one, other) for one, other in zip(offset, chunk.offset, strict=True)]
+    """Return the overlap of a requested and a saved part, as slices of each; None if there is none."""
+    starts = [max(start, other) for start, other in zip(offset, chunk.offset, strict=True)]
     ends = [
-        min(one + size, other + length)
-        for one, size, other, length in zip(offset, sizes, chunk.offset, chunk.sizes, strict=True)
+        min(start + size, other + length)
+        for start, size, other, length in zip(offset, sizes, chunk.offset, chunk.sizes, strict=True)
     ]
-    if math.prod(max(0, end - begin) for begin, end in zip(begins, ends, strict=True)) == 0:
+    if math.prod(max(0, end - start) for start, end in zip(starts, ends, strict=True)) == 0:
         return None
     return tuple(
         tuple(
-            slice(begin - start, end - start) for begin, end, start in zip(begins, ends, starts, strict=True)
+            slice(start - origin, end - origin)
+            for start, end, origin in zip(starts, ends, origins, strict=True)
         )
-        for starts in (offset, chunk.offset)
+        for origins in (offset, chunk.offset)
     )  # type: ignore[return-value]

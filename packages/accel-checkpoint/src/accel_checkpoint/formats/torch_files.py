@@ -56,10 +56,10 @@ _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 def trusted_files(is_trusted: bool = True) -> Iterator[None]:
     """Read `torch.save` files in the block also with a torch before 2.10, which they can make run code.
 
-    No other check is left out. Of no effect with later releases of torch. For the current thread.
+    All other checks apply. No effect with later releases of torch. For the current thread.
 
     Args:
-        is_trusted: Whether you trust whoever wrote the files; if False, the block is like any other code.
+        is_trusted: Whether you trust the writer of the files; if False, the block has no effect.
     """
     token = _are_trusted.set(is_trusted or _are_trusted.get())
     try:
@@ -88,13 +88,13 @@ def read_torch_file(
         source: The file, or an open one.
         path: Its path, for messages.
         mmap: Map tensors of archives into memory instead of reading them. Copy them before the file is removed.
-        allowed: Further classes that the file may name, each with its name there; what is given stands for them.
-        archives_only: Refuse files from before torch 1.6, which are no archives.
+        allowed: Further classes that the file may name: each replacement with the name in the file.
+        archives_only: Raise for files from before torch 1.6, which are not archives.
         **options: As for `torch.load`.
 
     Raises:
-        CheckpointError: If the file is damaged, or holds anything but plain data; with a torch before 2.10, also if it
-            is not in a block of `trusted_files`.
+        CheckpointError: If the file is damaged, or contains anything but plain data; with a torch before 2.10, also
+            outside of a block of `trusted_files`.
     """
     path = path or Path(str(source))
     if torch_release() < _FIRST_SAFE_RELEASE and not _are_trusted.get():
@@ -125,7 +125,7 @@ def read_torch_file(
 
 
 def _check_pickles_of(file: BinaryIO) -> None:
-    """Check the pickles at the start of a file that is no archive, whose tensors follow them."""
+    """Check the pickles at the start of a file that is not an archive; its tensors follow them."""
     content: bytes | mmap.mmap
     try:
         content, end = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file.tell()
@@ -137,10 +137,10 @@ def _check_pickles_of(file: BinaryIO) -> None:
 
 @contextmanager
 def _naming_damage(path: Path) -> Iterator[None]:
-    """Turn the errors of damaged and malicious files into one that names the file.
+    """Replace errors of damaged and malicious files.
 
     Raises:
-        CheckpointError: In place of such an error.
+        CheckpointError: For such an error; names the file.
     """
     try:
         yield
@@ -154,7 +154,8 @@ def _naming_damage(path: Path) -> Iterator[None]:
             lines = (line for line in str(error).splitlines() if "GLOBAL" in line or "global" in line)
             reason = next(lines, str(error)).strip()[:300]
         raise CheckpointError(
-            f"`{path}` is not loaded: it is damaged or holds more than tensors and plain values ({reason})."
+            f"`{path}` is not loaded: it is damaged or contains more than tensors and plain values ({reason}). "
+            "Copy it again from a source that you trust."
         ) from error
 
 
@@ -170,20 +171,20 @@ def _check_archive(source: BinaryIO, path: Path, num_bytes: int) -> None:
         ) from error
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(
-            f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded. "
+            f"`{path}` contains compressed data, which `torch.save` never writes; it is not loaded. "
             "Get the file from a source that you trust."
         )
     claimed = sum(member.file_size for member in members)
     if claimed > num_bytes:
         raise CheckpointError(
-            f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
+            f"`{path}` claims {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
 
 
 @cache
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
+    """Return additional safe globals for `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
     # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
     builders: list[Any] = [(lambda *_: np.empty(0), "_reconstruct"), (np.float64().__reduce__()[0], "scalar")]
     kinds: list[Any] = [np.ndarray, *{type(np.dtype(code)) for code in _NUMPY_CODES}]
@@ -192,26 +193,26 @@ def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], st
         (_number_dtype, "numpy.dtype"),
         (_no_bytes, "numpy.ndarray"),  # a file names it, but does not call it
         (_no_bytes, "builtins.bytes"),
-        # What these build gets its state from the file. No file can name the classes themselves, whose instances are
-        # shared by the process or take any amount of memory: a name cannot contain a newline.
+        # The instances of these get their state from the file. No file may name the classes: instances are shared by
+        # the process (dtypes) or take any amount of memory (arrays). A name with a newline cannot be in a pickle.
         *[(kind, f"\n{kind.__name__}") for kind in kinds],
     ]
 
 
 def _number_dtype(code: str, align: bool = False, copy: bool = True) -> np.dtype[Any]:
-    """Stand in for `numpy.dtype`: return a dtype of numbers that is not shared with the process."""
+    """Replace `numpy.dtype`: return a dtype of numbers that is not shared with the process."""
     if code not in _NUMPY_CODES:
-        raise ValueError(f"`{code}` is no dtype of numbers")
+        raise ValueError(f"`{code}` is not a dtype of numbers")
     return np.dtype(code, copy=True)
 
 
 def _no_bytes() -> bytes:
-    """Stand in for `bytes`, which pickle calls without arguments for `b""`; an argument could exhaust memory."""
+    """Replace `bytes`, which pickle calls without arguments for `b""`; an argument could exhaust memory."""
     return b""
 
 
 def check_loaded(content: Any, *, num_bytes: int) -> None:
-    """Reject forged arrays and tensors, which claim more than the file holds, or have indices outside their shape.
+    """Reject forged arrays and tensors: larger than the file, or with indices outside their shape.
 
     Call it before anything accesses the loaded content: torch does not check the indices of sparse tensors.
 
@@ -223,7 +224,9 @@ def check_loaded(content: Any, *, num_bytes: int) -> None:
         CheckpointError: If there is any; names its path in the content.
     """
     for where, kind in _forged_values(content, "", num_bytes, set()):
-        raise CheckpointError(f"`{where or 'its content'}` is a forged {kind}")
+        raise CheckpointError(
+            f"`{where or 'its content'}` is a forged {kind}. Delete the file: it was made to harm who loads it."
+        )
 
 
 def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
@@ -236,7 +239,7 @@ def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> 
         if parts := [getattr(content, part)() for part in _SPARSE_PARTS.get(content.layout, ())]:
             for part in parts:
                 yield from _forged_values(part, where, num_bytes, seen)
-            make: Any = torch.sparse_coo_tensor  # checks the indices, by which torch accesses memory
+            make: Any = torch.sparse_coo_tensor  # checks the indices: torch accesses memory by them unchecked
             if content.layout != torch.sparse_coo:
                 make = partial(torch.sparse_compressed_tensor, layout=content.layout)
             make(*parts, content.shape, check_invariants=True)
@@ -259,7 +262,7 @@ def members_of(content: Any) -> Iterable[tuple[Any, Any]]:
 
 
 _PLAIN = rb"[()\]}NRQbuesat\x81\x85-\x89\x8f\x90\x91\x93\x94]|[K\x80].|M..|J....|\x8a\x05.{5}|[G\x95].{8}"
-_ONE = re.compile(_PLAIN, re.DOTALL)
+_SINGLE = re.compile(_PLAIN, re.DOTALL)
 _RUN = re.compile(rb"(?:%s)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
 _RUN_WITH_GETS = re.compile(rb"(?:%s|h.|j....)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
 _NUMBER_BYTES = {  # of an index, or of a length that as many bytes follow
@@ -269,7 +272,7 @@ _NUMBER_BYTES = {  # of an index, or of a length that as many bytes follow
 }
 _STATE_OF_DTYPE = (rb"\(", b"K\3", b"text:[<>=|]", *3 * (b"N",), *2 * (b"J\xff{4}",), b"K\0", b"t", b"b")
 _AFTER_DTYPE = rb"(?!\(|name:).*|name:(_codecs\.encode|numpy\.dtype)"
-"""What is not the beginning of another state for it: NumPy does not check states, and may crash (NumPy 2.4)."""
+"""Anything but the start of another state for it: NumPy does not check states, and may crash (NumPy 2.4)."""
 _ARGUMENTS = {
     b"name:builtins.bytearray": (rb"\)|name:_codecs\.encode",),
     b"name:builtins.set": (rb"\]",),
@@ -287,14 +290,15 @@ _ARGUMENTS = {
     b"dtype": (_AFTER_DTYPE,),
     b"name:torch.Size": (rb"[()]|[KMJ].*|text:.*", rb"[t\x85]|[KMJ].*|text:.*"),
 }
-"""What may follow a callable that copies its argument, or takes a size or a state: the argument itself is there."""
+"""Opcodes that may follow a callable that copies its argument, or takes a size or a state: the argument is written out,
+so that memory is bounded by the size of the file."""
 
 
 def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
-    """Return the end of the pickle that begins at ``start``.
+    """Return the end of the pickle that starts at ``start``.
 
     Raises:
-        ValueError: If it is cut short, or has what no pickle of plain data has: other opcodes, a memo index beyond its
+        ValueError: If it is truncated, or is not a pickle of plain data: it has other opcodes, a memo index beyond its
             size, or a callable such as `bytearray` whose argument is not written out.
     """
     memo: dict[int, bytes] = {}  # callables, short texts and dtypes only
@@ -325,20 +329,20 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
             position += size
             latest = memo.get(number, b"")
         elif size:
-            begin, position = position + size, position + size + number
-            latest = b"text:" + (pickled[begin:position] if number <= 16 else b"")
+            start, position = position + size, position + size + number
+            latest = b"text:" + (pickled[start:position] if number <= 16 else b"")
         elif opcode == b"c":
             middle = pickled.find(b"\n", position)
             end = pickled.find(b"\n", max(middle, position) + 1)
             module = pickled[position:middle].decode()
             latest = f"name:{IMPORT_MAPPING.get(module, module)}.".encode() + pickled[middle + 1 : end]
             position = end + 1 if end >= 0 else len(pickled) + 1
-        elif one := _ONE.match(pickled, position - 1):
-            latest, position = one[0], one.end()
+        elif single := _SINGLE.match(pickled, position - 1):
+            latest, position = single[0], single.end()
         elif opcode:
             raise ValueError(f"its opcode {opcode!r} is not one of plain data")
         if position > len(pickled):
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         if awaited and re.fullmatch(awaited[0], latest, re.DOTALL) is None:
             raise ValueError("it calls something whose argument is not written out")
         is_unknown = latest == b"" and awaited[:1] == (_AFTER_DTYPE,)  # no state, if the two become a tuple

@@ -1,7 +1,7 @@
-"""Weight files: found in a folder, and read by the names of tensors, from safetensors or `torch.save` files.
+"""Weight files of a folder, read by the names of tensors, in safetensors or `torch.save` format.
 
-Of a safetensors file the byte range of each tensor is known, so that tensors, or rows of them, are read or mapped into
-memory without the rest.
+The header of a safetensors file has the byte range of each tensor, so single tensors, or rows of them, are read or
+mapped into memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 _LARGEST_HEADER = 100_000_000
 _BUFFER_BYTES = 16 << 20
-"""Most bytes of rows read at a time where values are converted or go to another device."""
+"""Largest number of bytes read at a time if values are converted or copied to another device."""
 _PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index)
 
 
@@ -46,12 +46,12 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsLayout:
-    """Where the tensors lie in a file.
+    """The locations of the tensors in a file.
 
     Attributes:
         path: The file.
-        ranges: The byte range of each tensor, by its stored name and by further names.
-        second_names: The stored name of a tied weight, by each further name.
+        ranges: The byte range of each tensor, by its stored name and by its other names.
+        second_names: The stored name of a tied weight, by each other name.
     """
 
     path: Path
@@ -81,9 +81,7 @@ def read_layout(path: Path) -> SafetensorsLayout:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _unreadable(path, "its metadata is not a table of strings")
     ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
-    spans = sorted(
-        (place.start, place.start + place.num_bytes) for place in ranges.values() if place.num_bytes
-    )
+    spans = sorted((span.start, span.start + span.num_bytes) for span in ranges.values() if span.num_bytes)
     if any(end > start for (_, end), (start, _) in pairwise(spans)):
         raise _unreadable(path, "its tensors overlap")
     if metadata.get("format") == "pt":  # the framework, not the parameter `pt`
@@ -101,7 +99,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
     if isinstance(entry, dict) and entry.get("dtype") in ("F4", "F6_E2M3", "F6_E3M2"):
         raise CheckpointError(
-            f"`{name}` in `{path}` has the dtype `{entry['dtype']}`, of less than 8 bits, which is not supported. "
+            f"`{name}` in `{path}` has the dtype `{entry['dtype']}`, below 8 bits, which is not supported. "
             "Convert the file to another dtype."
         )
     try:
@@ -112,13 +110,13 @@ def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange
         raise _unreadable(path, f"`{name}` has a shape or an offset that is not an integer")
     num_bytes = math.prod(shape) * dtype.itemsize
     if min([start, *shape]) < 0 or max([0, *shape]) >= 2**63 or base + end > size or end - start != num_bytes:
-        raise _unreadable(path, f"`{name}` does not lie inside it")
+        raise _unreadable(path, f"`{name}` is outside of it")
     return ByteRange(dtype, tuple(shape), base + start, num_bytes)
 
 
 def _unreadable(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
-        f"`{path}` is not a readable safetensors file: {why}. It may be cut short; copy or save it again."
+        f"`{path}` is not a readable safetensors file: {why}. It may be truncated; copy or save it again."
     )
 
 
@@ -131,7 +129,7 @@ class MappedFile:
         self._storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=num_bytes)
 
     def tensor(self, place: ByteRange) -> torch.Tensor:
-        """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
+        """Return a CPU tensor of the stored shape: a view of the mapped bytes, or a copy if they are not aligned."""
         if place.start % place.dtype.itemsize:
             empty: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
             raw: torch.Tensor = empty.set_(self._storage, place.start, (place.num_bytes,), (1,))
@@ -141,7 +139,7 @@ class MappedFile:
         return view
 
     def read_ahead(self, place: ByteRange) -> None:
-        """Start to read the bytes of a tensor from disk into memory, where the system offers it."""
+        """Start to read the bytes of a tensor from disk into memory, if the system supports it."""
         if hasattr(os, "posix_fadvise"):
             with self.path.open("rb", buffering=0) as file:
                 if not _is_cached(file.fileno(), place):
@@ -155,13 +153,13 @@ class MappedFile:
 
 
 def _is_cached(descriptor: int, place: ByteRange) -> bool:
-    """Whether the first, middle and last bytes of a tensor are in memory; advice makes the system look at all pages."""
+    """Whether the first, middle and last bytes of a tensor are in memory; advice would check all pages."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
     try:
         for position in (0, place.num_bytes // 2, place.num_bytes - 1):
             os.preadv(descriptor, [bytearray(1)], place.start + position, os.RWF_NOWAIT)
-    except OSError:  # they are not, or the file system cannot say
+    except OSError:  # they are not, or the file system does not report it
         return False
     return True
 
@@ -170,14 +168,14 @@ def _is_cached(descriptor: int, place: ByteRange) -> bool:
 class CheckpointFile:
     """One weight file.
 
-    ``names`` are those that the index lists for it, ``None`` without an index, which means all.
+    ``names`` are the names that the index lists for it; ``None``, without an index, means all.
     """
 
     path: Path
     names: frozenset[str] | None = None
 
     def listed(self, stored: Collection[str], second_names: Collection[str] = ()) -> Collection[str]:
-        """Return those of the names in the file that the index lists for it, and second names; without an index, all.
+        """Return the names in the file that the index lists for it, and second names; without an index, all.
 
         Raises:
             CheckpointError: If it lacks one.
@@ -195,28 +193,29 @@ class CheckpointFile:
 def read_weights(path: Path) -> dict[str, Any]:
     """Return the state dict in a weight file, with tensors mapped into memory if the file allows it.
 
-    Copy tensors before changing them, or before the file is cut short.
+    Copy tensors before changing them, or before the file is truncated.
 
     Raises:
-        CheckpointError: If the file is damaged, or holds anything else.
+        CheckpointError: If the file is damaged, or contains anything else.
     """
     if path.suffix == ".safetensors":
         layout, mapped = read_layout(path), MappedFile(path)
         return {name: mapped.tensor(place) for name, place in layout.ranges.items()}
+    # Why: docs/decisions/0005-loading-copies-all-of-a-checkpoint.md
     content = read_torch_file(path, mmap=True, archives_only=False)
     if not isinstance(content, Mapping):
         raise CheckpointError(
-            f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
+            f"`{path}` contains a {type(content).__name__}, not a state dict. Name a file of weights."
         )
     return dict(content)
 
 
 def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]:
-    """Return the files of a checkpoint, in the order in which its index first names them.
+    """Return the files of a checkpoint, ordered by their first mention in its index.
 
     Args:
         checkpoint: A weight file, an index (``.json``), or a folder with one of them. In a folder,
-            safetensors come before ``.bin`` and a whole file before an index.
+            safetensors are preferred to ``.bin``, and a single file to an index.
 
     Raises:
         CheckpointError: If there is no checkpoint, there are several indexes with unknown names, a file that the
@@ -235,25 +234,26 @@ def _main_file(folder: Path) -> Path:
     for name in _PREFERRED:
         if name in names:
             return folder / name
-    found = [name for name in names if name.endswith(".index.json") or name == "index.json"]
-    if not found:
+    candidates = [name for name in names if name.endswith(".index.json") or name == "index.json"]
+    if not candidates:
         # A file with another name, such as `second.safetensors`, counts if it is the only one.
-        found = [name for name in names if name.endswith((".safetensors", ".bin"))]
-    shards = [name for name in found if SAFETENSORS.is_shard(name) or PICKLED.is_shard(name)]
+        candidates = [name for name in names if name.endswith((".safetensors", ".bin"))]
+    shards = [name for name in candidates if SAFETENSORS.is_shard(name) or PICKLED.is_shard(name)]
     if shards:
         raise CheckpointError(
-            f"`{folder}` holds shards (`{shards[0]}` …) without their index, which is written last: "
+            f"`{folder}` has shards (`{shards[0]}` …) without their index, which is written last: "
             "the save or the copy was interrupted. Save or copy it again."
         )
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise CheckpointError(
-            f"`{folder}` holds several checkpoints: {', '.join(found)}. Name the file you mean."
+            f"`{folder}` has several checkpoints: {', '.join(candidates)}. Name one of these files."
         )
-    if not found:
+    if not candidates:
         raise CheckpointError(
-            f"`{folder}` holds no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file."
+            f"`{folder}` has no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file. "
+            "Name the folder or the file that holds the weights."
         )
-    return folder / found[0]
+    return folder / candidates[0]
 
 
 def _files_of_index(index: Path) -> list[CheckpointFile]:
@@ -263,7 +263,7 @@ def _files_of_index(index: Path) -> list[CheckpointFile]:
     missing = [file_name for file_name in members if not (index.parent / file_name).is_file()]
     if missing:
         raise CheckpointError(
-            f"`{index}` names files that are not beside it: {', '.join(missing)}. Copy them there."
+            f"`{index}` names files that are not next to it: {', '.join(missing)}. Copy them there."
         )
     return [CheckpointFile(index.parent / file, frozenset(names)) for file, names in members.items()]
 
@@ -280,7 +280,8 @@ def _inside(index: Path, file_name: Any) -> str:
     """Return ``file_name`` if it names a file in the folder of ``index`` on every operating system."""
     if not is_plain_name(file_name) or "/" in file_name:
         raise CheckpointError(
-            f"The index `{index}` names the file `{file_name}`. Only plain names of files beside it are read."
+            f"The index `{index}` names the file `{file_name}`. Only plain names of files next to it are read. "
+            "Get the checkpoint from a source that you trust."
         )
     return str(file_name)
 
@@ -291,7 +292,7 @@ def read_model(files: SavedFiles, index: int) -> dict[str, Any]:
     Copy tensors before the files are removed.
 
     Raises:
-        CheckpointError: If there are no files, one is damaged, or an index names anything but a regular file beside it.
+        CheckpointError: If there are no files, one is damaged, or an index names anything but a regular file there.
     """
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
@@ -323,8 +324,8 @@ class WeightRows:
         for file in checkpoint_files(checkpoint):
             if file.path.suffix != ".safetensors":
                 raise CheckpointError(
-                    f"`{file.path}` is no safetensors file, and parts of tensors can be read from these only. Load it "
-                    "whole and save it with `safe_serialization=True`."
+                    f"`{file.path}` is not a safetensors file, and parts of tensors can be read from these only. "
+                    "Load all of it and save it with `safe_serialization=True`."
                 )
             layout = read_layout(file.path)
             stored = [name for name in layout.ranges if name not in layout.second_names]
@@ -336,18 +337,18 @@ class WeightRows:
             for name, stored in second_names.items()
             if stored in self._places and name not in self._places
         }
-        """The stored name of a tied weight, by each further name."""
+        """The stored name of a tied weight, by each other name."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield the stored names."""
         return iter(self._places)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a tensor of this stored or further name."""
+        """Whether there is a tensor of this stored or second name."""
         return name in self._places or name in self.second_names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+        """Return the shape of the full tensor."""
         return self._place(name)[1].shape
 
     @torch.no_grad()
@@ -355,9 +356,9 @@ class WeightRows:
         """Fill ``part`` with consecutive rows of a tensor, converted to its dtype and on its device.
 
         Args:
-            part: A contiguous tensor whose shape is that of the tensor but for the number of rows.
+            part: A contiguous tensor on any device; its shape differs from the tensor's only in the number of rows.
             name: The tensor.
-            first_row: The row with which ``part`` begins.
+            first_row: The first row of ``part``.
 
         Raises:
             CheckpointError: If the file has become shorter.
@@ -372,10 +373,10 @@ class WeightRows:
         values = part.view(-1)
         size = min(len(values), _BUFFER_BYTES // place.dtype.itemsize)
         buffer = torch.empty(size, dtype=place.dtype, device="cpu")
-        for begin in range(0, len(values), max(1, len(buffer))):
-            filled = buffer[: len(values) - begin]
-            _read_bytes(path, filled, start + begin * place.dtype.itemsize)
-            values[begin : begin + len(filled)].copy_(filled)
+        for first in range(0, len(values), max(1, len(buffer))):
+            filled = buffer[: len(values) - first]
+            _read_bytes(path, filled, start + first * place.dtype.itemsize)
+            values[first : first + len(filled)].copy_(filled)
 
     def _place(self, name: str) -> tuple[Path, ByteRange]:
         return self._places[self.second_names.get(name, name)]

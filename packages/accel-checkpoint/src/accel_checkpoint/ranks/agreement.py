@@ -23,7 +23,7 @@ from accel_state.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 STALLED_S = 1800.0
-"""How long to wait for a rank that has begun a step, or made progress, and then writes and reads nothing."""
+"""Timeout for a rank that has started a step, or made progress, and then writes and reads nothing."""
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
 _CHECKS_PER_S = 4000
@@ -31,7 +31,7 @@ _CHECKS_PER_S = 4000
 _LIVENESS_CHECK_S = 0.5
 """How often to check whether the missing ranks are still alive."""
 _GRACE_S = 10.0
-"""How much longer than rank 0 the other ranks wait, so that it can name the missing ones."""
+"""Extra wait of the other ranks, so that rank 0 can name the missing ones first."""
 _READERS_TIMEOUT_S = 10.0
 """How long rank 0 waits for the other ranks to read the verdict."""
 _WAITING = (
@@ -48,23 +48,23 @@ Merge = Callable[[Sequence[str]], str]
 
 
 class Presence(Protocol):
-    """Tells which ranks have ended, and how far the others are."""
+    """Detects ranks that have ended, and the progress of other ranks."""
 
     num_bytes: int
-    """How much the ranks of the last call of `ended` had written and read by then."""
+    """Bytes that the ranks of the last call of `ended` had written and read by then."""
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that will never report; does not block for long."""
+        """Return the ranks among ``ranks`` that will never report; does not block for long."""
         ...
 
 
 class Agreement:
-    """Rounds in which every rank sends a report, and rank 0 merges the reports into one verdict for all.
+    """Rounds: every rank sends a report, and rank 0 merges the reports into one verdict for all.
 
-    Here through an object collective, for runs whose processes share no store, or of a single process.
+    This class uses an object collective, for runs without a shared store and for a single process.
 
     Args:
-        gather: Returns the objects of all ranks in a list; of a single process, the list that it is given.
+        gather: Returns the objects of all ranks in a list; in a single process, its argument.
         rank: This process.
         world_size: Number of ranks.
     """
@@ -78,7 +78,7 @@ class Agreement:
         self._counts = Counter[str]()
 
     def next_topic(self, kind: str) -> str:
-        """Return a unique name for a round, the same on every rank if every rank begins the same rounds of a kind."""
+        """Return a unique name for a round, the same on every rank if every rank starts the same rounds of a kind."""
         self._counts[kind] += 1
         return f"{kind}-{self._counts[kind]}"
 
@@ -91,9 +91,9 @@ class Agreement:
             topic: Name of the round; the same on every rank, and unique.
             report: This rank's report.
             merge: Merges the reports; called on rank 0 if there is a store.
-            wait_s: If there is a store, after this time rank 0 merges the reports at hand, with empty ones for the
-                ranks that are missing.
-            is_begun: Whether every rank is at work on this already, and so is given more time; see `STALLED_S`.
+            wait_s: If there is a store, after this time rank 0 merges the reports so far, with empty ones for the
+                missing ranks.
+            is_begun: Whether every rank has already started this, and so has more time; see `STALLED_S`.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
@@ -125,7 +125,7 @@ class StoreAgreement(Agreement):
         rank: This process.
         world_size: Number of ranks.
         deadline_s: How long to wait for the other ranks; the timeout of the process group is a good choice.
-        presence: Tells which ranks have ended, so that no rank waits for them.
+        presence: Detects ranks that have ended, so that no rank waits for them.
         counts: Rounds by their kind so far, of all agreements in this store.
     """
 
@@ -141,7 +141,7 @@ class StoreAgreement(Agreement):
     ) -> None:
         self._store = Connection(store)
         self._presence = presence
-        # The others poll less often with more ranks, so that the store can serve them all.
+        # The other ranks poll less often with more ranks: else rank 0's store could not serve thousands of them.
         self._longest_wait_s = (
             _LONGEST_WAIT_S if rank == 0 else max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
         )
@@ -173,16 +173,16 @@ class StoreAgreement(Agreement):
         return bool(self._store.check([f"flag/{name}"]))
 
     def _verdict(self, topic: str, deadline_s: float, *, is_call: bool) -> str:
-        """Return what rank 0 has decided; in debug mode, a call of rank 0 is not waited for long."""
+        """Return the verdict of rank 0; in debug mode, wait only briefly for a call of rank 0."""
         is_brief = is_call and has_runtime() and current_runtime().debug
         limit_s, grace_s = (debug_deadline_s(), 0.0) if is_brief else (deadline_s, _GRACE_S)
-        # Rank 0, which names those that are missing, is given the time to do so.
+        # The grace lets rank 0, which names the missing ranks, report first.
         for is_over in self._until([f"{topic}/verdict/0"], limit_s + grace_s):
             if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict/0"]):
-                raise CheckpointError(f"Rank 0 has ended before it came to `{topic}`; see its output.")
+                raise CheckpointError(f"Rank 0 has ended before it reached `{topic}`; see its output.")
             if is_over:
                 raise CheckpointError(
-                    f"Rank 0 did not come to `{topic}` within {limit_s:g} s. It may have failed; see its output."
+                    f"Rank 0 did not reach `{topic}` within {limit_s:g} s. It may have failed; see its output."
                 )
         [answer] = self._store.values([f"{topic}/verdict/0"])
         if not answer.startswith(_AGREED):
@@ -195,10 +195,10 @@ class StoreAgreement(Agreement):
             reports = [report, *self._reports(topic, wait_s, deadline_s)]
             verdict = merge(reports)
         except BaseException as error:
-            own = f"Rank 0 has stopped waiting for the others: {type(error).__name__}."
-            own = str(error) if isinstance(error, CheckpointError) else own
+            reason = f"Rank 0 has stopped waiting for the other ranks: {type(error).__name__}."
+            reason = str(error) if isinstance(error, CheckpointError) else reason
             with contextlib.suppress(dist.DistError):
-                self._store.set(f"{topic}/verdict/0", own)
+                self._store.set(f"{topic}/verdict/0", reason)
             raise
         self._store.set(f"{topic}/verdict/0", f"{_AGREED}{verdict}")
         if all(reports) or wait_s is None:
@@ -215,7 +215,7 @@ class StoreAgreement(Agreement):
             ended = self._missing(f"{topic}/report", self._presence.ended(others))
             if ended and wait_s is None:
                 raise CheckpointError(
-                    f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
+                    f"Rank {_listed(ended)} has ended before it reached `{topic}`; see its output."
                 )
             # One request per rank, so only once.
             missing = self._missing(f"{topic}/report", others) if is_over or ended else []
@@ -223,7 +223,7 @@ class StoreAgreement(Agreement):
                 break
             if missing:
                 raise CheckpointError(
-                    f"Rank {_listed(missing)} did not come to `{topic}` within {deadline_s:g} s. "
+                    f"Rank {_listed(missing)} did not reach `{topic}` within {deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
         keys = [f"{topic}/report/{rank}" for rank in others if rank not in missing]
@@ -296,8 +296,9 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     prefix = "accel_checkpoint"
-    # A separate connection, since other calls on the group's own may block for minutes.
-    separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise
+    # A separate connection, since other calls on the group's connection may block for minutes, and a rank without
+    # heartbeats for that long would count as ended.
+    separate: Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     return StoreAgreement(
         PrefixStore(prefix, store),
         rank=rank,
@@ -318,7 +319,7 @@ class DeferredError:
     Args:
         agree: Exchanges reports with the other ranks, such as `Agreement.agree_on`.
         topic: Name of the step.
-        failed: What to say on the ranks that did not fail, such as "The checkpoint `a` was not loaded".
+        failed: The start of the message on the ranks that did not fail, such as "The checkpoint `a` was not loaded".
     """
 
     def __init__(self, agree: Callable[[str, str, Merge], str], topic: str, *, failed: str) -> None:
@@ -334,12 +335,16 @@ class DeferredError:
         return self._error is not None
 
     def agree(self, value: str = "", merge: Merge = first, *, is_replaced: bool = False) -> str:
-        """Return rank 0's ``value``; if any rank failed, raise its error there, and one that names it elsewhere.
+        """Return rank 0's ``value``, unless any rank failed. Every rank must call it; it blocks until all have.
 
         Args:
             value: This rank's value.
-            merge: Merges the values of all ranks, if rank 0's is not what to return. Not called if any rank failed.
-            is_replaced: Whether another save has replaced the checkpoint; if any rank sees that, errors do not count.
+            merge: Merges the values of all ranks; by default, returns rank 0's. Not called if any rank failed.
+            is_replaced: Whether another save has replaced the checkpoint; if any rank sees that, errors are ignored.
+
+        Raises:
+            ReplacedError: If another save has replaced the checkpoint.
+            CheckpointError: If another rank failed. If this rank failed, its error is raised.
         """
 
         def merged(reports: Sequence[str]) -> str:
@@ -348,8 +353,8 @@ class DeferredError:
             is_void = any(replaced) or bool(reasons)
             return json.dumps(["" if is_void else merge(values), reasons, any(replaced)])
 
-        own = "" if self._error is None else reason_of(self._error)
-        report = json.dumps([value, own, is_replaced])
+        reason = "" if self._error is None else reason_of(self._error)
+        report = json.dumps([value, reason, is_replaced])
         agreed, reasons, is_replaced = json.loads(self._agree(self._topic, report, merged))
         if is_replaced:
             raise ReplacedError(

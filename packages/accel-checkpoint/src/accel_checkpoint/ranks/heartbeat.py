@@ -1,4 +1,4 @@
-"""Heartbeats over the store of the process group: find out which ranks have ended, and which are still at work."""
+"""Heartbeats over the store of the process group: detect which ranks have ended, and which are still working."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Connection:
             while isinstance(inner, PrefixStore):
                 inner = inner.underlying_store
             try:
-                # If nobody listens any more, `clone` would try for minutes and print stack traces.
+                # Without a listener, `clone` would retry for minutes and print stack traces.
                 socket.create_connection((inner.host, inner.port), timeout=10).close()  # type: ignore[attr-defined]
             except OSError as error:
                 raise dist.DistNetworkError(f"a new connection failed: {error}") from error
-            self._store, self._is_broken = self._store.clone(), False  # type: ignore[attr-defined]  # likewise
+            self._store, self._is_broken = self._store.clone(), False  # type: ignore[attr-defined]  # as above
             for key, value in self._unanswered.items():
                 self._store.set(key, value)
         return self._store
@@ -69,19 +69,19 @@ SILENCE_S = 60.0
 
 
 class Heartbeat:
-    """Sends this rank's heartbeats to the store, and checks those of the other ranks.
+    """Sends this rank's heartbeats to the store, and checks the heartbeats of other ranks.
 
-    A process on the same machine is looked up in `/proc`, which tells at once whether it has ended. A rank on another
+    A process on the same machine is looked up in `/proc`, which shows at once that it has ended. A rank on another
     machine counts as ended when its heartbeats stop. A rank that has not sent any yet counts as late, not as ended.
-    Rank 0 checks the others, and they check rank 0. A heartbeat carries how many bytes of checkpoints the rank has
-    written and read, that of rank 0 with those of the others; ranks on rank 0's machine only send one if this changed.
+    Rank 0 checks the other ranks, and they check rank 0. A heartbeat has the number of bytes of checkpoints that the
+    rank has written and read, rank 0's the sum of all ranks; ranks on rank 0's machine send one only if it changed.
     The heartbeats stop with this object, or with the process.
 
     Args:
         store: A store that the ranks share, on a connection that no other call blocks.
         rank: This process.
         beat_s: Interval between heartbeats.
-        silence_s: How long without a heartbeat until a rank counts as ended.
+        silence_s: A rank without a heartbeat for this long counts as ended.
     """
 
     def __init__(
@@ -91,26 +91,27 @@ class Heartbeat:
         self._silence_s = silence_s
         self._processes: dict[int, str] = {}
         self._last_beats: dict[int, tuple[str, float]] = {}
-        self._own = stamp()
+        self._stamp = stamp()
         self.num_bytes = 0
-        """How much the ranks of the last call of `ended` had written and read by then."""
-        self._store.set(f"process/{rank}", self._own)
+        """Bytes that the ranks of the last call of `ended` had written and read by then."""
+        self._store.set(f"process/{rank}", self._stamp)
         self._store.set(f"heartbeat/{rank}", "0 0")
-        # Held as long as the thread shall run. An `Event` would deadlock if garbage were collected inside its `wait`.
+        # Locked while the thread should run. An `Event` would deadlock: garbage collection inside its `wait` may call
+        # `_end`, which needs the same lock.
         running = threading.Lock()
         running.acquire()
-        arguments = weakref.ref(self), self._store, rank, self._own, beat_s, running
+        arguments = weakref.ref(self), self._store, rank, self._stamp, beat_s, running
         thread = threading.Thread(
             target=_send_heartbeats, args=arguments, name="accel-heartbeat", daemon=True
         )
         thread.start()
-        # At exit too: a thread inside a store call would abort the interpreter's shutdown.
+        # Also at exit: a thread inside a store call would abort the interpreter's shutdown.
         weakref.finalize(self, _end, running, thread)
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that were alive and have ended; does not block for long.
+        """Return the ranks among ``ranks`` that were alive and have ended; does not block for long.
 
-        Once these ranks have started, this takes one request, however many they are.
+        Once these ranks have started, this takes one request for any number of them.
         """
         ranks = list(ranks)
         unknown = [rank for rank in ranks if rank not in self._processes]
@@ -125,7 +126,7 @@ class Heartbeat:
         return [rank for rank, beat in zip(started, beats, strict=True) if self._has_ended(rank, beat)]
 
     def _has_ended(self, rank: int, beat: str) -> bool:
-        has_ended = has_ended_by_stamp(self._processes[rank], own=self._own)
+        has_ended = has_ended_by_stamp(self._processes[rank], own=self._stamp)
         if has_ended is not None:
             return has_ended
         now_s = time.monotonic()
@@ -140,7 +141,7 @@ def _send_heartbeats(
     heartbeat: weakref.ref[Heartbeat],
     store: Connection,
     rank: int,
-    own: str,
+    own_stamp: str,
     beat_s: float,
     running: threading.Lock,
 ) -> None:
@@ -151,7 +152,7 @@ def _send_heartbeats(
         try:
             host = host or (store.values(["process/0"])[0] if store.check(["process/0"]) else "")
             # Rank 0 looks up a process of its machine; torch prints a stack trace once its store has ended.
-            is_far = not host or has_ended_by_stamp(host, own=own) is None
+            is_far = not host or has_ended_by_stamp(host, own=own_stamp) is None
             if rank == 0 or num_bytes != sent or is_far:
                 store.set(f"heartbeat/{rank}", f"{number} {num_bytes}")
                 sent = num_bytes

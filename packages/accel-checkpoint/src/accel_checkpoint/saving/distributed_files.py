@@ -24,12 +24,12 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class DistributedPart(PendingFile):
-    """One rank's part of a state: each piece as a `torch.save` file of its own, one after the other.
+    """One rank's part of a state: consecutive `torch.save` files, one per piece.
 
     Attributes:
         name: File name, with the folder of the state.
-        pieces: What this rank writes.
-        paths: The keys that lead to each entry, by its name.
+        pieces: The pieces that this rank writes.
+        paths: The keys of each entry, by its name.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DistributedPart(PendingFile):
         )
 
     def write(self, sink: FileSink) -> str:
-        """Write the pieces, and in a file beside them where each lies."""
+        """Write the pieces, and their locations in a note next to the file."""
         notes, nonfinite = [], ""
         for piece in self.pieces:
             start, content = sink.num_bytes, map_tensors(piece.local, compact_on_cpu)
@@ -73,11 +73,11 @@ class DistributedPart(PendingFile):
 
 @dataclass(frozen=True)
 class DistributedTable(PendingFile):
-    """The table of a state: where all of its parts lie.
+    """The table of a state: the locations of all of its parts.
 
     Attributes:
         name: File name, with the folder of the state.
-        parts: The files of the ranks. Their notes, which may be too large for the ranks' store, lie beside them.
+        parts: The files of the ranks. Their notes, which may be too large for the ranks' store, are next to them.
     """
 
     name: str
@@ -117,21 +117,22 @@ def part_name(folder: str, rank: int) -> str:
 def part_of_rank(
     folder: str, pieces: Iterable[Piece], paths: Mapping[str, Keys], *, rank: int
 ) -> DistributedPart:
-    """Return the file of this rank in the folder of a state, with those of ``pieces`` that it writes."""
-    own = [piece for piece in pieces if piece.is_writer and not _is_nothing(piece)]
-    return DistributedPart(part_name(folder, rank), own, paths)
+    """Return the file of this rank in the folder of a state, with the ``pieces`` that it writes."""
+    written = [piece for piece in pieces if piece.is_writer and not _is_nothing(piece)]
+    return DistributedPart(part_name(folder, rank), written, paths)
 
 
 def _is_nothing(piece: Piece) -> bool:
-    """Whether it is the empty part of a tensor that others hold; an empty tensor is written, to be found again."""
-    return isinstance(piece.local, torch.Tensor) and piece.local.numel() == 0 and not piece.is_whole
+    """Whether it is the empty local part of a tensor on other ranks; an empty tensor is written, for the load."""
+    return isinstance(piece.local, torch.Tensor) and piece.local.numel() == 0 and not piece.is_full
 
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """Let `torch.save` in this thread write no CRC-32, which takes most of its time: `FileSink` has a better digest.
+    """Disable the CRC-32 of `torch.save`, which takes most of its time: `FileSink` has a better digest.
 
-    Before torch 2.13 the setting is that of all threads. Thus no thread restores what another one has set.
+    Before torch 2.13 the setting is shared by all threads: a thread that finds it disabled must not enable it for the
+    others at the end. Delete that when we require torch 2.13.
     """
     is_set = get_crc32_options()
     if is_set:

@@ -39,7 +39,7 @@ class SaveHandle:
         return self
 
     def abandon(self) -> bool:
-        """Prevent the save unless its thread has begun; return whether it is prevented."""
+        """Prevent the save unless its thread has started; return whether it is prevented."""
         return self._is_claimed_by("caller")
 
     def _is_claimed_by(self, owner: str) -> bool:
@@ -74,7 +74,8 @@ class SaveHandle:
         self._join(timeout_s)
         if not self._has_ended:
             raise TimeoutError(
-                f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
+                f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s. "
+                "Call `wait()` again, with a longer limit or none."
             )
         if self in _unreported:
             _unreported.remove(self)
@@ -99,7 +100,7 @@ class SaveHandle:
     def _join(self, timeout_s: float | None = None) -> None:
         # Not an `Event`, which an interrupt in its `wait` can leave locked.
         while not self._has_ended and not self._thread.is_alive():
-            time.sleep(0.001)  # an interrupt in `start` has come before the thread counts as started
+            time.sleep(0.001)  # an interrupt in `start` arrived before the thread counts as started
         self._thread.join(timeout_s)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat, weight_format
 from accel_checkpoint.files import force_to_disk, resolved
+from accel_checkpoint.progress import Advance
 from accel_checkpoint.saving.pending_files import (
-    Advance,
     JsonFile,
     PendingFile,
     SafetensorsFile,
@@ -40,21 +40,21 @@ def save_model(
     larger than ``max_shard_size``, ``model-00001-of-0000N.safetensors`` … and an index. Tied weights are
     saved once, in safetensors under their first name.
 
-    The files are complete on disk before the first of them gets its name; only then are those of an earlier
-    save in the same format removed. Call it on one process per folder.
+    The files are complete on disk before the first of them gets its name; only then are the files of an
+    earlier save in the same format removed. Call it on one process per folder.
 
     Args:
         model: A module, or a state dict (tensors on any device; moved to the CPU shard by shard).
-        save_directory: Made if missing; other files in it are left alone.
-        max_shard_size: Bytes, or a string such as ``"5GB"``. A larger tensor gets a file of its own.
+        save_directory: Created if missing; other files in it are not changed.
+        max_shard_size: Bytes, or a string such as ``"5GB"``. A larger tensor gets a separate file.
         safe_serialization: safetensors if true, else ``torch.save``.
 
     Returns:
         The files written, the index (if any) last.
 
     Raises:
-        CheckpointError: If a tensor has no values (it is on the meta device) or cannot be held by the format.
-        ConfigError: If ``save_directory`` is a file or ``max_shard_size`` is no size.
+        CheckpointError: If a tensor has no values (it is on the meta device) or cannot be stored in the format.
+        ConfigError: If ``save_directory`` is a file or ``max_shard_size`` is not a size.
     """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     return save_weights(state, save_directory, max_shard_size, safe_serialization)
@@ -71,8 +71,8 @@ def save_weights(
 ) -> list[Path]:
     """Save a state dict as `save_model` does; without ``max_shard_size``, in one file.
 
-    If getting its deferred tensors takes all ranks, all ranks must call it. Those that are not ``is_writer`` only fetch
-    the tensors, and return no files.
+    If it has deferred tensors, every rank must call it: ranks other than ``is_writer`` fetch the tensors, and return no
+    files.
     """
     if not is_writer and not deferred_in(state):
         return []
@@ -107,8 +107,8 @@ def _write(file: PendingFile, staged: Path, *, folder: Path, advance: Advance | 
 def _publish(staged: Path, names: Sequence[str], *, index: str) -> None:
     """Move the files ``names`` from ``staged`` into the folder around it, the index last.
 
-    An older index stays until then, unless new files replace some that it names: then it is removed first, so that it
-    never names a mixture of old and new files.
+    An older index stays until then, unless new files replace some that it names. Then it is removed first: a process
+    killed in between must not leave an index of old and new files.
     """
     folder = staged.parent
     if index in names and any((folder / name).exists() for name in names if name != index):
@@ -133,16 +133,16 @@ def _make_folder(save_directory: str | os.PathLike[str]) -> Path:
 
 
 def _remove_earlier(folder: Path, names: WeightFormat, *, keep: Sequence[str]) -> None:
-    earlier = [path for path in folder.iterdir() if names.owns(path.name) and path.name not in keep]
+    earlier = [path for path in folder.iterdir() if names.matches(path.name) and path.name not in keep]
     # The index first: without it, a remainder of shards can no longer be taken for a checkpoint.
     for path in sorted(earlier, key=lambda path: path.name != names.index):
         path.unlink(missing_ok=True)
 
 
 def _warn_if_shadowed(folder: Path, written: WeightFormat) -> None:
-    if written == PICKLED and any(SAFETENSORS.owns(path.name) for path in folder.iterdir()):
+    if written == PICKLED and any(SAFETENSORS.matches(path.name) for path in folder.iterdir()):
         warn_user(
-            f"`{folder}` also holds safetensors weights of an earlier save, which readers prefer to the new "
+            f"`{folder}` also has safetensors weights of an earlier save, which readers prefer to the new "
             f"`{PICKLED.whole}`. Remove them if they are out of date.",
             main_process_only=False,
         )
@@ -212,8 +212,11 @@ def plan_shards(
 ) -> list[list[str]]:
     """Return the names for each file, in the given order; a file is full when the next group does not fit.
 
-    A group is names that share memory, with their size in bytes; one above the limit gets a file of its own. There is
+    A group is names that share memory, with their size in bytes; one above the limit gets a separate file. There is
     at least one list, which is empty if there is nothing to save.
+
+    Raises:
+        ConfigError: If ``max_shard_size`` is not a size above 0.
     """
     limit = math.inf if max_shard_size is None else convert_file_size_to_int(max_shard_size)
     if limit == 0:
@@ -230,7 +233,7 @@ def plan_shards(
 
 
 def _num_bytes(value: Any) -> int:
-    """Return the size of a value; that of a sparse tensor if it were dense, which is an upper bound."""
+    """Return the size of a value; of a sparse tensor the dense size, which is an upper bound."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     return value.nbytes if isinstance(value, DeferredTensor) else 0

@@ -1,4 +1,4 @@
-"""The files that a rank writes to a checkpoint, alone or with the others: formats, digests and safe writing."""
+"""The files that one or all ranks write to a checkpoint: formats, digests and safe writing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.file_names import MANIFEST_NAME, TORCH_SUFFIXES, is_trained_file
 from accel_checkpoint.files import Digest, FileEntry, is_plain_name, shown
 from accel_checkpoint.formats.weight_files import DTYPES
+from accel_checkpoint.progress import Advance
 from accel_checkpoint.saving.snapshot import CallersStreams, HostBuffers
 from accel_checkpoint.tensors import (
     DeferredTensor,
@@ -36,17 +36,12 @@ from accel_checkpoint.tensors import (
 from accel_state.errors import CheckpointError, ConfigError
 
 ALIGNMENT = 64
-QUIET_S = 3.0
-"""Shorter work shows no progress bar."""
 MAX_WRITERS = 4
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
 _CHUNK_BYTES = 4 * 2**20
-"""Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
+"""Small enough to be in the processor's cache for both the digest and the write; both release the GIL."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-
-Advance = Callable[[int], object]
-"""Receives numbers of bytes that were written since the last call."""
 
 
 class PendingFile:
@@ -60,7 +55,7 @@ class PendingFile:
     """The tensors that all ranks fetch together, in this order, while one of them writes the file."""
 
     def snapshot(self, buffers: HostBuffers) -> PendingFile:
-        """Return a snapshot of the file, which further training does not change."""
+        """Return a snapshot of the file, which training does not change."""
         return self
 
     @abstractmethod
@@ -120,7 +115,7 @@ class SafetensorsFile(PendingFile):
     Attributes:
         name: File name.
         tensors: Plain dense tensors.
-        second_names: Further names of tied weights, with the name that is stored.
+        second_names: Other names of tied weights, with the stored name.
         is_trained: Whether its values should be finite.
         is_writer: Whether this rank writes it.
     """
@@ -133,7 +128,7 @@ class SafetensorsFile(PendingFile):
 
     def __post_init__(self) -> None:
         self.tensors = {name: self.tensors[name] for name in order_of_writing(self.tensors)}
-        self.deferred = [one for one in self.tensors.values() if isinstance(one, DeferredTensor)]
+        self.deferred = [each for each in self.tensors.values() if isinstance(each, DeferredTensor)]
 
     @classmethod
     def of(cls, name: str, state: Mapping[str, Any], *, is_trained: bool = True) -> Self:
@@ -172,7 +167,7 @@ def pending_file(name: str, content: Any) -> PendingFile:
 
     Raises:
         ConfigError: If the suffix is unknown, or the name leads out of the folder or is the manifest's.
-        CheckpointError: If the format cannot hold the content.
+        CheckpointError: If the format cannot store the content.
     """
     if not is_plain_name(name) or name == MANIFEST_NAME:
         raise ConfigError(f"`{name}` cannot be the name of a file in a checkpoint. Choose another.")
@@ -242,11 +237,11 @@ class FileSink:
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._buffer = bytearray()
-        self._digest: Digest | None = None  # begun with the first bytes
+        self._digest: Digest | None = None  # created with the first bytes
         self._advance = advance
         self._error: OSError | None = None
         self._num_written = 0
-        self._num_begun = 0  # bytes that the disk has been told to write
+        self._num_flushed = 0  # bytes that the disk has been requested to write
         self.num_bytes = 0
         self.digest = ""
         """Digest of the file, once it is closed."""
@@ -269,7 +264,7 @@ class FileSink:
                 os.close(self._descriptor)
             except OSError as failed:
                 self._keep(failed)
-        # `torch.save` replaces the error of a write with one about positions in the file.
+        # `torch.save` replaces the error of a write with one about positions in the file, which hides a full disk.
         if self._error is not None and self._error is not error and isinstance(error, (Exception, NoneType)):
             raise self._error from error
 
@@ -286,7 +281,7 @@ class FileSink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: what is collected is written when the file is closed."""
+        """Do nothing: collected bytes are written when the file is closed."""
 
     def _flush(self) -> None:
         collected, self._buffer = self._buffer, bytearray()
@@ -303,19 +298,19 @@ class FileSink:
                 num_bytes = os.write(self._descriptor, chunk)
                 chunk = chunk[num_bytes:]
                 self._num_written += num_bytes
-            if self._num_written - self._num_begun >= _CHUNK_BYTES:
-                self._begin_flush()
+            if self._num_written - self._num_flushed >= _CHUNK_BYTES:
+                self._start_flush()
         except OSError as error:
             self._keep(error)
             raise self._error from error  # type: ignore[misc]  # `_keep` has set it
 
-    def _begin_flush(self) -> None:
-        """Let the disk write while more is computed: `fsync` would begin with it at the end."""
-        begin, self._num_begun = self._num_begun, self._num_written
+    def _start_flush(self) -> None:
+        """Write to disk while more is computed: otherwise all of it waits for `fsync` at the end."""
+        start, self._num_flushed = self._num_flushed, self._num_written
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a hint that some file systems do not take
-                # Linux begins to write these pages, and drops only those that are on the disk by then.
-                os.posix_fadvise(self._descriptor, begin, self._num_written - begin, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):  # a hint that some file systems do not support
+                # Linux starts to write these pages, and drops only pages that are already on the disk: nothing is lost.
+                os.posix_fadvise(self._descriptor, start, self._num_written - start, os.POSIX_FADV_DONTNEED)
 
     def _keep(self, error: OSError) -> None:
         """Keep the first error, with the name of the file: `torch.save` may call `write` again after one."""
@@ -326,23 +321,6 @@ class FileSink:
             free = shutil.disk_usage(self.path.parent).free
             reason += f" ({free} bytes are free on the disk; free some, or save elsewhere)"
         self._error = OSError(error.errno, reason, str(self.path))
-
-
-@contextmanager
-def progress_bar(
-    label: str, *, is_shown: bool = True, total: int | None = None, quiet_s: float = QUIET_S
-) -> Iterator[Advance | None]:
-    """Show after ``quiet_s`` how many bytes have been written, if `tqdm` is installed, and yield what advances the bar.
-
-    ``total`` is the number of bytes in the end, if known; headers of files come on top.
-    """
-    if not is_shown or find_spec("tqdm") is None:
-        yield None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(desc=label, total=total, delay=quiet_s, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        yield lambda num_bytes: bar.update(num_bytes if total is None else min(num_bytes, total - bar.n))
 
 
 class Writable(Protocol):
@@ -358,7 +336,7 @@ def write_safetensors(
     metadata: Mapping[str, str],
     must_be_finite: bool = False,
 ) -> str:
-    """Write plain dense tensors as a safetensors file, moved to the CPU and made contiguous one at a time.
+    """Write plain dense tensors of any shape and device as a safetensors file; each is copied to the CPU in turn.
 
     They are aligned to 64 bytes as far as the format allows, so that they can be used directly from a mapped file with
     bit-identical results: matrix kernels choose the order of summation by the alignment of their inputs.
@@ -369,7 +347,7 @@ def write_safetensors(
     Raises:
         CheckpointError: If the format has no name for a dtype, or reserves the name of a tensor.
     """
-    # The format allows no gaps, so tensors that would misalign the next one come last, the widest dtypes first.
+    # The format allows no gaps, so tensors that would misalign the next one are last, the widest dtypes first.
     names = order_of_writing(tensors)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -416,7 +394,7 @@ def write_safetensors(
 
 
 def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:
-    """Return the names in the order in which tensors are written, and fetched."""
+    """Return the names in the order of writing and fetching; it depends on sizes and dtypes, not on shape or device."""
     return sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
 
 
@@ -424,24 +402,24 @@ def second_names_of(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of tied weights that a safetensors file does not store, with the stored name.
 
     Raises:
-        CheckpointError: If the format cannot hold a value.
+        CheckpointError: If the format cannot store a value.
     """
-    refused = []
+    unsupported = []
     for name, value in state.items():
         is_wrapper: bool = is_traceable_wrapper_subclass(value)
         if isinstance(value, DeferredTensor):
             continue
         if is_wrapper:
-            refused.append(f"`{name}` is a {type(value).__name__}")
+            unsupported.append(f"`{name}` is a {type(value).__name__}")
         elif not isinstance(value, torch.Tensor):
-            refused.append(f"`{name}` is of type {type(value).__name__}")
+            unsupported.append(f"`{name}` is of type {type(value).__name__}")
         elif value.layout != torch.strided:
-            refused.append(f"`{name}` is a tensor of layout {value.layout}")
+            unsupported.append(f"`{name}` is a tensor of layout {value.layout}")
         elif value.is_quantized:
-            refused.append(f"`{name}` is quantized ({value.dtype})")
-    if refused:
+            unsupported.append(f"`{name}` is quantized ({value.dtype})")
+    if unsupported:
         raise CheckpointError(
-            f"safetensors holds plain dense tensors only, but {'; '.join(refused)}. "
+            f"safetensors stores plain dense tensors only, but {'; '.join(unsupported)}. "
             "Leave these out of the state dict, gather or convert them, or pass `safe_serialization=False`."
         )
     return second_names_in(state)

@@ -1,4 +1,4 @@
-"""Which checkpoints to keep, and the removal of the others."""
+"""Retention: select the checkpoints to keep, and remove all others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from accel_checkpoint.file_names import (
     is_checkpoint_file,
 )
 from accel_checkpoint.files import remove_folder
-from accel_checkpoint.manifest import check_whole
+from accel_checkpoint.manifest import check_complete
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # `ProjectConfiguration` needs only the class, and not what reads checkpoints
+if TYPE_CHECKING:  # `ProjectConfiguration` needs only the class, not the readers of checkpoints
     from accel_checkpoint.listing import Found
 
 
@@ -30,7 +30,7 @@ class Retention:
 
     Attributes:
         newest: The number of newest checkpoints; None keeps all.
-        every: Those whose number is a multiple of this; None adds none.
+        every: Keep numbers that are a multiple of this; None adds none.
         best: The number of checkpoints with the best value of ``metric``; None adds none.
         metric: Name of the value in `Manifest.metrics`.
         mode: ``min`` if lower values are better, ``max`` if higher ones are.
@@ -57,24 +57,24 @@ class Retention:
                 "`every` and `best` keep more than the newest checkpoints. Set `newest` as well."
             )
         if (self.best is None) is not (not self.metric):
-            raise ConfigError("`best` and `metric` belong together. Give both, or leave both out.")
+            raise ConfigError("`best` and `metric` belong together. Pass both, or neither.")
 
     def kept(self, checkpoints: Sequence[Found]) -> set[Path]:
-        """Return the paths of the checkpoints to keep, of those with a number, in the order of their numbers."""
+        """Return the paths of the checkpoints to keep, given the numbered ones in order."""
         if self.newest is None:
-            return {found.path for found in checkpoints}
-        kept = {found.path for found in checkpoints[-self.newest :]}
-        kept |= {found.path for found in checkpoints if (found.path / PINNED_NAME).exists()}
+            return {each.path for each in checkpoints}
+        kept = {each.path for each in checkpoints[-self.newest :]}
+        kept |= {each.path for each in checkpoints if (each.path / PINNED_NAME).exists()}
         if self.every is not None:
-            kept |= {found.path for found in checkpoints if (found.number or 0) % self.every == 0}
+            kept |= {each.path for each in checkpoints if (each.number or 0) % self.every == 0}
         if self.best is not None:
             values = [
-                (found.manifest.metrics[self.metric], index, found.path)
-                for index, found in enumerate(checkpoints)
-                if found.manifest is not None and self.metric in found.manifest.metrics
+                (each.manifest.metrics[self.metric], index, each.path)
+                for index, each in enumerate(checkpoints)
+                if each.manifest is not None and self.metric in each.manifest.metrics
             ]
             sign = 1 if self.mode == "min" else -1
-            values.sort(key=lambda one: (sign * one[0], -one[1]))  # of equal ones the newest
+            values.sort(key=lambda value: (sign * value[0], -value[1]))  # of equal ones the newest
             kept |= {path for _, _, path in values[: self.best]}
         return kept
 
@@ -87,7 +87,7 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
 
     Raises:
-        CheckpointError: If ``newest`` is not whole. Then nothing is removed.
+        CheckpointError: If ``newest`` is incomplete. Then nothing is removed.
     """
     from accel_checkpoint.listing import checkpoints_in, inspect
     from accel_checkpoint.saving.staging import name_of_displaced
@@ -96,37 +96,37 @@ def remove_old(folder: Path, *, retention: Retention, newest: Path) -> None:
     limit = retention.newest
     if limit is None or sum(checkpoint_number(name) is not None for name in names) <= limit:
         return  # without reading any manifest
-    others = [found for found in checkpoints_in(folder) if found.number is not None and found.path != newest]
+    others = [each for each in checkpoints_in(folder) if each.number is not None and each.path != newest]
     numbered = sorted(
-        (found for found in others if found.can_be_loaded),
-        key=lambda found: (found.number or 0, found.path),
+        (each for each in others if each.can_be_loaded),
+        key=lambda each: (each.number or 0, each.path),
     )
     added = inspect(newest)
     everything = [*numbered, *([] if added is None else [added])]
     kept = {*retention.kept(everything), newest}
-    last_finite = next((found.path for found in reversed(everything) if found.is_finite), None)
+    last_finite = next((each.path for each in reversed(everything) if each.is_finite), None)
     if last_finite not in kept and last_finite is not None:
         kept.add(last_finite)
         warn_user(
             f"`{last_finite}` is kept beyond the limit of {limit}: it is the newest checkpoint without NaN or "
-            "infinity. Load it to resume from before they came.",
+            "infinity. Load it to resume from before they appeared.",
             main_process_only=False,
         )
     first = (everything[-limit].number or 0) if len(everything) >= limit else 0
-    check_whole(newest)
-    for found in [*numbered, *(one for one in others if (one.number or 0) < first and _is_broken(one))]:
-        if found.path not in kept and _has_checkpoint_inside(found.path):
+    check_complete(newest)
+    for old in [*numbered, *(each for each in others if (each.number or 0) < first and _is_broken(each))]:
+        if old.path not in kept and _has_checkpoint_inside(old.path):
             problem = "is kept beyond the limit: another checkpoint is inside. Save that in another folder"
-            warn_user(f"`{found.path}` {problem}.", main_process_only=False)
-        elif found.path not in kept:
-            remove_checkpoint(found.path, problem=found.state.value if found.problem else "")
+            warn_user(f"`{old.path}` {problem}.", main_process_only=False)
+        elif old.path not in kept:
+            remove_checkpoint(old.path, problem=old.state.value if old.problem else "")
 
 
-def _is_broken(found: Found) -> bool:
-    """Whether it is an incomplete or damaged checkpoint of this package, which has no files of the user."""
-    if found.state.name not in ("INCOMPLETE", "DAMAGED"):
+def _is_broken(checkpoint: Found) -> bool:
+    """Whether it is an incomplete or damaged checkpoint of this package, without user-provided files."""
+    if checkpoint.state.name not in ("INCOMPLETE", "DAMAGED"):
         return False
-    names = found.files.names
+    names = checkpoint.files.names
     return PINNED_NAME not in names and bool(names) and all(map(is_checkpoint_file, names))
 
 
@@ -135,7 +135,7 @@ def _has_checkpoint_inside(folder: Path) -> bool:
 
 
 def remove_checkpoint(folder: Path, *, problem: str = "") -> None:
-    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed.
+    """Remove a checkpoint; a rename first hides it, so that no reader sees half of it.
 
     Warns if it had a problem, or cannot be removed.
     """

@@ -15,8 +15,8 @@ import accel_ops
 from accel_checkpoint.files import Digest
 from accel_checkpoint.manifest import Manifest
 from accel_checkpoint.process_identity import new_token
+from accel_checkpoint.progress import progress_bar
 from accel_checkpoint.ranks.agreement import Agreement, agreement_of, first
-from accel_checkpoint.saving.pending_files import progress_bar
 from accel_checkpoint.saving.retention import Retention
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.transaction import Stage
@@ -27,7 +27,7 @@ from accel_state.user_warnings import user_frame, warn_user
 
 logger = logging.getLogger(__name__)
 WAIT_S = 5.0
-"""How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
+"""How long rank 0 waits for the other ranks to make the same call, if it can save without them."""
 ALL_RANKS_WAIT_S = 45.0
 """How long it waits if it cannot."""
 _POLL_S = 0.02
@@ -67,39 +67,39 @@ class Saver:
     def call(
         self, name: str, *, folder: str, step: int, number: int = 0, needs_all: bool
     ) -> tuple[str, int, str]:
-        """Wait until every rank has made the same call, or until rank 0 stops waiting for the others.
+        """Wait until every rank has made the same call, or until rank 0 stops waiting. Every rank must call it.
 
         If the last save in the background failed and the error has not been raised yet, it is logged first.
 
-        Rank 0 waits a few seconds, but not again at a line of the script where the others did not come, unless one
-        came later. The other ranks read all verdicts of rank 0 in order, so that calls are never confused: a rank that
-        came too late receives the first verdict on its folder, at its step or a later one, and skips those before.
+        Rank 0 waits a few seconds, but not again at a line of the script that other ranks did not reach, unless one
+        reached it later. The other ranks read all verdicts of rank 0 in order, so that calls are never confused: a
+        late rank receives the first verdict on its folder, at its step or a later one, and skips earlier verdicts.
 
         Args:
-            name: What the user called.
+            name: The public name of the call.
             folder: Name of the folder to save to, the same on every rank; empty if it is numbered.
             step: Training steps so far.
             number: Number of the checkpoint.
-            needs_all: Whether nothing can be done without the other ranks.
+            needs_all: Whether the call needs the other ranks.
 
         Returns:
-            A token for the save and rank 0's ``number``; which ranks rank 0 did not wait for, empty if all came.
+            A token for the save and rank 0's ``number``; a text with the ranks that did not make the call, or empty.
 
         Raises:
-            CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
+            CheckpointError: With ``needs_all``, if a rank did not call within a minute, or a few seconds in debug mode.
         """
         self.log_failure()
         if self.topology.world_size == 1:
             return new_token(), number, ""
         called, frame = f"{name} {folder}", user_frame()
-        place = frame.f_code.co_filename, frame.f_lineno
-        is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
-        wait_s = 0 if is_alone_here and not needs_all else WAIT_S
+        line = frame.f_code.co_filename, frame.f_lineno
+        is_lonely = line in self._lonely and not self.agreement.flag(self._lonely[line])
+        wait_s = 0 if is_lonely and not needs_all else WAIT_S
         if needs_all and not current_runtime().debug:
             wait_s = ALL_RANKS_WAIT_S
 
         def merged(reports: Sequence[str]) -> str:
-            missing = [r for r, one in enumerate(reports) if not one or (wait_s == 0 and one != reports[0])]
+            missing = [r for r, text in enumerate(reports) if not text or (not wait_s and text != reports[0])]
             return json.dumps([called, step, new_token(), number, missing])
 
         while True:
@@ -108,9 +108,9 @@ class Saver:
             called_there, step_there, token, number, missing = json.loads(text)
             if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
                 break
-        self._lonely.pop(place, None)
+        self._lonely.pop(line, None)
         if missing and self.topology.rank == 0:
-            self._lonely[place] = topic
+            self._lonely[line] = topic
         elif missing:
             self.agreement.flag(topic, is_set=True)
         ranks = (
@@ -138,10 +138,10 @@ class Saver:
 
         Args:
             target: Final path of the checkpoint.
-            manifest: What to record besides files and ranks; its token is chosen here if it is empty.
+            manifest: Its fields besides files and ranks; an empty token is replaced here.
             retention: Which numbered checkpoints to keep; None keeps all.
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
-            is_alone: Save on this rank alone, without the others.
+            is_alone: Save on this rank only.
         """
         self.log_failure()
         if not manifest.token:
@@ -198,12 +198,12 @@ class Saver:
 
 
 def checked_metrics(metrics: Mapping[str, Any], retention: Retention | None) -> dict[str, float]:
-    """Return the metrics of a checkpoint as numbers, without those that are not finite.
+    """Return the finite metrics of a checkpoint as numbers.
 
-    Warns if the one is missing by which `retention` finds the best checkpoints: this one is then none of them.
+    Warns if the metric of `retention` is missing: this checkpoint then never counts as one of the best.
 
     Raises:
-        ConfigError: If a value is no number, or the metrics have no names.
+        ConfigError: If a value is not a number, or the metrics have no names.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigError(f"`metrics` must be a dict of numbers by name, got {metrics!r}.")

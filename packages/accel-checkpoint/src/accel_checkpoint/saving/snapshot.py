@@ -18,20 +18,20 @@ _NUM_THREADS, _CHUNK_BYTES = 8, 8 << 20
 class HostBuffers:
     """Host memory for snapshots of tensors, reused from one save to the next.
 
-    The copies are valid until the next `begin`.
+    The copies are valid until the next `start`.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = []  # in the order in which tensors were copied
+        self._buffers: list[torch.Tensor] = []  # in the order of copying
         self._num_used = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start a new snapshot in the memory of the last one."""
         del self._buffers[self._num_used :]
         self._num_used = 0
 
     def snapshot(self, content: Any) -> Any:
-        """Return ``content`` with copies of its tensors; waits for what the caller's streams compute."""
+        """Return ``content`` with copies of its tensors; waits for the work in the caller's streams."""
         fetched: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ class HostBuffers:
         number, self._num_used = self._num_used, self._num_used + 1
         buffer = self._buffers[number] if number < len(self._buffers) else None
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            # NumPy, unlike torch, requests huge pages, with which the first use takes a fraction of the time.
+            # NumPy, unlike torch, requests huge pages: the first use then takes a fraction of the time.
             memory = torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).untyped_storage()
             empty: Any = torch.empty(0, dtype=tensor.dtype, device="cpu")
             buffer = empty.set_(memory, 0, tensor.shape)
@@ -61,12 +61,12 @@ class HostBuffers:
         return buffer
 
     def release(self) -> None:
-        """Release the memory; call it when nothing writes the copies any more."""
+        """Release the memory; call it when no thread writes the copies any more."""
         self._buffers = []
 
 
 class CallersStreams(HostBuffers):
-    """Waits, in place of copying, for what the caller's streams compute: other threads read it in other streams."""
+    """Waits for the work in the caller's streams instead of copying: other threads read in other streams."""
 
     def snapshot(self, content: Any) -> Any:
         """Return ``content`` when its tensors are computed."""

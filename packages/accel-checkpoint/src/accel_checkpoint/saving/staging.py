@@ -14,19 +14,19 @@ from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
-from accel_checkpoint.manifest import check_whole, has_manifest, read_manifest
+from accel_checkpoint.manifest import check_complete, has_manifest, read_manifest
 from accel_checkpoint.process_identity import TOKEN, has_ended_by_stamp, new_token, stamp
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
 PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
-"""Prefix of a checkpoint that is being replaced, where the file system cannot exchange two folders atomically."""
+"""Prefix of a checkpoint that is being replaced, if the file system cannot exchange two folders atomically."""
 
 FINITE_SUFFIX = "-last-finite"
 """Suffix of a finite checkpoint that was replaced by one with values that are not finite."""
 
 STALE_AFTER_S = 24 * 3600.0
-"""Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
+"""Age that makes a temporary folder stale if its process cannot be looked up from this machine."""
 
 _OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})")
 _PREVIOUS = re.compile(rf"{re.escape(PREVIOUS_PREFIX)}(.+)-{TOKEN}")
@@ -36,7 +36,9 @@ _active: set[Path] = set()
 
 
 class Staging:
-    """A temporary folder next to the target, or inside a mount point or a parent of the working directory."""
+    """A temporary folder next to the target, or inside a mount point or a parent of the working directory.
+
+    A checkpoint becomes visible by one rename: docs/decisions/0003-checkpoints-become-visible-by-one-rename.md."""
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
@@ -67,7 +69,7 @@ class Staging:
         until `finalize`, and `roll_back` restores it. If this raises, nothing has changed. It does if a file that the
         manifest lists is missing, before or after the rename.
         """
-        check_whole(self.path)
+        check_complete(self.path)
         try:
             self._restore_displaced()
             if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
@@ -77,7 +79,7 @@ class Staging:
             else:
                 self._move_files_in()
             force_to_disk(self.target.parent)
-            check_whole(self.target, token=self._token)
+            check_complete(self.target, token=self._token)
         except BaseException:
             self.roll_back()
             raise
@@ -105,7 +107,7 @@ class Staging:
         )
 
     def roll_back(self) -> None:
-        """Undo `commit`, also where it stopped halfway."""
+        """Undo `commit`, also if it stopped halfway."""
         if self._undo is not None:
             self.is_saved = None
             self._undo()
@@ -113,7 +115,7 @@ class Staging:
             self.is_saved = False
 
     def discard(self) -> None:
-        """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
+        """Remove the folder, unless it now contains the checkpoint that `commit` replaced."""
         self.release()
         if self._undo is None:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -131,15 +133,16 @@ class Staging:
                 path.rename(self.target)
                 return
 
+    # Why: docs/decisions/0003-checkpoints-become-visible-by-one-rename.md
     def _rename_to_target(self) -> None:
-        was_there = self.target.exists()
-        if was_there:  # an empty folder of the user's: keep its permissions
+        had_target = self.target.exists()
+        if had_target:  # an empty user-provided folder: keep its permissions
             shutil.copymode(self.target, self.path)
         _rename(self.path, self.target)
 
         def undo() -> None:
             _rename(self.target, self.path)
-            if was_there:
+            if had_target:
                 self.target.mkdir()
 
         self._undo = undo
@@ -165,9 +168,9 @@ class Staging:
         self._undo = lambda: (_rename(self.target, self.path), _rename(old, self.target))
 
     def _move_files_in(self) -> None:
-        """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint.
+        """Move the files into an existing user-provided folder; the manifest is last and commits the checkpoint.
 
-        A checkpoint that is there is moved aside first: it is incomplete if the process is killed meanwhile.
+        An existing checkpoint is moved aside first: it is incomplete if the process is killed in between.
         """
         moved = list[tuple[Path, Path]]()
         self._undo = lambda: [new.replace(old) for old, new in reversed(moved)]
@@ -190,13 +193,13 @@ class Staging:
         self._old = self.path
 
 
-def _rename(one: Path, other: Path, *, by: Callable[[Path, Path], object] = Path.rename) -> bool:
-    """Rename a folder; return whether ``by`` can. A server may report an error for a request that it has repeated."""
-    before = one.lstat()
+def _rename(source: Path, target: Path, *, by: Callable[[Path, Path], object] = Path.rename) -> bool:
+    """Rename a folder; return whether ``by`` can. An NFS server may report an error for a rename that it has done."""
+    before = source.lstat()
     try:
-        return by(one, other) is not False
+        return by(source, target) is not False
     except OSError:
-        if not os.path.lexists(other) or not os.path.samestat(before, other.lstat()):
+        if not os.path.lexists(target) or not os.path.samestat(before, target.lstat()):
             raise
         return True
 
@@ -219,20 +222,24 @@ def check_target(target: Path) -> None:
     """Reject a path that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, or a mount point that holds a checkpoint, or if its name is not UTF-8.
+        ConfigError: If it is a file, or a mount point with a checkpoint, or if its name is not UTF-8.
     """
     check_is_utf8(target)
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if target.is_mount() and holds_checkpoint(target):
         raise ConfigError(
-            f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "
+            f"`{target}` is a mount point with a checkpoint, which cannot be replaced atomically. "
             f"Save to a folder in it, such as `{target / 'checkpoint'}`."
         )
 
 
 def check_is_utf8(path: Path) -> None:
-    """Raise a `ConfigError` if a path could not be read by safetensors."""
+    """Check that a path is UTF-8, as safetensors needs.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     if any("\udc80" <= letter <= "\udcff" for letter in str(path)):
         raise ConfigError(
             f"The path {str(path)!a} is not UTF-8, so safetensors could not read it. Choose another."
@@ -240,7 +247,7 @@ def check_is_utf8(path: Path) -> None:
 
 
 def temporary_name(name: str, token: str | int) -> str:
-    """Return a temporary name for what gets that name; of a long one, the beginning, since 255 bytes are allowed."""
+    """Return a temporary name for ``name``, which is shortened if needed: file systems allow 255 bytes."""
     room = 255 - len(f"{TEMPORARY_PREFIX}-{token}")
     return f"{TEMPORARY_PREFIX}{os.fsencode(name)[:room].decode(errors='ignore')}-{token}"
 
@@ -257,7 +264,7 @@ def link_foreign_files(source: Path, target: Path) -> None:
         try:
             known = {entry.name for entry in read_manifest(source).files}
         except CheckpointError:
-            known = set()  # a damaged manifest: go by the names alone
+            known = set()  # a damaged manifest: use the names only
     for name in files_below(source):
         if name in known or is_checkpoint_file(name) or (target / name).exists():
             continue
@@ -269,12 +276,12 @@ def link_foreign_files(source: Path, target: Path) -> None:
 
 
 def name_of_displaced(path: Path) -> str:
-    """Return the original name of a checkpoint that was moved aside to be replaced; any other name as it is."""
+    """Return the original name of a checkpoint that was moved aside to be replaced; any other name unchanged."""
     return _PREVIOUS.sub(r"\1", path.name)
 
 
 def displaced_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in ``folder`` that were moved aside by a save that was then interrupted."""
+    """Return the checkpoints in ``folder`` that an interrupted save has moved aside."""
     moved_aside = [path for path in folder.iterdir() if _PREVIOUS.fullmatch(path.name) and path.is_dir()]
     return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
 
@@ -287,11 +294,11 @@ def remove_stale_folders(folder: Path) -> None:
     file system. Only folders whose full name matches our pattern are removed, since other programs may use the prefix.
     Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
     """
-    wanted = set(displaced_in(folder))
+    displaced = set(displaced_in(folder))
     with os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     for path in paths:
-        if path in wanted or path in _active or not is_stale(path):
+        if path in displaced or path in _active or not is_stale(path):
             continue
         try:
             shutil.rmtree(path)
@@ -309,12 +316,12 @@ def is_stale(path: Path) -> bool:
     match = _OURS.fullmatch(path.name)
     if match is None:
         return False
-    left = match[1]
-    if left is None:  # of a removal
+    writer = match[1]
+    if writer is None:  # of a removal
         return True
-    has_ended = has_ended_by_stamp(left)
+    has_ended = has_ended_by_stamp(writer)
     if has_ended is not None:
-        return has_ended or left == stamp()
+        return has_ended or writer == stamp()
     try:
         age_s = path.parent.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
@@ -333,7 +340,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders on one file system, atomically for every reader.
 
     Returns:
@@ -344,9 +351,9 @@ def exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV):
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(first), None, str(second))

@@ -21,14 +21,14 @@ from accel_checkpoint.files import (
     make_durably,
     regular_file,
 )
-from accel_checkpoint.manifest import Manifest, check_whole, first_nonfinite, write_manifest
+from accel_checkpoint.manifest import Manifest, check_complete, first_nonfinite, write_manifest
+from accel_checkpoint.progress import progress_bar
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.ranks.agreement import Agreement, first, reason_of
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import (
     PendingFile,
     pending_file,
-    progress_bar,
     snapshot_of,
     write_file,
     write_files,
@@ -48,13 +48,11 @@ class Stage:
     """Collects the files of a new checkpoint; created by `CheckpointFolder.save`.
 
     The checkpoint is saved when the `with` block ends, on all ranks or on none. An error in the block of one rank
-    raises `CheckpointError` on the others: it is kept until the next round of reports, in which the first failure on
-    any rank fails all.
+    raises `CheckpointError` on all others: it is kept until the next round of reports, and then fails all ranks.
 
     Args:
         target: Final path of the checkpoint.
-        manifest: What the manifest records besides files and ranks; its token is the same on every rank. Its metrics
-            on rank 0 count.
+        manifest: The manifest without files and ranks; its token is the same on every rank. Rank 0's metrics are used.
         topology: This process's rank and node.
         agreement: Exchanges reports with the other ranks.
         retention: Which numbered checkpoints to keep; None keeps all.
@@ -85,11 +83,11 @@ class Stage:
         self._verdicts: dict[str, tuple[list[FileEntry], list[FileEntry] | None]] = {}
         self._is_decided = False
         self.handle: SaveHandle | None = None
-        """Handle of a save in the background, set when the block ends. Its thread owns the staging folder."""
+        """Handle of a save in the background, set when the block ends; its thread then owns the staging folder."""
 
     @property
     def path(self) -> Path:
-        """The temporary folder. Files written there by other means become part of the checkpoint too; see `wrote`."""
+        """The temporary folder. Files written there by other means also become part of the checkpoint; see `wrote`."""
         return self._staging.path
 
     @property
@@ -106,7 +104,7 @@ class Stage:
             name: File name. Its suffix selects the format: `.safetensors` for a dict of tensors, `.json`, or `.bin`,
                 `.pt`, `.pth` and `.pkl` for `torch.save` (tensors, numbers, strings and containers of these).
             content: Content of the file.
-            rank: The rank that writes content that all ranks share. Pass None for content of this rank alone, under a
+            rank: The rank that writes content that all ranks share. Pass None for content of this rank only, under a
                 name that no other rank uses.
 
         Raises:
@@ -122,7 +120,7 @@ class Stage:
         self.write(name, content, rank=None)
 
     def wrote(self, *names: str) -> None:
-        """Report files that this rank has written to `path` by other means, such as an engine's own save.
+        """Report files that this rank has written to `path` by other means, such as an engine's save.
 
         This rank reads them again to compute their digests. Rank 0 does so, one by one, for files that no rank reports.
 
@@ -137,7 +135,7 @@ class Stage:
         """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends.
 
         Args:
-            collect: Returns the files of this rank, and those that all ranks write together; called at once.
+            collect: Returns the files of this rank, and the files that all ranks write together; called at once.
             is_collective: Whether all ranks may write some together; the same on every rank.
         """
         self._is_collective = self._is_collective or is_collective
@@ -147,7 +145,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         with self._undone_after_error():
-            self._begin()
+            self._start()
         return self
 
     def __exit__(
@@ -156,7 +154,7 @@ class Stage:
         files, self._files = self._files, []  # the handle of a save may live longer than the snapshot
         if error is not None:
             self._fail(error)
-            # This rank raises the error of its own block.
+            # This rank raises the error of its block.
             with suppress(CheckpointError), self._undone_after_error():
                 self._complete(files)
             return
@@ -181,7 +179,7 @@ class Stage:
         self.handle.start()
 
     def _complete(self, files: Sequence[PendingFile], *, num_threads: int = 1) -> None:
-        """Write the files, and commit the checkpoint when every rank has written its own.
+        """Write the files, and commit the checkpoint when every rank has written its files.
 
         Raises:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
@@ -189,8 +187,8 @@ class Stage:
         entries, parts = self._agree("written", self._write(files, num_threads))
         self._commit(files, entries, parts)
 
-    def _begin(self) -> None:
-        """Create the staging folder; with several nodes, find out which of them share a file system.
+    def _start(self) -> None:
+        """Create the staging folder; with several nodes, detect which of them share a file system.
 
         A rank that cannot create it reports that in the next round.
         """
@@ -213,10 +211,10 @@ class Stage:
             self._attempt(self._staging.make)
 
     def _snapshot(self, files: Sequence[PendingFile], buffers: HostBuffers) -> list[PendingFile]:
-        """Return the files with their content as it is now; a failure is reported in the next round."""
+        """Return the files with copies of their content; a failure is reported in the next round."""
         self._check_all_collected()
         self._is_collective = False
-        buffers.begin()
+        buffers.start()
         copies: list[PendingFile | None] = []
         for file in files:
             if file.deferred or (file.is_writer and self._failure is None):
@@ -224,7 +222,7 @@ class Stage:
         return [copy for copy in copies if copy is not None]
 
     def _write(self, files: Sequence[PendingFile], num_threads: int) -> list[FileEntry]:
-        """Write the files, force them to disk, and return the entries of those that this rank writes."""
+        """Write the files, force them to disk, and return the entries of the files that this rank writes."""
         self._check_all_collected()
         folder, written = self.path, list[FileEntry]()
         with suppress(OSError):
@@ -237,8 +235,8 @@ class Stage:
                     written += [] if entry is None else [entry]
             if self._failure is not None:
                 return []
-            own = [file for file in files if file.is_writer and not file.deferred]
-            written += write_files(own, folder, num_threads=num_threads, advance=advance)
+            remaining = [file for file in files if file.is_writer and not file.deferred]
+            written += write_files(remaining, folder, num_threads=num_threads, advance=advance)
         self._force_folders_to_disk([entry.name for entry in written])
         written += self._foreign_entries(self._foreign)
         return [replace(entry, rank=self._topology.rank, place=self.place) for entry in written]
@@ -261,10 +259,10 @@ class Stage:
         is_main = self._topology.rank == 0
         # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
         if parts is not None:
-            others = list[FileEntry]()
+            unreported = list[FileEntry]()
             if self.is_owner and not is_main and self._failure is None:
-                others = self._commit_part([one for one in parts if one.place == self.place])
-            entries += self._agree("parts", others)[0]
+                unreported = self._commit_part([part for part in parts if part.place == self.place])
+            entries += self._agree("parts", unreported)[0]
         if is_main and self._failure is None:
             self._commit_main(files, entries)
         if parts is not None:
@@ -285,20 +283,20 @@ class Stage:
         self._commit_part(entries)
 
     def _commit_part(self, listed: Sequence[FileEntry]) -> list[FileEntry]:
-        """Commit the part on this file system, and return those of its files that no rank has reported."""
+        """Commit the part on this file system, and return its files that no rank has reported."""
         known = {entry.name for entry in listed if entry.place == self.place}
         # Hooks and engines may write files without reporting them.
         unknown = [name for name in files_below(self.path) if name not in known]
-        others = self._foreign_entries(unknown) if unknown else []
+        unreported = self._foreign_entries(unknown) if unknown else []
         manifest = replace(
             self._manifest,
-            files=[*listed, *others],
+            files=[*listed, *unreported],
             world_size=self._topology.world_size,
             place=self.place,
         )
         write_manifest(self.path, manifest)
         self._staging.commit()
-        return others
+        return unreported
 
     def _foreign_entries(self, names: Sequence[str]) -> list[FileEntry]:
         """Return the manifest entries of files written by other means, after forcing them to disk."""
@@ -327,7 +325,7 @@ class Stage:
         try:
             if self._retention is not None:
                 remove_old(self.target.parent, retention=self._retention, newest=self.target)
-            check_whole(self.target, token=self._manifest.token)
+            check_complete(self.target, token=self._manifest.token)
             self._staging.finalize(keep_finite=bool(nonfinite))
             remove_stale_folders(self._staging.path.parent)
         except CheckpointError:
@@ -340,7 +338,7 @@ class Stage:
             )
 
     def _attempt(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | None:
-        """Return the result of ``work``; record its error for the next round, as long as others may wait in between."""
+        """Return the result of ``work``; record its error for the next round, since other ranks may wait in between."""
         try:
             return work(*args, **options)
         except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
@@ -451,7 +449,7 @@ class Report:
     """The outcome of a stage on one rank.
 
     Attributes:
-        target: The folder that this rank was asked to save to.
+        target: The folder that was passed on this rank.
         place: The file system that it writes to; see `FileEntry`.
         node: Rank of its node.
         files: The fields of the entries of the files that it wrote.
@@ -470,7 +468,7 @@ class Report:
 def error_in(reports: Sequence[Report]) -> str | None:
     """Return why the save failed: a rank has, or ranks of one node were given different folders; None if neither."""
     target = reports[0].target
-    failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(reports) if one.error is not None]
+    failed = [f"rank {rank}: {each.error}" for rank, each in enumerate(reports) if each.error is not None]
     if failed:
         reasons = "; ".join(failed)
         if reports[0].is_saved:
@@ -484,7 +482,7 @@ def error_in(reports: Sequence[Report]) -> str | None:
         other = targets.setdefault(report.node, report.target)
         if other != report.target:
             return (
-                f"The ranks were asked to save to different folders: `{other}` and `{report.target}`. "
+                f"The ranks save to different folders: `{other}` and `{report.target}`. "
                 "Pass the same folder on every rank; a timestamp in the name differs between ranks."
             )
     return None

@@ -1,1 +1,1 @@
-"""Batches that one rank reads and sends to the others."""
+"""Batches that one rank reads and sends to all ranks."""

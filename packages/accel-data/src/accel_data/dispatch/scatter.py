@@ -1,4 +1,4 @@
-"""Which rows each rank gets of the batches that the main process has read: rows of tensors, or items of lists."""
+"""Assign rows of the batches that the main process has read to ranks: rows of tensors, or items of lists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScatterPlan:
         split: Split each batch.
         even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
         slice_fn: Slices a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
-        drop_last: Leave out a last step with too few batches.
+        drop_last: Omit a last step with too few batches.
     """
 
     num_ranks: int
@@ -48,29 +48,30 @@ class ScatterPlan:
         """Return the pieces of one step.
 
         Args:
-            batches: What was read: `batches_per_step` batches, fewer at the end.
+            batches: The `batches_per_step` batches of the step, fewer at the end.
             first: The batches of the first step of the epoch.
-            sizes: Samples that each batch was collated from. Where a batch has another number of rows, its
-                rows are not samples: ranks get whole batches.
+            sizes: Samples that each batch was collated from. If a batch has another number of rows, its
+                rows are not samples: ranks get full batches.
 
         Raises:
-            ConfigError: If a batch must be cut and has no rows, or it is unknown which of its rows are samples.
+            ConfigError: If a batch must be split and has no rows, or it is unknown which of its rows are samples.
         """
         counts = [num_rows(batch) for batch in batches]
         known_sizes = counts if sizes is None else sizes
         rows_are_samples = all(size in (None, count) for size, count in zip(known_sizes, counts, strict=True))
-        takes_whole = self.slice_fn is None and (not self.split or self.num_ranks == 1)
-        if takes_whole and (not rows_are_samples or (not self.split and self._are_full(counts))):
-            # Results have a row for each sample where a part of the batch has, whatever its first tensor has.
+        is_unsplit = self.slice_fn is None and (not self.split or self.num_ranks == 1)
+        if is_unsplit and (not rows_are_samples or (not self.split and self._are_full(counts))):
+            # If any part of the batch has one row per sample, so will the results of the loop: count samples then, not
+            # the rows of the first tensor.
             in_samples = all(map(_has_items, batches, known_sizes))
-            pieces, shape = self._whole(batches, known_sizes if in_samples else counts)
+            pieces, shape = self._unsplit(batches, known_sizes if in_samples else counts)
             return GlobalStep(pieces, shape, len(batches))
         known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
         if not rows_are_samples and self.slice_fn is None and any(map(_has_items, batches, known_sizes)):
             raise ConfigError(
                 f"A batch of {known_sizes[0]} samples has {known[0]} rows in its first tensor and one for each sample "
                 "in others, so it cannot be split for the processes. Pass `split_batches=False`, or a "
-                "`slice_fn_for_dispatch` that cuts it."
+                "`slice_fn_for_dispatch` that splits it."
             )
         fewest = -(-sum(known) // self.num_ranks)
         rows = fewest if self.even or not rows_are_samples else self.rows or fewest
@@ -81,21 +82,21 @@ class ScatterPlan:
         return GlobalStep(pieces, shape, len(batches))
 
     def _are_full(self, counts: list[int | None]) -> bool:
-        """Whether each rank can be given a batch as it was read."""
+        """Whether each rank can get an unchanged batch."""
         if not self.even:
             return True
         if self.rows is None:
             return len(counts) == self.num_ranks or None in counts or len(set(counts)) > 1
         return len(counts) == self.num_ranks and all(count == self.rows for count in counts)
 
-    def _whole(self, batches: list[Any], counts: list[int | None]) -> tuple[list[Any], StepShape]:
-        """Give each rank a batch as it was read. A batch without rows counts as one."""
+    def _unsplit(self, batches: list[Any], counts: list[int | None]) -> tuple[list[Any], StepShape]:
+        """Assign each rank an unchanged batch. A batch without rows counts as one."""
         return self._complete(batches, [1 if count is None else count for count in counts], batches)
 
     def _complete(
         self, pieces: list[Any], num_valid: list[int], padding: list[Any]
     ) -> tuple[list[Any], StepShape]:
-        """Give ranks that lack a piece one of ``padding``, or none if the step need not be even.
+        """Assign a piece of ``padding`` to ranks without a piece, or none if the step need not be even.
 
         Args:
             pieces: Of the first ranks.
@@ -129,9 +130,7 @@ class ScatterPlan:
         return self.slice_fn(batch, slice(low, high), process_index=rank, num_processes=self.num_ranks)
 
     def _pad_each(self, batches: list[Any], counts: list[int], rows: int) -> tuple[list[Any], StepShape]:
-        """Scatter batches that cannot be joined, because their rows differ in shape: each is completed with its
-        own rows.
-        """
+        """Scatter batches whose rows differ in shape and cannot be joined; each is padded with its rows."""
         if not self.even:
             return self._complete(batches, counts, batches)
         rows = max(rows, *counts)
@@ -144,7 +143,7 @@ class ScatterPlan:
 
 
 def _padded(batch: Any, missing: int, first: list[Any]) -> Any:
-    """Return ``batch`` and ``missing`` rows more, of the first step, or its own if those do not fit."""
+    """Return ``batch`` with ``missing`` more rows, of the first step, or of the batch if those do not fit."""
     source = join_rows(first) if all(can_join(batch, other) for other in first) else batch
     size = num_rows(source)
     assert size, "a batch with rows was read"
@@ -155,14 +154,14 @@ def _padded(batch: Any, missing: int, first: list[Any]) -> Any:
 def _checked(count: int | None, batch: Any) -> int:
     if count is None:
         raise ConfigError(
-            f"A batch of type `{type(batch).__name__}` has no rows, so it cannot be cut for the processes. "
+            f"A batch of type `{type(batch).__name__}` has no rows, so it cannot be split for the processes. "
             "Return tensors or lists from `collate_fn`, or pass `dispatch_batches=False`."
         )
     return count
 
 
 def _has_items(batch: Any, size: int | None) -> bool:
-    """Whether some tensor in a batch has ``size`` rows, or some list ``size`` items, of whatever kind."""
+    """Whether some tensor in a batch has ``size`` rows, or some list ``size`` items of any type."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[:1] == (size,)
     if isinstance(batch, list) and len(batch) == size:
@@ -172,16 +171,16 @@ def _has_items(batch: Any, size: int | None) -> bool:
 
 def num_rows(batch: Any) -> int | None:
     """Return the number of rows of a batch: of its first tensor, else of its first list; None if it has neither."""
-    found = next((tensor for tensor in iterate_tensors(batch) if tensor.ndim), None)
-    if found is None:
-        found = next(_row_lists(batch), None)
-    return None if found is None else len(found)
+    rows = next((tensor for tensor in iterate_tensors(batch) if tensor.ndim), None)
+    if rows is None:
+        rows = next(_row_lists(batch), None)
+    return None if rows is None else len(rows)
 
 
 def take_rows(batch: Any, low: int, high: int) -> Any:
     """Return rows ``low`` to ``high`` of tensors, as views, and of lists with one item for each row.
 
-    What has another number of rows belongs to the whole batch and is returned as it is.
+    Values with another number of rows belong to the full batch and are returned unchanged.
     """
     rows = num_rows(batch)
 
@@ -196,7 +195,7 @@ def take_rows(batch: Any, low: int, high: int) -> Any:
 
 
 def join_rows(batches: list[Any]) -> Any:
-    """Return the rows of several batches in one; `can_join` must hold for them."""
+    """Return the rows of several batches in one; `can_join` must be true for them."""
     first = batches[0]
     if isinstance(first, torch.Tensor):
         return concatenate(batches) if first.ndim else first
@@ -208,30 +207,32 @@ def join_rows(batches: list[Any]) -> Any:
     return map_children(first, lambda _: next(columns))
 
 
-def can_join(one: Any, other: Any) -> bool:
+def can_join(first: Any, other: Any) -> bool:
     """Whether two batches have the same structure and rows of the same shape."""
-    if isinstance(one, torch.Tensor):
+    if isinstance(first, torch.Tensor):
         return (
-            isinstance(other, torch.Tensor) and one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+            isinstance(other, torch.Tensor)
+            and first.shape[1:] == other.shape[1:]
+            and first.dtype == other.dtype
         )
-    if type(one) is not type(other):
+    if type(first) is not type(other):
         return False
-    if not is_container(one) or (_is_row_list(one) and _is_row_list(other)):
+    if not is_container(first) or (_is_row_list(first) and _is_row_list(other)):
         return True
-    mine, theirs = children(one), children(other)
+    mine, theirs = children(first), children(other)
     return len(mine) == len(theirs) and all(map(can_join, mine, theirs))
 
 
 def children(value: Any) -> list[Any]:
     """Return the direct children of a container."""
-    found: list[Any] = []
+    collected: list[Any] = []
 
     def collect(child: Any) -> Any:
-        found.append(child)
+        collected.append(child)
         return child
 
     map_children(value, collect)
-    return found
+    return collected
 
 
 def _row_lists(value: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """A dispatched epoch: the main process reads, scatters and sends steps, which the other ranks receive.
 
 Two steps are sent at once: as a description, which all ranks wait for, and the bytes of all tensors, in a broadcast
-that takes place while they use the step before.
+that overlaps with the use of the step before.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from accel_state.errors import ConfigError, StateError
 T = TypeVar("T")
 
 _STEPS_AT_ONCE = 2
-"""No step is read earlier than if each were sent alone, one ahead of its use and one ahead of being sent."""
+"""With two, no step is read earlier than if each were sent separately: one step ahead of its use, one ahead of the
+broadcast."""
 _ALIGNMENT = 16
 _CPU = torch.device("cpu")
 
 
 class Slot(NamedTuple):  # pickled faster than a dataclass
-    """The place of a tensor in a structure, and where its bytes are."""
+    """A tensor in a structure: dtype, shape, and the location of its bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,7 +40,7 @@ class Slot(NamedTuple):  # pickled faster than a dataclass
 
 
 class Outline(NamedTuple):
-    """What a rank needs to rebuild its piece: the structure with a `Slot` for each tensor, and where its bytes are."""
+    """The description of a rank's piece: the structure with a `Slot` for each tensor, and the range of its bytes."""
 
     skeleton: Any
     start: int
@@ -49,10 +50,10 @@ class Outline(NamedTuple):
 def read_steps(
     batches: Iterator[tuple[Any, int | None]], plan: ScatterPlan, read_states: Callable[[], ReadStates]
 ) -> Iterator[tuple[GlobalStep, ReadStates]]:
-    """Yield the steps of an epoch and the states after each, reading no further than the step that is asked for.
+    """Yield the steps of an epoch and the states after each, reading no step before it is requested.
 
     Args:
-        batches: The whole data: batches, and how many samples each was made from if that is known.
+        batches: All batches, each with its number of samples, None if unknown.
         plan: Scatters them.
         read_states: Returns the states of data set and loader.
 
@@ -66,8 +67,8 @@ def read_steps(
             return
         if num_with_batch < plan.num_ranks:
             raise ConfigError(
-                f"A batch that is not the last has rows for {num_with_batch} of {plan.num_ranks} processes: the others "
-                "would leave the loop. Pass `even_batches=True`, or let the loader yield short batches at its end only."
+                f"A batch that is not the last has rows for {num_with_batch} of {plan.num_ranks} processes: the other "
+                "processes would leave the loop. Pass `even_batches=True`, or yield short batches only at the end."
             )
         plain, sizes = [batch for batch, _ in group], [size for _, size in group]
         if plan.even and not first:
@@ -82,7 +83,7 @@ class Announced(NamedTuple):
     """A step that all ranks know of, while its tensors are on their way.
 
     Args:
-        step: The step; the error that takes its place; None at the end.
+        step: The step; an error instead of it; None at the end.
         states: States of data set and loader after it, on the rank that reads.
         receive: Waits for the tensors, and returns the piece of this rank.
     """
@@ -95,21 +96,21 @@ class Announced(NamedTuple):
 class DispatchedSteps:
     """The steps of one pass as this rank gets them. Iterate it once.
 
-    The step after each is announced before it is yielded: its tensors travel while this one is used, and it is known
-    which ranks have a batch in it. An error is raised when its step is due; until then all ranks continue.
+    The next step is announced before each is yielded: its tensors are sent while this one is used, and the ranks with
+    a batch in it are known. An error is raised when its step is due; until then all ranks continue.
 
     Args:
         announced: From `send_steps` or `receive_steps`.
-        start: Where the pass begins.
-        rank: This rank among those that read different data.
+        start: The first position of the pass.
+        rank: This rank among the data ranks.
         rows_per_batch: Rows of a full batch of the given loader.
 
     Attributes:
-        num_missed: At the end: steps of other ranks in which this one had no batch.
+        num_missed: At the end: steps of other ranks without a batch for this one.
 
     Raises:
-        Exception: What was raised while reading, on the main process; `StateError` on the others. Pickle's error, if a
-            piece cannot be pickled; on the others `DistributedOperationException`.
+        Exception: Any error while reading, on the main process; `StateError` on all other ranks. If a piece cannot be
+            pickled, the error of pickle; on all other ranks `DistributedOperationException`.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class DispatchedSteps:
         self._rows_per_batch = rows_per_batch
 
     def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
-        # Not kept: what the steps are read from ends with the loop.
+        # Not kept, so that the iterator, and with it the workers of the loader, end with the loop.
         announced, self._announced = self._announced, iter(())
         end, current = self._start, next(announced)
         while isinstance(current.step, GlobalStep):
@@ -138,7 +139,7 @@ class DispatchedSteps:
             )
             ahead = step if isinstance(following.step, Exception) else following.step
             step = step._replace(num_following=0 if ahead is None else ahead.num_with_batch)
-            # At its end the data set may only now know that the epoch has ended: its state is taken when it is saved.
+            # The data set may learn only now that the epoch has ended: after the last step, read its state at the save.
             states = current.states if step.num_following else None
             yield piece, step.seen_by(self._rank, end=end, states=states)
             current = following
@@ -149,8 +150,9 @@ class DispatchedSteps:
 def send_steps(
     steps: Iterator[tuple[GlobalStep, ReadStates]], rank: int, *, is_alone: bool = False
 ) -> Iterator[Announced]:
-    """Announce the steps to all ranks and start to send them, on the main process, which is ``rank`` among the ranks
-    that read different data. If it ``is_alone``, no other rank receives them.
+    """Announce the steps to all ranks and start to send them, on the main process, whose data rank is ``rank``.
+
+    If it ``is_alone``, no other rank receives them.
     """
     read = _with_end(steps)
     while upcoming := list(islice(read, _STEPS_AT_ONCE)):
@@ -173,7 +175,7 @@ def receive_steps(rank: int, device: torch.device | None) -> Iterator[Announced]
                 yield Announced(
                     StateError(
                         f"Rank 0 reads the data for all ranks and failed with `{step}`. See its output for the "
-                        "traceback. This rank stops too."
+                        "traceback. This rank also stops."
                     )
                 )
 
@@ -183,7 +185,7 @@ def _nothing() -> torch.Tensor:
 
 
 def _received(piece: Any, arrive: Callable[[], torch.Tensor], device: torch.device) -> Any:
-    """Return a piece once its tensors have arrived; on the rank that sends it is there."""
+    """Return a piece once its tensors have arrived; the sending rank has it already."""
     buffer = arrive()
     return _piece(piece, buffer, device) if isinstance(piece, Outline) else piece
 
@@ -226,12 +228,16 @@ def dispatch_batch(
     steps: Sequence[GlobalStep | str | None] = (),
     tensors: Sequence[tuple[int, torch.Tensor]] = (),
 ) -> tuple[Sequence[GlobalStep | str | None], Callable[[], torch.Tensor]]:
-    """Return what rank 0 announces, and a function that waits for the bytes of its tensors; a collective, compared with
-    what other ranks call.
+    """Return the steps that rank 0 announces, and a function that waits for the bytes of their tensors.
+
+    Every rank must call it; it blocks until all have, and raises on all if one has called another operation.
 
     Args:
         steps: On rank 0: steps of outlines, and at the end an error or None.
-        tensors: On rank 0: tensors with their offsets among the bytes.
+        tensors: On rank 0: tensors of any shape and device, with their offsets among the bytes.
+
+    Returns:
+        The function returns ``(num_bytes,)`` uint8 on a device that the transport supports.
     """
     transport = current_transport()
     if transport.world_size == 1:
@@ -249,24 +255,24 @@ def dispatch_batch(
         return steps, transport.begin_broadcast(buffer.to(transport.device_for(_CPU)), source=0)
 
 
-def _outline(piece: Any, begin: int, tensors: list[tuple[int, torch.Tensor]]) -> Outline:
-    """Return the outline of a piece, and add its tensors, whose bytes begin at ``begin``."""
+def _outline(piece: Any, start: int, tensors: list[tuple[int, torch.Tensor]]) -> Outline:
+    """Return the outline of a piece, and add its tensors, whose bytes start at ``start``."""
     used = 0
 
-    def place(tensor: torch.Tensor) -> Slot:
+    def reserve(tensor: torch.Tensor) -> Slot:
         nonlocal used
         tensor = tensor.detach().contiguous()
         slot = Slot(tensor.dtype, tuple(tensor.shape), used, tensor.numel() * tensor.element_size())
         if slot.num_bytes:
-            tensors.append((begin + used, tensor))
+            tensors.append((start + used, tensor))
         used += -(-slot.num_bytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
-    return Outline(recursively_apply(place, piece, test_type=_is_dense), begin, begin + used)
+    return Outline(recursively_apply(reserve, piece, test_type=_is_dense), start, start + used)
 
 
 def _piece(outline: Outline, buffer: torch.Tensor, device: torch.device) -> Any:
-    """Return a piece with memory of its own."""
+    """Return a piece in new memory."""
     local = buffer[outline.start : outline.stop].to(device, copy=True)
 
     def fetch(slot: Slot) -> torch.Tensor:

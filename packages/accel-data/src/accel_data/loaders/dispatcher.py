@@ -1,4 +1,4 @@
-"""The loader of ranks for which the main process reads."""
+"""The loader that reads on the main process for all ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from accel_ops.transport import current_transport
 
 
 class DataLoaderDispatcher(PreparedLoader):
-    """Read on the main process alone, and send every rank its part of each step.
+    """Read on the main process only, and send every rank its part of each step.
 
     Args:
         dataset: As for `DataLoader`.
-        split_batches: Split each batch into one piece for each rank, instead of giving every rank a batch of
-            its own.
-        skip_batches: Leave out that many of each rank's batches at the start of each epoch.
+        split_batches: Split each batch into one piece for each rank, instead of sending every rank a
+            separate batch.
+        skip_batches: Omit that many of each rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
         slice_fn: Slices a batch, called like `slice_tensors`.
-        torch_device_mesh: Mesh that says which ranks are sent the same.
-        iteration: The epoch to begin with.
+        torch_device_mesh: Mesh that defines which ranks get the same batches.
+        iteration: The first epoch.
         **kwargs: As for `DataLoader`.
 
     Raises:
@@ -81,11 +81,11 @@ class DataLoaderDispatcher(PreparedLoader):
         self.even_batches = even_batches
         self.slice_fn = slice_fn
         super()._wrap(base, **options)
-        self._scatter_plan()  # refuses a batch size that cannot be split
+        self._scatter_plan()  # raises for a batch size that cannot be split
 
     @property
     def counts_batches(self) -> bool:
-        """False: the main process counts the rows of what it sends."""
+        """False: the main process counts the rows that it sends."""
         return False
 
     @property
@@ -93,8 +93,8 @@ class DataLoaderDispatcher(PreparedLoader):
         """Rows of this rank's batch in a full step; None if they vary or are unknown."""
         return self._scatter_plan().rows
 
-    def _given_batch_size(self) -> int | None:
-        """Batch size of the given loader, None if it has none."""
+    def _user_batch_size(self) -> int | None:
+        """Batch size of the user's loader, None if it has none."""
         base, shard = self._source.loader, self._source.index_shard
         return base.batch_size if shard is None or not base._auto_collation else shard.batch_size
 
@@ -102,7 +102,7 @@ class DataLoaderDispatcher(PreparedLoader):
         num_ranks, base, shard = self.data_ranks.num_ranks, self._source.loader, self._source.index_shard
         return ScatterPlan(
             num_ranks,
-            rows_of_rank(self._given_batch_size(), num_ranks, split_batches=self.split_batches),
+            rows_of_rank(self._user_batch_size(), num_ranks, split_batches=self.split_batches),
             self.split_batches,
             self.even_batches and num_ranks > 1,
             self.slice_fn,
@@ -124,7 +124,7 @@ class DataLoaderDispatcher(PreparedLoader):
         plan = None if read is None else self._plan_of(read)
         if plan is not None:
             return max(0, plan.num_local_steps - self.skip_batches)
-        full, rest = divmod(len(self.base_dataloader), scatter.batches_per_step)
+        full, rest = divmod(self._base_length(), scatter.batches_per_step)
         if rest and not scatter.drop_last:
             full += scatter.even or self.data_ranks.rank < rest
         return max(0, full - self.skip_batches)
@@ -164,7 +164,7 @@ class DataLoaderDispatcher(PreparedLoader):
     ) -> Iterator[tuple[GlobalStep, ReadStates]]:
         """Yield the steps of all ranks, on the main process.
 
-        Reading begins when the first is asked for, so that an error reaches the other ranks.
+        Reading starts with the first request, inside `send_steps`, so that an error reaches the other ranks.
         """
         with fork_rng(enabled=is_resumed):
             batches: Iterator[tuple[Any, int | None]]
@@ -182,8 +182,9 @@ class DataLoaderDispatcher(PreparedLoader):
         yield from read if sampler_pass is not None else islice(read, self.skip_batches, None)
 
     def _draw_as_main_process(self, sampler_pass: SamplerPass | None) -> None:
-        """Draw what the main process draws when it begins the pass, so that ranks with the same seed keep the same
-        random numbers.
+        """Draw the same random numbers as the main process at the start of a pass.
+
+        Otherwise ranks with the same seed would differ in all later random numbers.
         """
         torch.empty((), dtype=torch.int64).random_(generator=self.base_dataloader.generator)
         if sampler_pass is not None:

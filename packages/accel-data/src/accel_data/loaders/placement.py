@@ -18,7 +18,7 @@ T = TypeVar("T")
 def placed(
     batches: Iterator[tuple[Any, T]], device: torch.device, *, non_blocking: bool, is_pinned: bool
 ) -> Iterator[tuple[Any, T]]:
-    """Yield the batches on ``device``, each with what comes with it.
+    """Yield the batches on ``device``, each with its step.
 
     With ``non_blocking``, batches in pinned memory are copied to a CUDA device one batch ahead.
     """
@@ -33,7 +33,7 @@ def by_side_stream(batches: Iterator[tuple[Any, T]], device: torch.device) -> It
     """Copy one batch ahead, on a CUDA stream."""
     side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def begin(batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+    def start(batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         if not _is_transparent(batch):
             # The allocator does not know which tensors of the object the other stream uses.
             return send_to_device(batch, device, non_blocking=True), None
@@ -52,18 +52,18 @@ def by_side_stream(batches: Iterator[tuple[Any, T]], device: torch.device) -> It
 
     before = None
     for batch, step in batches:
-        begun = begin(batch), step
+        started = start(batch), step
         if before is not None:
             yield finish(*before[0]), before[1]
-        before = begun
+        before = started
     if before is not None:
         yield finish(*before[0]), before[1]
 
 
 def _on_xla(batches: Iterator[tuple[Any, T]], device: torch.device) -> Iterator[tuple[Any, T]]:
-    """Copy to an XLA device, and run what the loop has traced when it asks for the next batch.
+    """Copy to an XLA device, and execute the pending graph when the loop requests the next batch.
 
-    If one process drives several devices, the rows of a batch are spread over them.
+    If one process drives several devices, the rows of a batch are sharded over them.
     """
     package = importlib.import_module("torch_xla")
     runtime = importlib.import_module("torch_xla.runtime")
@@ -79,7 +79,7 @@ def _on_xla(batches: Iterator[tuple[Any, T]], device: torch.device) -> Iterator[
 
 
 def _is_transparent(batch: Any) -> bool:
-    """Whether everything that is moved is a tensor in a container of a known kind."""
+    """Whether everything that is moved is a tensor in a container of a known type."""
     opaque: list[Any] = []
 
     def visit(value: Any) -> Any:

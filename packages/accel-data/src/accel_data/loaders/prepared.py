@@ -1,4 +1,4 @@
-"""What all prepared loaders have in common: epochs, a position, a state, and a device."""
+"""The base of all prepared loaders: epochs, position, state, and device."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     Attributes:
         data_ranks: Which ranks read the same data.
-        device: Where the batches go, None if they stay where they are.
+        device: The device of the batches, None to leave them on theirs.
         rng_types: Generators that are synchronized at the start of each epoch.
-        skip_batches: Batches that are left out at the start of each epoch.
+        skip_batches: Batches that are omitted at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
         keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch.
     """
@@ -91,13 +91,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.synchronized_generator = self._source.generator
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        is_finalizing = sys.is_finalizing  # a pass that is open at exit may end when module globals are gone
+        is_finalizing = sys.is_finalizing  # a pass open at exit may end when module globals have been deleted
         reading, note_batch = self.begin(), self.gradient_state._note_batch
         current = None
         try:
             with fork_rng(enabled=self._is_resumed()):
                 current, steps, num_missed = self._open()
-            self._progress.begin(current)
+            self._progress.start(current)
             num_read = 0
             for batch, step in steps:
                 num_read += 1
@@ -114,11 +114,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 self.end()
 
     def __len__(self) -> int:
-        return max(0, len(self.base_dataloader) - self.skip_batches)
+        return max(0, self._base_length() - self.skip_batches)
 
     def enter(self, step: StepInfo) -> None:
-        """Show what is known of the step whose batch is yielded next."""
-        # Setting an attribute of an adapter looks at those of the inner loader too, which takes a microsecond.
+        """Set the attributes that describe the step whose batch is yielded next."""
+        # Only if changed: setting an attribute of an adapter also looks it up in the inner loader, which takes 1 µs.
         if step.shape is not self.step_shape:
             self.step_shape = step.shape
         if step.ends_some_rank is not self.ends_some_rank:
@@ -129,8 +129,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 self.remainder = step.shape.remainder(self.rows_of_full_batch)
 
     @property
+    def follows_random_state(self) -> bool:
+        """Whether the order of an epoch is drawn from torch's default generator: the sampler has none of its own."""
+        return self._source.lacks_generator
+
+    @property
     def counts_batches(self) -> bool:
-        """Whether steps are counted in whole batches: the data set makes them, so their rows are unknown."""
+        """Whether steps are counted in batches: the data set makes them, so their rows are unknown."""
         return batches_field(self._source.loader) is None
 
     @property
@@ -141,7 +146,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def iteration(self) -> int:
-        """The epoch that is being read or comes next."""
+        """The current epoch, or between epochs the next one."""
         return self._progress.epoch
 
     @iteration.setter
@@ -172,9 +177,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def has_state_per_rank(self) -> bool:
-        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state.
+        """Whether the ranks have different states: each reads a data set, or a part of one, that has a state.
 
-        Then every rank has to save its own and load it again.
+        Then every rank must save and load its state.
         """
         source = self._source
         if self._reads_for_all or self.data_ranks.num_ranks == 1:
@@ -184,9 +189,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
 
-        The position is that of the last batch yielded, over all ranks together. Unless `has_state_per_rank`, it
+        The position is after the last batch yielded, over all ranks together. Unless `has_state_per_rank`, it
         is the same on every rank, and can be loaded with any number of ranks. If the main process reads for all
-        ranks, save its state: the others know the position but not the randomness.
+        ranks, save its state: the other ranks have the position but not the randomness.
         """
         return save_progress(
             self._progress,
@@ -201,7 +206,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
         Args:
             state_dict: The state.
-            position: Restore the position too. If False the epoch restarts, in the order that it had.
+            position: Also restore the position. If False the epoch restarts, in the order that it had.
 
         Raises:
             CheckpointError: If the state does not fit the loader.
@@ -220,16 +225,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def state_after(self, num_batches: int) -> dict[str, Any]:
         """Return the state of the current epoch after ``num_batches`` of this rank's batches.
 
-        For a position that is known from elsewhere; the order is the one that the loader would draw next.
+        For a position from another source; the order is the next one that the loader would draw.
         """
         position = self._position_after(num_batches)
         return {**self.state_dict(), "samples": position.samples, "batches": position.batches}
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a pass over it, or over a loader made by `skipping`, has begun and neither ended nor been left.
+        """Whether a pass over it, or over a loader made by `skipping`, has started and neither ended nor been left.
 
-        So it has if its state was loaded, and the next pass resumes it.
+        Also true if a state was loaded that the next pass resumes.
         """
         return self._progress.running is not None or self._progress.resumption.position != START
 
@@ -256,20 +261,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return len(self._source.dataset)
 
     def _open(self) -> tuple[Pass, Steps, Callable[[], int]]:
-        """Begin a pass over this rank's batches.
+        """Start a pass over this rank's batches. Every rank must call it if the order is shared.
 
         Returns:
-            The pass, its batches, each with what is known of its step, and a function that returns, after the last
-            batch, how many more other ranks have.
+            The pass, its batches, each with its step, and a function that returns, after the last batch, how many more
+            other ranks have.
         """
         self._announce_epoch()
         source, ranks, resumption, sampler_pass = self._source, self.data_ranks, self._resumption(), None
         start, shard = resumption.position, source.index_shard
         if shard is None:
             order = EpochOrder(self.synchronized_generator, state=resumption.order)
-            order.begin()
+            order.start()
         else:
-            # transformers sets a batch sampler that has the batches of its rank only to one process.
+            # transformers sets a batch sampler with this rank's batches, sharded for one process: not shared then.
             is_shared = self._is_shared and shard.num_processes == ranks.num_ranks
             order = EpochOrder(
                 source.generator, shard.batch_sampler, state=resumption.order, is_shared=is_shared
@@ -288,8 +293,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         device = None if self.device is None else torch.device(self.device)
         # Without an accelerator, batches are on the CPU already.
         if device is not None and (device.type != "cpu" or torch.accelerator.is_available()):
-            # What was received is not in pinned memory. Without workers, a batch that is read ahead would draw random
-            # numbers before the state of the generators is saved with the position of the one before.
+            # Received batches are not in pinned memory. Without workers, reading a batch ahead would draw its random
+            # numbers before a checkpoint of the batch before saves the generators: the resumed run would differ.
             loader = source.loader
             is_pinned = loader.pin_memory and loader.num_workers > 0 and not self._reads_for_all
             steps = placed(steps, device, non_blocking=self._non_blocking, is_pinned=is_pinned)
@@ -298,11 +303,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _steps(
         self, current: Pass, resumption: Resumption, sampler_pass: SamplerPass | None
     ) -> tuple[Steps, Callable[[], int]]:
-        """Begin to read for `_open`, without placing the batches. A stream has no ``sampler_pass``."""
+        """Start to read for `_open`, without moving the batches. A stream has no ``sampler_pass``."""
         raise NotImplementedError
 
     def _plan_of(self, read: ShardPlan) -> ShardPlan | None:
-        """Return the arithmetic of an epoch for the loop, if it is known, from that of what this rank reads."""
+        """Return the plan of an epoch for the loop, if known, given the plan of reading."""
         return read
 
     def _is_resumed(self) -> bool:
@@ -313,20 +318,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return resumption.order is not None or not self._source.lacks_generator
 
     def _resumption(self) -> Resumption:
-        """Return where the next pass begins."""
+        """Return the start of the next pass."""
         resumption = self._progress.resumption
         if self.skip_batches:
             return Resumption(self._position_after(self.skip_batches), resumption.order)
         return resumption
 
     def _read_indices(self, sampler_pass: SamplerPass, resumption: Resumption) -> Steps:
-        """Begin to read map-style data."""
+        """Start to read map-style data."""
         uses_state = self.use_stateful_dataloader and not resumption.is_complete
         state = resumption.states.loader if uses_state else None
         return _sampled_steps(self._reader.read_indices(sampler_pass, state=state), sampler_pass.steps)
 
     def _read_stream(self, resumption: Resumption) -> Batches:
-        """Begin to read a stream."""
+        """Start to read a stream."""
         reader, rows = self._reader, self._step_size().samples
         if self._reads_for_all:
             rows = self._source.loader.batch_size or 1
@@ -334,12 +339,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return reader.resume_stream(resumption, rows=rows)
         if not self._reads_for_all:
             return reader.replay_stream(resumption.position, num_ranks=self.data_ranks.num_ranks, rows=rows)
-        # Left out as steps: the first one completes the last.
+        # Skipped as steps, which reads them: the first one completes the last.
         warn_of_replay(f"{resumption.position.samples} samples")
         return reader.read_stream()
 
     def _position_after(self, steps: int) -> Position:
-        """Return where the epoch stands after ``steps`` steps."""
+        """Return the position in the epoch after ``steps`` steps."""
         size, shard = self._step_size(), self._source.index_shard
         if shard is not None:
             return shard.position_after(steps * size.batches // shard.batches_per_step)
@@ -378,9 +383,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             # If the loop was left early, ranks with fewer batches may be in the next epoch; the first has the most.
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
         self._reader.set_epoch(self._progress.epoch)
-        others = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
-        if others:
-            synchronize_rng_states(others)
+        rng_types = [kind for kind in self.rng_types or () if RNGType(kind) != RNGType.GENERATOR]
+        if rng_types:
+            synchronize_rng_states(rng_types)
         if not self._is_shared:
             return
         sampler, generator = self.get_sampler(), self.synchronized_generator
@@ -401,17 +406,17 @@ def _sampled_steps(batches: Iterator[Any], steps: deque[StepInfo]) -> Steps:
     """Yield each batch of map-style data with its step, which is known when the batch has been sampled."""
     step = None
     for batch in batches:
-        if steps:  # else the class of the user's loader yields more batches than it reads
+        if steps:  # empty if the class of the loader yields more batches than it reads
             step = steps.popleft()
         assert step is not None, "a batch was sampled"
         yield batch, step
 
 
-def warn_of_fewer_batches(rank: int, num_read: int, num_of_others: int) -> None:
+def warn_of_fewer_batches(rank: int, num_read: int, num_elsewhere: int) -> None:
     """Warn a training loop whose rank has read all its batches, if other ranks have more and would wait for it."""
     if torch.is_grad_enabled() and not current_gradient().joins_uneven_inputs:
         warn_user(
-            f"Rank {rank} has read its {num_read} batches, and other ranks have {num_of_others}: the backward pass "
+            f"Rank {rank} has read its {num_read} batches, and other ranks have {num_elsewhere}: the backward pass "
             "of the next one waits for this rank until it times out. Train within `join_uneven_inputs`, or prepare "
             "the loader with `even_batches=True`.",
             main_process_only=False,

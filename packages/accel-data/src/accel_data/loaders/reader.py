@@ -26,17 +26,17 @@ from accel_state.user_warnings import warn_user
 
 Batches = Iterator[tuple[Any, "Fetched | None"]]
 
-#: Attributes that a loader of torch changes by itself.
+#: Attributes that a loader of torch changes while it is read.
 _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A batch of a stream, as it is collated, perhaps in a worker.
+    """A batch of a stream, as collated, perhaps in a worker.
 
     Args:
-        batch: The batch; None in a step in which only other ranks have one.
-        num_samples: Samples that it was made from; None without automatic batching, 0 if there is no batch.
+        batch: The batch; None in a step of other ranks only.
+        num_samples: Its number of samples; None without automatic batching, 0 without a batch.
         shape: The shape of its step, if the ranks share the stream.
     """
 
@@ -50,7 +50,7 @@ class Fetched:
 
 
 class SkippedStream(IterableDataset[Any]):
-    """What follows the first ``num_samples`` samples of ``dataset``."""
+    """``dataset`` without its first ``num_samples`` samples."""
 
     def __init__(self, dataset: IterableDataset[Any], num_samples: int) -> None:
         self.dataset = dataset
@@ -64,9 +64,8 @@ class FetchingCollate:
     """Collate like ``collate``, from samples that may be `Marked`, and return a `Fetched` batch.
 
     Args:
-        collate: That of the loader.
-        is_batching: Whether ``collate`` makes a batch from a list of samples, not from what the data set
-            returned.
+        collate: The loader's.
+        is_batching: Whether ``collate`` makes a batch from a list of samples, not from one value of the data set.
     """
 
     def __init__(self, collate: Callable[[Any], Any], *, is_batching: bool) -> None:
@@ -87,14 +86,14 @@ class FetchingCollate:
 class Reader:
     """Reads for a prepared loader: its passes start anywhere and describe each batch.
 
-    It reads through a copy of the user's loader, which stays the same from pass to pass while nothing has changed: its
-    workers may be persistent. What is read does not refer to the prepared loader: in a cycle, workers would live until
-    the next garbage collection.
+    It reads through a copy of the given loader. The copy is reused from pass to pass while no setting changes, since
+    its workers may be persistent. It does not refer to the prepared loader: in a cycle, workers would live until the
+    next garbage collection.
 
     Args:
-        source: What to read.
+        source: The data to read.
         num_ranks: Ranks that share a stream.
-        rank: This one among those that read different data.
+        rank: This rank among the data ranks.
         reads_all: Whether this rank reads all of the stream, for all ranks.
     """
 
@@ -107,19 +106,19 @@ class Reader:
         self._made_from: dict[str, Any] = {}
         self._sampler: PassSampler | None = None
         self._latest: Latest | None = None
-        #: The copy. Its class is also the user's, whose iteration may do more than torch's.
+        #: The copy. Its class derives from the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of samplers and data set; end persistent workers, whose copies of the data set have another.
+        """Set the epoch of samplers and data set; end persistent workers, whose copies have the old epoch.
 
-        Not if it is shared with them, as a tensor of the data set, as the package `datasets` does.
+        They are kept if a shared tensor of the data set has the epoch, as in the package `datasets`.
         """
         self._source.set_epoch(epoch)
         dataset, is_new, self._epoch = self._source.dataset, epoch != self._epoch, epoch
         if is_new and hasattr(dataset, "set_epoch") and getattr(self.loader, "persistent_workers", False):
-            tensors = [one for one in vars(dataset).values() if isinstance(one, torch.Tensor)]
-            if not any(one.is_shared() for one in tensors):  # type: ignore[no-untyped-call]
+            tensors = [value for value in vars(dataset).values() if isinstance(value, torch.Tensor)]
+            if not any(tensor.is_shared() for tensor in tensors):  # type: ignore[no-untyped-call]
                 self.loader = None
 
     def read_indices(self, sampler_pass: SamplerPass, *, state: Any = None) -> Iterator[Any]:
@@ -127,7 +126,7 @@ class Reader:
 
         Args:
             sampler_pass: The indices.
-            state: That of a `StatefulDataLoader`, to restore first.
+            state: The state of a `StatefulDataLoader`, to restore first.
         """
         copied = self._copy_of(self._source.loader, state)
         assert self._sampler is not None, "map-style data has a sampler"
@@ -135,9 +134,9 @@ class Reader:
         return iter(copied)
 
     def read_stream(self, loader: DataLoader[Any] | None = None, state: Any = None) -> Batches:
-        """Start a pass over a stream, and return all batches, as the user's loader yields them and as they were read.
+        """Start a pass over a stream, and return all batches, each as the loader yields it and as a `Fetched` one.
 
-        The latter is None for a batch that the user's loader has made.
+        The second is None for a batch that the class of the loader has made.
 
         Args:
             loader: Reads it; None: the loader of the source.
@@ -175,18 +174,21 @@ class Reader:
         return self.replay_stream(resumption.position, num_ranks=resumption.num_ranks, rows=rows)
 
     def replay_stream(self, start: Position, *, num_ranks: int, rows: int) -> Batches:
-        """Return the batches of a stream after ``start``; those before are read and discarded, with a warning.
+        """Return the batches of a stream after ``start``; earlier ones are read and discarded, with a warning.
 
         Args:
             start: The position.
             num_ranks: Ranks that have read up to it.
             rows: As for `resume_stream`.
+
+        Raises:
+            CheckpointError: If the position cannot be reached with this number of ranks or workers.
         """
         loader, shard = self._source.loader, self._source.stream_shard
         if loader.num_workers == 0:
             num_samples = start.samples
             if shard is None and not self._reads_all and self._num_ranks > 1:
-                self._check_ranks(num_ranks, "a data set that shards itself")
+                self._check_ranks(num_ranks, "a self-sharding data set")
                 num_samples //= self._num_ranks
             warn_of_replay(f"{num_samples} samples")
             dataset: Any = loader.dataset
@@ -205,9 +207,9 @@ class Reader:
         return islice(self.read_stream(), num_batches, None)
 
     def states(self, dataset: Any) -> ReadStates:
-        """Return the states of what is read, up to where it has been read.
+        """Return the states of data set and loader at the current position.
 
-        torchdata has those of workers, and that of an iterator of the data set.
+        torchdata has the states of workers, and of an iterator of the data set.
 
         Args:
             dataset: The user's data set if its state is kept, else None.
@@ -224,7 +226,7 @@ class Reader:
         return ReadStates(of_dataset, of_loader)
 
     def num_missed(self) -> int:
-        """Return the steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
+        """Return the number of steps of the last pass with a batch of the stream on other ranks but not on this one."""
         return 0 if self._latest is None else self._latest.num_missed
 
     def _copy_of(self, loader: DataLoader[Any], state: Any) -> DataLoader[Any]:
@@ -248,14 +250,14 @@ class Reader:
             if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
                 fields[name] = self._sampler = PassSampler(shard)
         if self._latest is None and hasattr(loader, "snapshot_every_n_steps"):
-            # torchdata would step over indices that the pass has left out
+            # torchdata would also skip indices that the pass has skipped already
             fields["snapshot_every_n_steps"] = 1
         if self._latest is not None:
             fields["collate_fn"] = FetchingCollate(loader.collate_fn, is_batching=loader._auto_collation)
             if isinstance(loader.dataset, IterableDatasetShard):
                 fields["dataset"] = loader.dataset.marking()
                 if not loader.dataset.even_batches:
-                    # torch would count a step of other ranks as a batch too many
+                    # torch would warn about a step of other ranks as one batch too many
                     fields["_IterableDataset_len_called"] = None
         return from_attributes(mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields})
 
@@ -263,12 +265,12 @@ class Reader:
         if self._num_ranks != ranks_before and not self._reads_all:
             raise CheckpointError(
                 f"The state was saved with {ranks_before} processes. Resuming {what} with {self._num_ranks} is not "
-                "possible: each process has a state of its own. Use the same number, or "
+                "possible: each process has a separate state. Use the same number, or "
                 "`dispatch_batches=True`."
             )
 
     def _check_workers(self, before: int | None) -> None:
-        """Raise for another number of workers than before: the part that each reads depends on it."""
+        """Raise for another number of workers than before: it determines the part that each reads."""
         now = self._source.loader.num_workers
         if before is not None and max(before, 1) != max(now, 1):
             raise CheckpointError(
@@ -279,7 +281,7 @@ class Reader:
 
 
 class PassSampler(Delegating, BatchSampler):
-    """Hands torch the indices of one pass after the other. Other attributes are those of the sampler it replaces.
+    """Yields the indices of the current pass. Other attributes are read from the sampler that it replaces.
 
     Torch keeps the sampler as long as its workers, which may be longer than a pass.
 
@@ -294,7 +296,7 @@ class PassSampler(Delegating, BatchSampler):
         self.current: SamplerPass | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        assert self.current is not None, "the reader is given a pass"
+        assert self.current is not None, "the reader has set a pass"
         batches = iter(self.current)
         return (index for (index,) in batches) if isinstance(self.shard, IndexSamplerShard) else batches
 
@@ -302,7 +304,7 @@ class PassSampler(Delegating, BatchSampler):
         return len(self.shard)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the pass has the position, and torchdata restores its workers only."""
+        """Return an empty state: the pass has the position, and torchdata restores only its workers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -310,10 +312,10 @@ class PassSampler(Delegating, BatchSampler):
 
 
 class Latest:
-    """The batch of a stream that was fetched last, as it was read.
+    """The batch of a stream that was fetched last, as a `Fetched` one.
 
-    It is passed next to the batches, since the class of the loader may have an iteration of its own, which expects
-    plain batches.
+    It is passed next to the batches, since the class of the loader may override the iteration, which then expects plain
+    batches.
     """
 
     def __init__(self) -> None:
@@ -321,14 +323,14 @@ class Latest:
         self.num_missed = 0
 
     def paired(self, batches: Iterator[Any]) -> Batches:
-        """Yield each batch with what was fetched for it."""
+        """Yield each batch with its `Fetched` one."""
         self.fetched, self.num_missed = None, 0
         for batch in batches:
             yield batch, self.fetched
             self.fetched = None
 
     def unwrapped(self, batches: Any) -> Any:
-        """Return the next plain batch of an iterator of `Fetched` ones, and keep what was fetched."""
+        """Return the next plain batch of an iterator of `Fetched` ones, and store the `Fetched` one."""
         fetched = next(batches)
         while isinstance(fetched, Fetched) and fetched.num_samples == 0:
             self.num_missed += 1
@@ -346,16 +348,17 @@ class _ReadingLoader(DataLoader[Any]):
     _accel_rank: int
 
     def _get_iterator(self) -> Any:
-        given = self.generator
+        generator = self.generator
         if self.num_workers and self._accel_rank:
-            # Torch seeds workers with what it draws, which may be the same on all ranks, as the generator is.
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=given)
+            # Torch draws the seed of workers from this generator, which may be in the same state on all ranks:
+            # without the rank in the seed, workers of all ranks would augment alike.
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
             self.generator = torch.Generator(drawn.device).manual_seed(int(drawn) + self._accel_rank)
         try:
             with forking_workers() if self.num_workers else nullcontext():
                 inner = super()._get_iterator()
         finally:
-            self.generator = given
+            self.generator = generator
         return inner if self._accel_latest is None else _PlainBatches(inner, self._accel_latest)
 
 
@@ -377,7 +380,7 @@ class _PlainBatches(Delegating):
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what decides how ``loader`` reads, including what may be set between epochs."""
+    """Return all settings of reading, including those that may change between epochs."""
     settings = {name: value for name, value in loader.__dict__.items() if name not in _NOT_SETTINGS}
     if isinstance(loader.dataset, IterableDatasetShard):
         settings["even_batches"] = loader.dataset.even_batches
@@ -385,7 +388,7 @@ def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def warn_of_replay(what: str) -> None:
-    """Warn that a stream is read again from its beginning."""
+    """Warn that a stream is read again from its start."""
     warn_user(
         f"The data set is a stream that cannot be entered in the middle: {what} are read again and thrown "
         "away. Give the data set `state_dict` and `load_state_dict` and save with `use_stateful_dataloader=True`, or "

@@ -1,4 +1,4 @@
-"""The loader of a rank that reads its own batches."""
+"""The loader that reads the batches of its rank."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from accel_state.user_warnings import warn_user
 
 
 class DataLoaderShard(PreparedLoader):
-    """Read this rank's batches, put them on the device, and report which is the last.
+    """Read this rank's batches, put them on the device, and detect the last one.
 
-    A loader that is built by this class from data that nothing has sharded reads what it is given: if that is the data
-    of this rank, `gather_for_metrics` returns the rows of all ranks.
+    Built directly from unsharded data, it reads all of that data: if that is the part of this rank,
+    `gather_for_metrics` returns the rows of all ranks.
 
     Args:
         dataset: As for `DataLoader`.
-        device: Where to put the batches. None: they stay where they are.
+        device: The device of the batches. None: they are not moved.
         rng_types: Generators to synchronize at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
-        skip_batches: Leave out that many of this rank's batches at the start of each epoch.
+        skip_batches: Omit that many of this rank's batches at the start of each epoch.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
-        torch_device_mesh: Mesh that says which ranks read the same.
-        iteration: The epoch to begin with.
+        torch_device_mesh: Mesh that defines which ranks read the same data.
+        iteration: The first epoch.
         **kwargs: As for `DataLoader`.
     """
 
@@ -77,14 +77,14 @@ class DataLoaderShard(PreparedLoader):
         source = self._source.shard
         if source is None:
             raise StateError(
-                "`even_batches` cannot be set on this data loader: its data set shards itself. Prepare it with "
+                "`even_batches` cannot be set on this data loader: its data set is self-sharding. Prepare it with "
                 "`dispatch_batches=True`."
             )
         source.even_batches = even_batches
 
     @property
     def can_set_even_batches(self) -> bool:
-        """False for a data set that shards itself: its batches cannot be completed."""
+        """False for a self-sharding data set: its batches cannot be completed."""
         return self._source.shard is not None
 
     def _steps(
@@ -103,12 +103,12 @@ class DataLoaderShard(PreparedLoader):
 def _stream_steps(batches: Batches, current: Pass, *, ends_alike: bool) -> Steps:
     """Describe the steps of a stream.
 
-    Each is read ahead: only then is it known whether the one before is the last, of all ranks if they ``ends_alike``.
+    Each is read ahead to detect whether the one before is the last, of all ranks if they ``ends_alike``.
     """
     end, step_size, upcoming = current.start, current.step_size, next(batches, None)
     while upcoming is not None:
         batch, fetched = upcoming
-        # Before the next batch is fetched, which has not been read as far as the user is concerned.
+        # Read before the next batch is fetched: a checkpoint now must resume with that batch.
         states = current.read_states()
         following = next(batches, None)
         is_last = following is None
@@ -117,18 +117,18 @@ def _stream_steps(batches: Batches, current: Pass, *, ends_alike: bool) -> Steps
         if fetched is not None and fetched.num_samples is not None and step_size.batches == 1:
             shape = full_step(fetched.num_samples, 1)
         ends_some_rank = is_last if ends_alike else None
-        # At its end the data set may only now know that the epoch has ended: the state is that at the time of saving.
+        # The data set may learn only now that the epoch has ended: after the last step, read its state at the save.
         yield batch, StepInfo(shape, end, is_last, ends_some_rank, is_last, None if is_last else states)
         upcoming = following
 
 
 def _ranks_of(loader: DataLoader[Any]) -> DataRanks:
-    """Return the ranks of the run if ``loader`` is sharded for as many, else those of a loader that knows no others."""
-    source, alone = source_of(loader), DataRanks(1, 0, ())
+    """Return the ranks of the run if ``loader`` is sharded for as many, else one rank."""
+    source, single = source_of(loader), DataRanks(1, 0, ())
     if source.shard is None and not source.is_stream:
-        return alone
+        return single
     ranks = ranks_of_run()
-    return ranks if source.shard is None or source.shard.num_processes == ranks.num_ranks else alone
+    return ranks if source.shard is None or source.shard.num_processes == ranks.num_ranks else single
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def override_even_batches(loader: DataLoader[Any], even_batches: bool) -> Iterat
     if not isinstance(loader, DataLoaderShard) or not loader.can_set_even_batches:
         warn_user(
             f"`even_batches={even_batches}` has no effect on a prepared {type(loader).__name__}: either the main "
-            "process reads for all processes, or the data set shards itself.",
+            "process reads for all processes, or the data set is self-sharding. Leave it out.",
         )
         yield
         return

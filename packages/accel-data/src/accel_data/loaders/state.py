@@ -1,4 +1,4 @@
-"""What a prepared loader reads, and how far it has been read: in memory, as plain data, and as a checkpoint file."""
+"""The data and the position of a prepared loader: in memory, as plain data, and as a checkpoint file."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _FILE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """What a prepared loader reads. Torch refuses to change these fields of a loader later, except for the sampler.
+    """The data of a prepared loader. Torch forbids changing these fields of a loader later, except for the sampler.
 
     Args:
         loader: The loader, with this rank's part of its indices or its stream.
         is_stream: Whether it reads a stream, without indices.
         dataset: The user's data set, without our shard around it.
         has_state: Whether that has `state_dict` and `load_state_dict`.
-        is_stateful: Whether the loader is a `StatefulDataLoader`, or one with a state of its own.
+        is_stateful: Whether the loader is a `StatefulDataLoader`, or another one with a state.
         index_shard: Gives this rank's indices; None for a stream.
-        stream_shard: Gives this rank's samples of a stream; None if it is read by one rank or shards itself.
+        stream_shard: Gives this rank's samples of a stream; None if one rank reads it or it is self-sharding.
         batch_sampler: The innermost batch sampler, which has the sampler of single indices.
     """
 
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
-        """What gives this rank its part, None for a data set that shards itself."""
+        """The shard of this rank, None for a self-sharding data set."""
         return self.index_shard if self.stream_shard is None else self.stream_shard
 
     @property
@@ -86,14 +86,14 @@ class Source:
         """The objects whose attribute `generator` the order is drawn from."""
         if self.index_shard is None:
             return (self.dataset,)
-        given = self.index_shard.batch_sampler
-        return getattr(given, "sampler", None), given
+        batch_sampler = self.index_shard.batch_sampler
+        return getattr(batch_sampler, "sampler", None), batch_sampler
 
     @property
     def generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, None if samplers or the stream have none."""
-        generators = [getattr(one, "generator", None) for one in self._drawn_by]
-        return next((one for one in generators if isinstance(one, torch.Generator)), None)
+        generators = [getattr(each, "generator", None) for each in self._drawn_by]
+        return next((each for each in generators if isinstance(each, torch.Generator)), None)
 
     @property
     def lacks_generator(self) -> bool:
@@ -101,19 +101,19 @@ class Source:
         return (
             not self.is_stream
             and self.generator is None
-            and any(hasattr(one, "generator") for one in self._drawn_by)
+            and any(hasattr(each, "generator") for each in self._drawn_by)
         )
 
     def keep_generator(self) -> None:
-        """Give samplers without a generator one of their own."""
+        """Set a new generator on samplers without one."""
         for sampler in self._drawn_by:
             if getattr(sampler, "generator", self) is None:
                 sampler.generator = torch.Generator()
 
     def set_sampler(self, sampler: Any) -> None:
-        """Make ``sampler`` the one that yields single indices, under all batch samplers."""
+        """Set the sampler that yields single indices, under all batch samplers."""
         if self.loader.batch_sampler is not None:
-            self.loader.__dict__["sampler"] = sampler  # torch refuses to set it
+            self.loader.__dict__["sampler"] = sampler  # torch forbids setting it as an attribute
         self.batch_sampler.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,12 +125,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Where a pass begins, or how far it has come.
+    """The start of a pass, or its progress.
 
     Args:
         position: The first sample that has not been read.
         order: The state that the order of the epoch is drawn from, None if it has not been drawn.
-        states: States of data set and loader at that place, which then need not be read again.
+        states: States of data set and loader at that position, so that nothing need be read again.
         num_workers: Workers that have read the epoch so far, None if unknown.
         num_ranks: Ranks that have read the epoch so far.
         is_complete: Whether the epoch is known to have ended there.
@@ -152,11 +152,11 @@ class Pass:
     """One pass of one rank, which is under way or was left early.
 
     Args:
-        start: Where it begins.
-        step_size: What all ranks together read in a full step.
+        start: Its first position.
+        step_size: The size of a full step of all ranks.
         num_ranks: Ranks that share the data.
-        order: What the order is drawn from.
-        read_states: Returns the states of data set and loader where they have been read to.
+        order: The source of the order.
+        read_states: Returns the current states of data set and loader.
         step: The step of the batch that was yielded last, None before the first.
     """
 
@@ -169,11 +169,11 @@ class Pass:
 
     @property
     def position(self) -> Position:
-        """Where the last batch that was yielded ended."""
+        """The end of the last batch that was yielded."""
         return self.start if self.step is None else self.step.end
 
     def reached(self) -> Resumption:
-        """Return what a pass needs to continue after the last batch that was yielded."""
+        """Return the resumption after the last batch that was yielded."""
         step, order = self.step, self.order.state
         if step is None:
             return Resumption(self.start, order, num_ranks=self.num_ranks)
@@ -183,13 +183,13 @@ class Pass:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a loader has been read. Loaders made from it by skipping share it, so they count the same epochs.
+    """The progress of a loader. Loaders made from it by skipping share it, so they count the same epochs.
 
     Args:
-        epoch: The epoch that is being read, or comes next.
-        resumption: Where the next pass begins.
+        epoch: The current epoch, or between epochs the next one.
+        resumption: The start of the next pass.
         current: The pass of this epoch, which is under way or was left early.
-        running: The latest pass if it has neither ended nor been left, of whatever epoch.
+        running: The latest pass if it has neither ended nor been left, of any epoch.
     """
 
     epoch: int = 0
@@ -197,8 +197,8 @@ class Progress:
     current: Pass | None = None
     running: Pass | None = None
 
-    def begin(self, new: Pass) -> None:
-        """Begin a pass."""
+    def start(self, new: Pass) -> None:
+        """Start a pass."""
         self.resumption, self.current, self.running = FROM_START, new, new
 
     def end(self, ended: Pass | None) -> None:
@@ -207,11 +207,11 @@ class Progress:
             self.running = None
 
     def resume(self, epoch: int, resumption: Resumption) -> None:
-        """Set where the next pass begins."""
+        """Set the start of the next pass."""
         self.epoch, self.resumption, self.current = epoch, resumption, None
 
     def finish_epoch(self) -> None:
-        """Go to the next epoch, of which nothing has been drawn or read."""
+        """Go to the start of the next epoch."""
         self.choose_epoch(self.epoch + 1)
 
     def choose_epoch(self, epoch: int) -> None:
@@ -229,7 +229,7 @@ class Progress:
         return (self.current or self.resumption).position
 
     def reached(self) -> Resumption:
-        """Return what a pass needs to continue."""
+        """Return the resumption of the epoch."""
         return self.resumption if self.current is None else self.current.reached()
 
 
@@ -238,8 +238,8 @@ def save_progress(
 ) -> dict[str, Any]:
     """Return the state of a loader: numbers, strings, and the state of a data set that has one.
 
-    It is this rank's alone if it ``is_per_rank``. The next pass continues from the state of the data set if that is
-    kept.
+    It is valid for this rank only if it ``is_per_rank``. The next pass continues from the state of the data set if
+    that is kept.
     """
     reached, sampler, generator = progress.reached(), source.sampler, source.generator
     dataset, num_workers = reached.states.dataset, source.loader.num_workers
@@ -284,11 +284,11 @@ def load_progress(
     is_per_rank: bool,
     position: bool,
 ) -> None:
-    """Set ``progress`` so that the next pass begins at the position in ``state``.
+    """Set ``progress`` so that the next pass starts at the position in ``state``.
 
     Raises:
         CheckpointError: If the state is of another version, of a data set of another length, of another rank, or
-            holds the states of another number of workers.
+            has the states of another number of workers.
     """
     _check_format(state)
     if position:
@@ -305,7 +305,7 @@ def load_progress(
         order = None
     elif order is not None and source.index_shard is not None:
         if state.get("has_generator", state["version"] == 1):
-            # Release 0.2 lent samplers a generator: torch draws another order from its default one in the same state.
+            # Release 0.2 set a generator on samplers: torch draws another order from its default one in the same state.
             source.keep_generator()
     if not source.is_stream and state["dataset"] is not None:
         source.dataset.load_state_dict(state["dataset"])
@@ -334,33 +334,33 @@ def _check_format(state: dict[str, Any]) -> None:
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise CheckpointError(
-            f"The state of a data loader lacks `{'`, `'.join(missing)}`. Load what `state_dict` of a prepared "
-            "loader returned."
+            f"The state of a data loader lacks `{'`, `'.join(missing)}`. Load the result of `state_dict` of a "
+            "prepared loader."
         )
 
 
 def _check_rank(state: dict[str, Any], source: Source, ranks: DataRanks, *, is_per_rank: bool) -> None:
-    """Raise for the state of another rank, and that of all ranks together if each has a state."""
-    has_begun = Position(state["samples"], state["batches"]) != START or state["is_complete"]
-    if "rank" not in state or not has_begun:
+    """Raise for the state of another rank, or of all ranks together if each has a state."""
+    has_started = Position(state["samples"], state["batches"]) != START or state["is_complete"]
+    if "rank" not in state or not has_started:
         return  # of an earlier version, or at the start of an epoch
     then, is_part = state["rank"], state["rank"] is not None
     if source.is_stream and is_part != is_per_rank:
-        all_ranks, part = "all processes together", "one process, whose data set shards itself"
+        all_ranks, part = "all processes together", "one process, with a self-sharding data set"
         raise CheckpointError(
-            f"The state is that of {part if is_part else all_ranks}, and the loader here reads for "
+            f"The state was saved for {part if is_part else all_ranks}, but the loader here reads for "
             f"{part if is_per_rank else all_ranks}. Prepare it with the `dispatch_batches` of the saved run."
         )
     if source.is_stream and is_part and state["num_processes"] != ranks.num_ranks:
         raise CheckpointError(
-            f"The state was saved with {state['num_processes']} processes. Resuming a data set that shards itself "
-            f"with {ranks.num_ranks} is not possible: each process has a state of its own. Use the same number, or "
+            f"The state was saved with {state['num_processes']} processes. Resuming a self-sharding data set "
+            f"with {ranks.num_ranks} is not possible: each process has a separate state. Use the same number, or "
             "`dispatch_batches=True` in both runs."
         )
     if is_part and is_per_rank and then != ranks.rank and state["num_processes"] == ranks.num_ranks:
         raise CheckpointError(
-            f"The state is that of process {then}, and this is process {ranks.rank}: each has a state of its own. Load "
-            "what `state_dict` returned on the same process."
+            f"The state was saved by process {then}, but this is process {ranks.rank}: each has a separate state. Load "
+            "the result of `state_dict` on the same process."
         )
 
 
@@ -383,7 +383,7 @@ def _check_data(state: dict[str, Any], source: Source) -> None:
 
 
 def to_file(loader: Any) -> dict[str, Any]:
-    """Return the content of the file of a loader with `state_dict`, in a form that torchdata reads, too."""
+    """Return the content of the file of a loader with `state_dict`, in a form that torchdata also reads."""
     is_under_way = bool(getattr(loader, "is_under_way", False))
     content = {_FILE_MARK: _FILE_VERSION, "is_under_way": is_under_way, "state": loader.state_dict()}
     if not hasattr(loader, "state_after"):
@@ -406,12 +406,12 @@ def to_file(loader: Any) -> dict[str, Any]:
 def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> bool:
     """Resume ``loader`` from the content of its file, and return whether a pass was under way when it was saved.
 
-    A file of torchdata's `StatefulDataLoader`, which is what Accelerate writes, holds the number of batches but
-    not their order.
+    A file of torchdata's `StatefulDataLoader`, as Accelerate writes it, has the number of batches but not their
+    order.
 
     Args:
         loader: A prepared loader.
-        content: What the file holds.
+        content: The content of the file.
         position: Resume in the middle of the epoch, if it was saved there. If False the epoch restarts.
         file_name: For messages.
 
@@ -420,7 +420,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
     """
     if not isinstance(content, Mapping):
         raise CheckpointError(
-            f"`{file_name}` holds a {type(content).__name__}, not the state of a loader. "
+            f"`{file_name}` contains a {type(content).__name__}, not the state of a loader. "
             "Copy the checkpoint again."
         )
     if _FILE_MARK in content:

@@ -54,7 +54,7 @@ def to_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     Raises:
         NotAvailableError: If torchdata is missing.
-        ConfigError: If the loader is of a class of its own, which would be lost.
+        ConfigError: If the loader is of a subclass, which would be lost.
     """
     stateful = stateful_loader_class()
     if isinstance(loader, stateful):
@@ -75,10 +75,10 @@ def to_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def has_position(state: Any) -> bool:
-    """Whether the state of a `StatefulDataLoader` holds the position in a stream, not just a number of batches.
+    """Whether the state of a `StatefulDataLoader` has the position in a stream, not just a number of batches.
 
-    Without it torchdata reads the stream from its beginning, and counts the batches read again a second time in
-    its next state (`next(self)` in `load_state_dict` of both iterators, torchdata 0.11.0). Our own replay does not.
+    Without it torchdata reads the stream from its start, and counts the batches read again a second time in
+    its next state (`next(self)` in `load_state_dict` of both iterators, torchdata 0.11.0). Our replay does not.
     """
     if not isinstance(state, dict):
         return False

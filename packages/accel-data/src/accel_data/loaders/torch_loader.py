@@ -1,4 +1,4 @@
-"""An ordinary loader of torch: what it reads, copies of it, and adapters that look like it."""
+"""An ordinary loader of torch: its data, copies of it, and adapters around it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_loader(loader: object) -> None:
 def from_attributes(loader_class: type[Loader], attributes: Mapping[str, Any]) -> Loader:
     """Return a loader with these attributes.
 
-    The class is not asked to build it, since the signature of a subclass is its own.
+    Its constructor is not called, since a subclass may have another signature.
     """
     loader = object.__new__(loader_class)
     loader.__dict__.update(attributes)
@@ -57,7 +57,7 @@ def batches_field(loader: DataLoader[Any]) -> str | None:
     """Return the field of ``loader`` that yields lists of indices, None if there is none."""
     if loader.batch_sampler is not None:
         return "batch_sampler"
-    # Put there to read whole batches from the data set.
+    # A batch sampler passed as `sampler`, so that the data set returns full batches.
     return "sampler" if isinstance(loader.sampler, BatchSampler) else None
 
 
@@ -92,10 +92,10 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 def shard_indices(
     loader: DataLoader[Any], ranks: DataRanks, *, split_batches: bool, even_batches: bool
 ) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is.
+    """Return ``loader`` with one rank's part of its indices; a sharded loader is returned unchanged.
 
     Raises:
-        ConfigError: If its sampler shards them, too.
+        ConfigError: If its sampler also shards them.
     """
     if index_shard(loader) is not None:
         return loader
@@ -123,7 +123,7 @@ def shard_indices(
 
 
 def source_of(loader: DataLoader[Any]) -> Source:
-    """Return what ``loader`` reads, which has been sharded unless it reads a stream."""
+    """Return the source of ``loader``, which has been sharded unless it reads a stream."""
     shard: Any = loader.dataset if isinstance(loader.dataset, IterableDatasetShard) else None
     dataset = loader.dataset if shard is None else shard.dataset
     indices = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -140,16 +140,16 @@ def source_of(loader: DataLoader[Any]) -> Source:
 
 
 class DataLoaderStateMixin:
-    """A loader that `GradientState` knows between `begin` and `end`.
+    """A loader that is registered with `GradientState` between `begin` and `end`.
 
     Attributes:
         end_of_dataloader: Whether the current batch is this rank's last.
-        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
+        ends_some_rank: Whether it is the last of any rank; None if unknown.
         remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
             unknown.
         will_pad: Whether the last step is known to be padded.
-        gradient_state: The state of accumulation, which knows the loader that is being read.
-        step_shape: Rows of every rank in the current step, and how many are no padding; None if unknown.
+        gradient_state: The state of accumulation, with the loader that is being read.
+        step_shape: Rows of every rank in the current step, and how many are not padding; None if unknown.
     """
 
     gradient_state: GradientState = current_gradient()
@@ -171,11 +171,11 @@ class DataLoaderStateMixin:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a pass has begun and has neither ended nor been left."""
+        """Whether a pass has started and has neither ended nor been left."""
         return any(loader is self for loader in self.gradient_state.dataloader_references)
 
     def reset(self) -> None:
-        """Forget what is known about the pass."""
+        """Reset the attributes that describe the pass."""
         self.end_of_dataloader = False
         self.ends_some_rank = False
         self.remainder = -1
@@ -196,7 +196,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
     """Wrap a `DataLoader`, or a `StatefulDataLoader` of torchdata, built from the same arguments.
 
     An instance is of the class of the inner loader as well, so `isinstance` keeps its answers. Attributes
-    that are the inner loader's are read from it and set on it.
+    of the inner loader are read from it and set on it.
 
     Args:
         dataset: As for `DataLoader`.
@@ -232,7 +232,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return adapter
 
     def _wrap(self, base: DataLoader[Any]) -> None:
-        """Initialize an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
+        """Initialize an adapter of ``base``. Subclasses set their attributes first, even if ``base`` has them."""
         self.__dict__.update(self._fields_of(base))
 
     def _fields_of(self, base: DataLoader[Any]) -> dict[str, Any]:
@@ -250,7 +250,18 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return iter(self.base_dataloader)
 
     def __len__(self) -> int:
-        return len(self.base_dataloader)
+        return self._base_length()
+
+    def _base_length(self) -> int:
+        try:
+            return len(self.base_dataloader)
+        except TypeError as error:
+            if is_iterable(self.base_dataloader):
+                raise TypeError(
+                    f"A loader over a stream has no length of its own: {error}. Give the data set a `__len__` that "
+                    "returns its number of samples, or count steps in the loop."
+                ) from None
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (unmixed_class(type(self)), self._copied_attributes())
@@ -260,7 +271,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         return {**self.__dict__, **self._fields_of(clone_loader(self.base_dataloader))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner loader, where it has one."""
+        """Return the state of the inner loader, if it has one."""
         state: dict[str, Any] = self.base_dataloader.state_dict()  # type: ignore[attr-defined]
         return state
 
@@ -269,7 +280,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         self.base_dataloader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
     def adjust_state_dict_for_prefetch(self) -> None:
-        """Do nothing: a state is always that of the last batch that was yielded, not of one that was prefetched."""
+        """Do nothing: a state always describes the last batch that was yielded, never a prefetched one."""
 
 
 def build_loader(dataset: Any, use_stateful_dataloader: bool, **kwargs: Any) -> DataLoader[Any]:

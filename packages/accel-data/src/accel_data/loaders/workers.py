@@ -1,4 +1,4 @@
-"""Loader workers and signals: one to the whole job does not end workers, and a Ctrl-C during a fork is not lost."""
+"""Loader workers and signals: a signal to all of a job does not end workers, and no Ctrl-C during a fork is lost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torch.utils.data import DataLoader
 
 
 class WorkerStart:
-    """A `worker_init_fn` after which these signals end a worker only if its own process sends them.
+    """A `worker_init_fn`: afterwards these signals end a worker only if its parent process sends them.
 
     Schedulers and torchrun signal every process of a job, workers included. A worker that dies makes torch raise
     in the process that uses it, which then cannot save. Programs that a worker starts inherit the blocked signals.
     A spawned worker is protected from its start by `SignalBlockingProcess`; one from a fork server only from here on.
 
     Args:
-        signals: Numbers of the signals, read when a worker starts. None of them: the worker is left as it is.
-        then: The loader's own `worker_init_fn`.
+        signals: Numbers of the signals, read when a worker starts. Without any, the worker is not changed.
+        then: The loader's `worker_init_fn`.
     """
 
     def __init__(self, signals: Sequence[int], then: Callable[[int], Any] | None) -> None:
@@ -36,7 +36,8 @@ class WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         if self.signals:
-            # Blocked in this thread and those it starts, they wait for the thread that asks who sent them.
+            # Blocked in this thread and in threads that it starts, they stay pending for `sigwaitinfo`, which returns
+            # the sender. A handler could not: Python does not pass the sender to it.
             signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
             threading.Thread(
                 target=_exit_on_signal_of,
@@ -71,7 +72,7 @@ class SignalBlockingProcess(SpawnProcess):
     def _Popen(process_obj: Any) -> Any:
         starts = [argument for argument in process_obj._args if isinstance(argument, WorkerStart)]
         signals = {signum for start in starts for signum in start.signals}
-        resource_tracker.ensure_running()  # started together with the worker it would unblock SIGTERM here
+        resource_tracker.ensure_running()  # started together with the worker, it would unblock SIGTERM here
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             return SpawnProcess._Popen(process_obj)
@@ -88,10 +89,10 @@ class SignalBlockingContext(SpawnContext):
 def keep_workers(loader: DataLoader[Any], signals: Sequence[int]) -> None:
     """Make workers that ``loader`` starts from now on ignore ``signals`` from other processes.
 
-    Does nothing where the system does not tell who sent a signal (macOS, Windows).
+    Does nothing if the system does not report the sender of a signal (macOS, Windows).
 
     Args:
-        loader: The loader; its own `worker_init_fn` still runs.
+        loader: The loader; its `worker_init_fn` still runs.
         signals: Numbers of the signals; the sequence is read again whenever a worker starts.
     """
     if not loader.num_workers or not hasattr(signal, "sigwaitinfo"):
@@ -109,9 +110,9 @@ def keep_workers(loader: DataLoader[Any], signals: Sequence[int]) -> None:
 def forking_workers() -> Iterator[None]:
     """Start loader workers in the body: no Ctrl-C is lost, and workers collect no garbage that they inherit.
 
-    A fork copies no threads, so a finalizer that waits for one never returns in a worker. That of a gloo process group
-    does: `destroy_process_group` leaves the group to the garbage collector if a cycle refers to it, as a model in
-    `DistributedDataParallel` does.
+    A fork copies no threads, so a finalizer that waits for a thread never returns in a worker. The finalizer of a gloo
+    process group does wait, and `destroy_process_group` leaves the group to the garbage collector if a cycle refers to
+    it, as a model in `DistributedDataParallel` does.
     """
     start = _Start()
     register_after_fork(start, lambda _: gc.freeze())
@@ -120,14 +121,14 @@ def forking_workers() -> Iterator[None]:
 
 
 class _Start:
-    """`multiprocessing` calls what is registered with an object in each process forked while the object lives."""
+    """`multiprocessing` calls functions registered with an object in each process forked while the object lives."""
 
 
 @contextmanager
 def delayed_interrupt() -> Iterator[None]:
     """Handle a SIGINT that arrives in the body after it, and a second one at once.
 
-    Around a fork, Python calls functions of `logging`, `random` and others, and drops what is raised in them: the
+    Around a fork, Python calls functions of `logging`, `random` and others, and drops exceptions raised in them: the
     `KeyboardInterrupt` would be lost, and the process continue. Workers that are forked in the body ignore SIGINT;
     torch ends them with their process.
     """
@@ -140,7 +141,7 @@ def delayed_interrupt() -> Iterator[None]:
 
     def note(signum: int, frame: FrameType | None) -> None:
         arrived.append(frame)
-        if len(arrived) > 1 and os.getpid() == process:  # the body hangs, perhaps in a sampler of the user's
+        if len(arrived) > 1 and os.getpid() == process:  # the body hangs, perhaps in a user-provided sampler
             handler(signum, frame)
 
     signal.signal(signal.SIGINT, note)

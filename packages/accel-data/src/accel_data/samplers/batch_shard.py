@@ -32,7 +32,7 @@ def rows_of_rank(batch_size: int | None, num_ranks: int, *, split_batches: bool)
 
 
 class BatchSamplerWrapper(Delegating, BatchSampler):
-    """A batch sampler around another one, of which it yields a part. Other attributes are those of the given one.
+    """A batch sampler that yields a part of another one. Other attributes are read from the other one.
 
     Args:
         batch_sampler: Yields lists of indices. Its ``batch_size`` and ``drop_last`` are used if it has them.
@@ -54,7 +54,7 @@ class BatchSamplerWrapper(Delegating, BatchSampler):
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
-        """Whether the given sampler leaves out a short last batch."""
+        """Whether the given sampler omits a short last batch."""
         return bool(getattr(self.batch_sampler, "drop_last", False))
 
     @property
@@ -68,16 +68,16 @@ class BatchSamplerShard(BatchSamplerWrapper):
 
     On two processes, with batches ``[0, 1, 2, 3], [4, 5, 6, 7]``, process 0 yields ``[0, 1, 2, 3]`` and
     process 1 ``[4, 5, 6, 7]``; with ``split_batches`` process 0 yields ``[0, 1], [4, 5]`` and process 1 ``[2,
-    3], [6, 7]``. Other attributes are those of the given batch sampler.
+    3], [6, 7]``. Other attributes are read from the given batch sampler.
 
     Args:
-        batch_sampler: Yields lists of indices. Its ``batch_size`` and ``drop_last`` are used where it has
-            them. With ``drop_last`` only steps in which every rank has a full batch are kept.
+        batch_sampler: Yields lists of indices. Its ``batch_size`` and ``drop_last`` are used if it has
+            them. With ``drop_last`` only steps with a full batch for every rank are kept.
         num_processes: Ranks that share the batches.
         process_index: The rank of this shard.
         split_batches: Split each batch into one piece for each rank, instead of distributing full batches.
-        even_batches: Complete the last step with samples from the beginning, so that all ranks get equally
-            many, equally large batches; with the first batches, where the batch sampler has no ``batch_size``. May be
+        even_batches: Complete the last step with samples from the start, so that all ranks get equally
+            many, equally large batches; with the first batches, if the batch sampler has no ``batch_size``. May be
             set between epochs.
 
     Raises:
@@ -101,7 +101,7 @@ class BatchSamplerShard(BatchSamplerWrapper):
         if size is None and even_batches and split_batches:
             raise ConfigError(
                 "`split_batches` with `even_batches` needs a batch sampler with a `batch_size`, and this one has none. "
-                "Pass `split_batches=False`, or give the batch sampler the attribute."
+                "Pass `split_batches=False`, or set the attribute on the batch sampler."
             )
         super().__init__(batch_sampler)
         self.num_processes = num_processes
@@ -136,13 +136,13 @@ class BatchSamplerShard(BatchSamplerWrapper):
         """Return a pass from ``start`` on.
 
         Args:
-            start: Where it begins.
-            order: Its order. None: the one that the samplers draw next.
+            start: Its first position.
+            order: Its order. None: the next order that the samplers draw.
         """
         return SamplerPass(self, start, order or EpochOrder())
 
     def position_after(self, steps: int) -> Position:
-        """Return where the epoch stands when every rank has read ``steps`` batches."""
+        """Return the position in the epoch after ``steps`` batches of every rank."""
         plan, batches = self.plan(), steps * self.batches_per_step
         samples = batches * (self.batch_size or 0) if plan is None else plan.consumed(steps)
         return Position(samples, batches)
@@ -172,7 +172,7 @@ class IndexSamplerShard(Sampler[int]):
         sampler: Yields indices.
         num_processes: Ranks that share the indices.
         process_index: The rank of this shard.
-        even_batches: Repeat indices from the beginning, so that all ranks get equally many.
+        even_batches: Repeat indices from the start, so that all ranks get equally many.
     """
 
     def __init__(
@@ -194,15 +194,15 @@ class SamplerPass:
     """One pass: draws the order and yields this rank's batches. Iterate it once.
 
     Args:
-        shard: Whose pass it is, with its present settings.
-        start: Where the pass begins.
-        order: The order, which is drawn with the first batch. If other ranks read by it, all of them have to ask for
-            that batch, at which they agree on it.
+        shard: The shard to read, with its present settings.
+        start: The first position of the pass.
+        order: The order, which is drawn with the first batch. If other ranks share it, that draw is a collective: every
+            rank must request the first batch.
 
     Attributes:
         plan: The arithmetic of the pass, if it can start anywhere.
-        steps: What is known of the steps that were sampled and not yet yielded by the loader, oldest first.
-        num_missed: At the end: steps of other ranks in which this one has no batch.
+        steps: The steps that were sampled and not yet yielded by the loader, oldest first.
+        num_missed: At the end: steps of other ranks without a batch for this one.
     """
 
     def __init__(self, shard: BatchSamplerShard, start: Position, order: EpochOrder) -> None:
@@ -210,7 +210,7 @@ class SamplerPass:
         self.steps: deque[StepInfo] = deque()
         self.num_missed = 0
         self._shard = shard
-        #: What is iterated: the sampler, if its indices are split into batches as torch does.
+        #: The iterated object: the sampler, if its indices are split into batches as torch does.
         self._sampler = flat_sampler_of(shard.batch_sampler)
         self._iterated = shard.batch_sampler if self._sampler is None else self._sampler
         self._order = order
@@ -242,11 +242,11 @@ class SamplerPass:
         end, rank = self._start, self._rank
         with self._order.drawing():
             batches, first = self._remaining_batches()
-            # What is drawn with the first batch is drawn as in plain PyTorch.
-            begun = list(islice(batches, self._sharding.num_ranks))
+            # Inside `drawing`, so that random numbers of the first batch are drawn as in plain PyTorch.
+            started = list(islice(batches, self._sharding.num_ranks))
         if self._order.is_shared and not self._is_synchronized:
-            check_same_order(self._iterated, begun)
-        batches = chain(begun, self._order.isolated(batches))
+            check_same_order(self._iterated, started)
+        batches = chain(started, self._order.isolated(batches))
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
             if step.pieces[rank] is NO_BATCH:
@@ -255,7 +255,7 @@ class SamplerPass:
             yield step.pieces[rank], step.seen_by(rank, end=end)
 
     def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any]]:
-        """Return the batches after the start, and the first samples or batches of the epoch that come before it."""
+        """Return the batches after the start, and the first samples or batches of the epoch before it."""
         start, num_first = self._start, self._sharding.num_first
         batch_sampler: Any = self._shard.batch_sampler
         if self._sampler is not None:
@@ -271,8 +271,9 @@ class SamplerPass:
 
     @property
     def _is_synchronized(self) -> bool:
-        """Whether everything that is iterated draws from generators of the user's, which the ranks share."""
-        given = self._shard.batch_sampler
+        """Whether all samplers draw from user-provided generators, which are synchronized."""
+        batch_sampler = self._shard.batch_sampler
         return hasattr(self._iterated, "generator") and all(
-            getattr(one, "generator", self) is not None for one in (getattr(given, "sampler", None), given)
+            getattr(each, "generator", self) is not None
+            for each in (getattr(batch_sampler, "sampler", None), batch_sampler)
         )

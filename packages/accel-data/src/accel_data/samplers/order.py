@@ -1,4 +1,4 @@
-"""The order of an epoch: drawn by the user's sampler, from randomness that is saved so that it can be drawn again."""
+"""The order of an epoch: drawn by the user's sampler, from random state that is saved to draw it again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUM_COMPARED = 1024
 _SEQUENTIAL = "torch.utils.data.sampler.SequentialSampler"
 _SEEDABLE = "accel_data.samplers.seedable.SeedableRandomSampler"
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"
-#: Classes of finite samplers, from whose order a pass may start anywhere. By name: torchdata may be missing.
+#: Classes of finite samplers: a pass may start anywhere in their order. By name: torchdata may be missing.
 _FINITE = {
     _SEQUENTIAL,
     _SEEDABLE,
@@ -44,7 +44,7 @@ def flat_sampler_of(batch_sampler: Any) -> Any:
 
 
 def is_finite(sampler: Any) -> bool:
-    """Whether the order of ``sampler`` is a finite sequence, in which a pass can start anywhere."""
+    """Whether the order of ``sampler`` is a finite sequence: a pass can start anywhere in it."""
     return isinstance(sampler, (list, tuple, range)) or _iterates_like(sampler) in _FINITE
 
 
@@ -53,6 +53,7 @@ def is_fixed(sampler: Any) -> bool:
     return isinstance(sampler, (list, tuple, range)) or _iterates_like(sampler) in (_SEQUENTIAL, _SEEDABLE)
 
 
+# Why: docs/decisions/0020-samplers-draw-orders-and-torchdata-keeps-workers.md
 class EpochOrder:
     """The order of one pass.
 
@@ -60,10 +61,10 @@ class EpochOrder:
         generator: The user's generator that it is drawn from, None if there is none.
         batch_sampler: The user's batch sampler, which may draw from torch's default generator; None for a stream.
         state: State of the generator to draw the order from. None: the current one.
-        is_shared: Whether other ranks read by the same order. Drawing is a collective then.
+        is_shared: Whether other ranks share the order. Every rank must then draw it: drawing is a collective.
 
     Attributes:
-        state: The state that the order was drawn from; None before that, and where the order needs none.
+        state: The state that the order was drawn from; None before that, and if the order needs none.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class EpochOrder:
         self._draws_from_default = (
             batch_sampler is not None and generator is None and not is_fixed(flat_sampler_of(batch_sampler))
         )
-        self._has_begun = False
-        #: State of the order's own default generator; None while it draws from that of this process.
-        self._own: torch.Tensor | None = None
+        self._has_started = False
+        #: State of a separate default generator for this order; None while it draws from the process's.
+        self._default_state: torch.Tensor | None = None
 
     def indices(self, sampler: Any) -> Sequence[int]:
         """Draw the full order of a sampler that has a finite one."""
@@ -107,28 +108,29 @@ class EpochOrder:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Samplers draw in the body from where this order has drawn so far.
+        """Samplers in the body continue from the random state of this order.
 
         The default generator of torch moves only if the order is a new one, and then as in plain PyTorch.
         """
-        if not self._has_begun:
-            self.begin()
-        if self._own is None:
+        if not self._has_started:
+            self.start()
+        if self._default_state is None:
             yield
             if self.is_shared and self._draws_from_default:
-                self._own = torch.get_rng_state()  # what this rank draws elsewhere must not change the order
+                # Other draws of this rank must not change the order.
+                self._default_state = torch.get_rng_state()
         else:
             before = torch.get_rng_state()
-            torch.set_rng_state(self._own)
+            torch.set_rng_state(self._default_state)
             try:
                 yield
             finally:
-                self._own = torch.get_rng_state()
+                self._default_state = torch.get_rng_state()
                 torch.set_rng_state(before)
 
-    def begin(self) -> None:
-        """Fix the state to draw from. A collective, if the ranks share the default generator."""
-        self._has_begun = True
+    def start(self) -> None:
+        """Fix the random state to draw from. A collective, if the ranks share the default generator."""
+        self._has_started = True
         generator, state = self._generator, self.state
         if generator is not None:
             if state is None:
@@ -136,20 +138,20 @@ class EpochOrder:
             else:
                 generator.set_state(state)
         elif state is not None:
-            self._own = state
+            self._default_state = state
         elif self._draws_from_default:
             here = torch.get_rng_state()
             self.state = broadcast(here.clone()) if self.is_shared else here
             if not torch.equal(self.state, here):
-                self._own = self.state
+                self._default_state = self.state
 
 
 @contextmanager
 def fork_rng(*, enabled: bool) -> Iterator[None]:
     """Restore the global generators of this process, on all devices, after the body, unless it may draw.
 
-    Loaders open a pass in it that resumes an epoch: torch draws a seed for the workers whenever a pass is
-    opened, and the state that was saved includes the draw of the first time.
+    A pass that resumes an epoch is opened in it: torch draws a seed for the workers whenever a pass is
+    opened, and the saved state already includes the first such draw.
     """
     if not enabled:
         yield
@@ -162,7 +164,7 @@ def fork_rng(*, enabled: bool) -> Iterator[None]:
 
 
 def check_same_order(source: Any, first: Sequence[Any]) -> None:
-    """Compare the beginning of the order on all ranks; a collective.
+    """Compare the start of the order on all ranks. Every rank must call it; it blocks until all have.
 
     Args:
         source: The sampler or batch sampler, for the message.
@@ -175,8 +177,8 @@ def check_same_order(source: Any, first: Sequence[Any]) -> None:
     if len(set(gather_object([digest]))) > 1:
         raise ConfigError(
             f"The sampler `{type(source).__name__}` yields different indices on each process, so samples would be read "
-            "twice or never. Let it draw from an attribute `generator`, which all processes are given in the same "
-            "state, or from a seed of its own and `set_epoch`; or pass `dispatch_batches=True`."
+            "twice or never. Use an attribute `generator` in the same state on all "
+            "processes, or a fixed seed and `set_epoch`; or pass `dispatch_batches=True`."
         )
 
 

@@ -17,7 +17,7 @@ class SeedableRandomSampler(RandomSampler):
     Args:
         *args: As for `RandomSampler`.
         data_seed: The seed. None: torch's current seed.
-        **kwargs: As for `RandomSampler`. Without a ``generator`` it gets one of its own.
+        **kwargs: As for `RandomSampler`. Without a ``generator`` it creates one.
 
     Iterating to the end moves on to the next epoch; `set_epoch` chooses one.
     """
@@ -26,7 +26,7 @@ class SeedableRandomSampler(RandomSampler):
         super().__init__(*args, **kwargs)
         if self.generator is None:
             self.generator = torch.Generator()
-        self.is_seed_given = data_seed is not None
+        self.is_seed_set = data_seed is not None
         self.initial_seed = torch.initial_seed() if data_seed is None else data_seed
         self.epoch = 0
 
@@ -36,15 +36,15 @@ class SeedableRandomSampler(RandomSampler):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Set the epoch of the next order."""
         self.epoch = epoch
 
     def share_seed(self) -> None:
-        """Take the seed of rank 0 unless it was given. Every rank must call it; it blocks until all do."""
-        if not self.is_seed_given:
+        """Use the seed of rank 0 unless a seed was passed. Every rank must call it; it blocks until all do."""
+        if not self.is_seed_set:
             (self.initial_seed,) = broadcast_object_list([self.initial_seed])
-            self.is_seed_given = True
+            self.is_seed_set = True
 
     def load_seed(self, seed: int) -> None:
-        """Set the seed to that of a saved run."""
-        self.initial_seed, self.is_seed_given = seed, True
+        """Set the seed of a saved run."""
+        self.initial_seed, self.is_seed_set = seed, True

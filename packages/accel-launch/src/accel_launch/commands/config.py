@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from accel_launch.commands.parsing import HelpFormatter
@@ -13,7 +14,8 @@ from accel_launch.config.file import find_config
 from accel_launch.config.prompts import make_asker
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.show import as_data, as_table, as_text, engine_rows, rows_of
-from accel_launch.config.writing import document_of, new_document, write_config
+from accel_launch.config.templates import read_template, template_table
+from accel_launch.config.writing import document_of, new_document, write_config, write_text
 from accel_launch.messages import complain, show
 from accel_launch.options import add_options, given_flags
 from accel_state.environment import snapshot
@@ -32,6 +34,13 @@ class ConfigCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--config_file", metavar="FILE", default=None, help=_PLACE)
+        parser.add_argument(
+            "--template",
+            nargs="?",
+            const="",
+            metavar="NAME",
+            help="print a config file to start from, or write it to --config_file; without NAME, list them",
+        )
         actions = parser.add_subparsers(dest="action", metavar="ACTION", title="instead of asking")
         default_command_parser(actions)
         update_command_parser(actions)
@@ -48,6 +57,8 @@ class ConfigCommand:
         add_options(shown, has_help=False)
 
     def run(self, arguments: argparse.Namespace) -> int:
+        if getattr(arguments, "template", None) is not None:
+            return use_template(arguments)
         actions = {"default": write_default, "update": update, "show": show_settings, None: ask_and_write}
         return actions[arguments.action](arguments)
 
@@ -90,6 +101,29 @@ def write_default(arguments: argparse.Namespace) -> int:
     path = write_basic_config(arguments.mixed_precision, *([] if given is None else [given]))
     if path:
         show(f"The configuration is saved at `{path}`.")
+    return 0
+
+
+def use_template(arguments: argparse.Namespace) -> int:
+    """Print a template, write it to `--config_file`, or list all of them.
+
+    Raises:
+        ConfigError: If an action is named as well, there is no such template, or the file exists.
+    """
+    if arguments.action is not None:
+        raise ConfigError(f"`--template` and `{arguments.action}` exclude each other. Remove one of them.")
+    if not arguments.template:
+        show(template_table())
+        return 0
+    text = read_template(arguments.template)
+    if arguments.config_file is None:
+        show(text.rstrip("\n"))
+        return 0
+    path = Path(arguments.config_file).expanduser()
+    if path.exists():
+        raise ConfigError(f"`{path}` exists already. Remove it, or name another file with `--config_file`.")
+    write_text(path, text)
+    show(f"The configuration is saved at `{path}`.")
     return 0
 
 

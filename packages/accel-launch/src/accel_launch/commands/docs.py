@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 import webbrowser
-from importlib.metadata import metadata
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
-from accel_launch.messages import show
+from accel_launch.installation import PACKAGES
+from accel_launch.messages import inform, show
 from accel_state.errors import NotAvailableError
 
 SITE = Path(__file__).parents[1] / "site"
 """The copy that a wheel may bring."""
+BUILD = "In a checkout, `python tools/dev.py docs --install` builds it for this command."
 
 
 class DocsCommand:
@@ -26,6 +28,10 @@ class DocsCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         address = documentation_address(arguments.words)
+        if address is None:
+            show(from_readmes(arguments.words))
+            inform(f"No copy of the documentation is installed: this is from README files. {BUILD}")
+            return 0
         show(address)
         if not arguments.print:
             webbrowser.open(address)
@@ -35,20 +41,44 @@ class DocsCommand:
 command = DocsCommand()
 
 
-def documentation_address(words: list[str], *, site: Path = SITE) -> str:
-    """Return the address of the documentation, showing what a search for ``words`` finds.
+def documentation_address(words: list[str], *, site: Path = SITE) -> str | None:
+    """Return the address of the documentation, showing the results of a search for ``words``.
 
-    Raises:
-        NotAvailableError: If neither a copy is installed nor the package's metadata names a place.
+    None if neither a copy is installed nor the package's metadata names a place.
     """
     page = site / "index.html"
     address = page.as_uri() if page.is_file() else _published_address()
-    if address is None:
+    return f"{address}?{urllib.parse.urlencode({'q': ' '.join(words)})}" if address and words else address
+
+
+def from_readmes(words: list[str]) -> str:
+    """Return the sections of the installed packages' READMEs that contain all ``words``; without words, one README.
+
+    Raises:
+        NotAvailableError: If no section contains them.
+    """
+    readmes = {name: text for name in PACKAGES if (text := _readme(name))}
+    if not words:
+        return next(iter(readmes.values()))
+    sections = [
+        f"{name}: {section.strip()}"
+        for name, text in readmes.items()
+        for section in text.split("\n## ")
+        if all(word.lower() in section.lower() for word in words)
+    ]
+    if not sections:
         raise NotAvailableError(
-            "No copy of the documentation is installed, and this release names no web page. In a checkout, "
-            "`python tools/dev.py docs --install` builds it for this command."
+            f"No copy of the documentation is installed, and no README of {', '.join(readmes)} contains "
+            f"`{' '.join(words)}`. {BUILD}"
         )
-    return f"{address}?{urllib.parse.urlencode({'q': ' '.join(words)})}" if words else address
+    return "\n\n".join(sections)
+
+
+def _readme(package: str) -> str | None:
+    try:
+        return str(metadata(package).get_payload())  # type: ignore[attr-defined]
+    except PackageNotFoundError:
+        return None
 
 
 def _published_address() -> str | None:

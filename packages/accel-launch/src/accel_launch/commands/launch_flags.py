@@ -25,6 +25,7 @@ What follows SCRIPT is the script's, also what looks like a flag of ours.
 """
 ALL = "all"
 """The topic that stands for all of them."""
+_COMMON = ("help", "config_file", "module", "dry_run")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +35,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "training_script", nargs=argparse.REMAINDER, action=_ScriptAndArguments, help=argparse.SUPPRESS
     )
-    _add_help(parser)
+    add_common_flags(parser)
     kind = parser.add_mutually_exclusive_group()
-    _add_common(parser, kind)
+    kind.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`.")
     kind.add_argument(
         "--no_python", action="store_true", help="SCRIPT is a program of its own, not Python's."
     )
@@ -47,29 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def help_text(topic: str | None, description: str) -> str:
-    """Return the flags that most people need, or those of ``topic``."""
-    parser = argparse.ArgumentParser(
-        usage=USAGE, formatter_class=HelpFormatter, add_help=False, allow_abbrev=False
-    )
-    if topic is None:
-        parser.description = description
-        parser.epilog = f"{_topics()}\n\n{EXAMPLES}"
-        options = parser.add_argument_group("options")
-        _add_help(options)
-        _add_common(options, options)
-        for setting in OPTIONS:
-            if setting.launch.is_common:
-                add_option(options, setting)
-    else:
-        needs = shared_needs(TOPICS[topic].settings)
-        parser.epilog = f"They have no effect {needs}." if needs else None
-        add_options(parser, [TOPICS[topic]])
-    return parser.format_help().rstrip()
-
-
-def _add_help(container: argparse._ActionsContainer) -> None:
-    container.add_argument(
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the help by topic, and what `accel test` takes as well."""
+    parser.add_argument(
         "-h",
         "--help",
         nargs="?",
@@ -78,18 +59,33 @@ def _add_help(container: argparse._ActionsContainer) -> None:
         default=argparse.SUPPRESS,
         help=f"Show this help, that of a topic, or `{ALL}`.",
     )
-
-
-def _add_common(container: argparse._ActionsContainer, kind: argparse._ActionsContainer) -> None:
-    container.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
-    kind.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`.")
-    container.add_argument(
+    parser.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
+    parser.add_argument(
         "--dry-run", action="store_true", help="Print what would be started, and start nothing."
     )
 
 
-def _topics() -> str:
-    return f"more flags, by topic (`accel launch --help TOPIC`):\n  {', '.join([*TOPICS, ALL])}"
+def help_text(topic: str | None, command: argparse.ArgumentParser) -> str:
+    """Return the flags of ``command`` that most people need, or those of ``topic``."""
+    parser = argparse.ArgumentParser(
+        usage=command.usage, formatter_class=HelpFormatter, add_help=False, allow_abbrev=False
+    )
+    if topic is None:
+        parser.description = command.description
+        topics = f"more flags, by topic (`{command.prog} --help TOPIC`):\n  {', '.join([*TOPICS, ALL])}"
+        parser.epilog = "\n\n".join(filter(None, [topics, command.epilog]))
+        options = parser.add_argument_group("options")
+        for action in command._actions:
+            if action.dest in _COMMON:
+                options._add_action(action)
+        for setting in OPTIONS:
+            if setting.launch.is_common:
+                add_option(options, setting)
+    else:
+        needs = shared_needs(TOPICS[topic].settings)
+        parser.epilog = f"They have no effect {needs}." if needs else None
+        add_options(parser, [TOPICS[topic]])
+    return parser.format_help().rstrip()
 
 
 class _TopicHelp(argparse.Action):
@@ -106,7 +102,7 @@ class _TopicHelp(argparse.Action):
         if topic == ALL:
             show(parser.format_help().rstrip())
         elif topic is None or topic in TOPICS:
-            show(help_text(topic, parser.description or ""))
+            show(help_text(topic, parser))
         else:
             known = [*TOPICS, ALL]
             parser.error(f"unknown topic `{topic}`. Known: {', '.join(known)}.{did_you_mean(topic, known)}")

@@ -159,7 +159,9 @@ def _text_of(path: Path) -> str:
             "flag out."
         ) from None
     except OSError as error:
-        raise ConfigError(f"The config file `{path}` cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"The config file `{path}` cannot be read: {error.strerror}. Check its path and permissions."
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"The config file `{path}` cannot be read: it is no text in UTF-8. Save it as UTF-8."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from accel_launch.messages import show
 from accel_state.errors import ConfigError, did_you_mean
@@ -71,6 +71,8 @@ class MenuAsker(PlainAsker):
         menu = questionary.select(
             question, choices, default=choices[default], pointer=">", use_shortcuts=True, use_jk_keys=False
         )
+        ends: Any = menu.application.key_bindings
+        ends.add("c-d")(lambda event: event.app.exit(exception=KeyboardInterrupt))  # as for a line of text
         place: int = menu.unsafe_ask()
         return place
 

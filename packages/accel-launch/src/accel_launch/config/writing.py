@@ -85,12 +85,21 @@ def write_config(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If it cannot be written there.
     """
-    target = path.resolve()
-    text = (
+    write_text(
+        path,
         json.dumps(document, indent=2, sort_keys=True) + "\n"
         if path.suffix == ".json"
-        else _as_yaml(document)
+        else _as_yaml(document),
     )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the text of a config file, as `write_config` does.
+
+    Raises:
+        ConfigError: If it cannot be written there.
+    """
+    target = path.resolve()
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

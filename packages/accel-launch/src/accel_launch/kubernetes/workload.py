@@ -163,6 +163,6 @@ def _name(request: LaunchRequest) -> str:
     if len(name) > _LONGEST_NAME:
         raise ConfigError(
             f"`--kubernetes_job_name` is `{name}`, but it may have at most {_LONGEST_NAME} characters: the names of "
-            "the pods begin with it."
+            "the pods begin with it. Choose a shorter name."
         )
     return name

@@ -73,7 +73,7 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
     if asked % len(hosts) or (here is not None and asked != here * len(hosts)):
         raise ConfigError(
             f"`--num_processes` is {asked}, which counts the processes of all hosts, but there are {len(hosts)} "
-            f"hosts{'' if here is None else f' with {here} each'}."
+            f"hosts{'' if here is None else f' with {here} each'}. Set it to the sum over all hosts, or leave it out."
         )
     return asked // len(hosts)
 

@@ -115,7 +115,10 @@ def wants_deepspeed_runner(request: LaunchRequest) -> bool:
 def is_in_allocation_of_several_nodes(request: LaunchRequest) -> bool:
     """Whether this is the shell of a SLURM job with several nodes, and nobody has said which of them we are."""
     environ = request.machine.environ
-    by_hand = request.is_given("num_machines") or request.is_given("machine_rank")
+    # A config file is for all nodes alike: `--slurm` hands it on to its job, and `accel config` writes a rank into it.
+    by_hand = any(
+        request.settings[name].source in ("flag", "environment") for name in ("num_machines", "machine_rank")
+    )
     is_shell = "SLURM_JOB_ID" in environ and not SLURMEnvironment().detect(environ)
     return is_shell and not by_hand and int(environ.get("SLURM_JOB_NUM_NODES") or 1) > 1
 

@@ -36,6 +36,7 @@ from accel_state.errors import LaunchError, NotAvailableError
 _CHUNK = 65536
 
 
+# Why: docs/decisions/0018-one-supervisor-for-all-ranks.md
 def run_processes(
     plans: Sequence[ProcessPlan],
     *,

@@ -6,11 +6,13 @@ import functools
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from accel_ops.nested.structures import recursively_apply
+
+T = TypeVar("T")
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -19,16 +21,17 @@ def _is_half(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _HALF
 
 
-def convert_to_fp32(tensor: Any) -> Any:
+def convert_to_fp32(tensor: T) -> T:
     """Return nested data with every float16 and bfloat16 tensor in float32 (differentiable)."""
-    return recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+    converted: T = recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+    return converted
 
 
 class ConvertOutputsToFp32:
     """A callable that runs ``model_forward`` and returns its outputs in float32.
 
-    It carries the name, doc and attributes of what it wraps (``__wrapped__`` leads back to it), and pickles
-    whenever that does.
+    It has the name, doc and attributes of the wrapped callable (``__wrapped__`` is that callable), and pickles
+    if that pickles.
     """
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
@@ -45,7 +48,7 @@ class ConvertOutputsToFp32:
         return MethodType(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by name where a module or a class holds this object by that name, as with a decorated function."""
+        """Pickle by name if a module or a class has this object under that name, as a decorated function does."""
         name = getattr(self, "__qualname__", "")
         value: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):

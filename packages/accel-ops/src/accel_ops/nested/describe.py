@@ -29,7 +29,7 @@ TENSOR_INT_TO_DTYPE: dict[int, torch.dtype] = {number: dtype for dtype, number i
 
 @dataclass
 class TensorInformation:
-    """Shape and dtype of a tensor, all that is needed to make an empty one like it."""
+    """Shape and dtype of a tensor, enough to allocate an empty one like it."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -41,7 +41,7 @@ def is_tensor_information(tensor_info: object) -> bool:
 
 
 def iterate_leaves(data: Any) -> Iterator[Any]:
-    """Yield the leaves of nested data, in order, whatever they are."""
+    """Yield the leaves of nested data of any type, in order."""
     if not is_container(data):
         yield data
     elif isinstance(data, Mapping):
@@ -55,7 +55,7 @@ def iterate_leaves(data: Any) -> Iterator[Any]:
 
 
 def iterate_tensors(data: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested data, in order."""
+    """Yield the tensors of nested data in order, of any shape and device."""
     return (leaf for leaf in iterate_leaves(data) if isinstance(leaf, torch.Tensor))
 
 
@@ -92,17 +92,17 @@ def is_torch_xpu_tensor(tensor: object) -> bool:
 
 
 def get_shape(data: Any) -> Any:
-    """Return nested data with the shape of each tensor, as a list of integers, in its place."""
+    """Return nested data with each tensor replaced by its shape, a list of integers."""
     return recursively_apply(lambda tensor: list(tensor.shape), data)
 
 
 def get_data_structure(data: Any) -> Any:
-    """Return nested data with a :class:`TensorInformation` in the place of each tensor."""
+    """Return nested data with each tensor replaced by a :class:`TensorInformation`."""
     return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Return nested data with an empty CPU tensor in the place of each :class:`TensorInformation`."""
+    """Return nested data with each :class:`TensorInformation` replaced by an empty CPU tensor."""
     return recursively_apply(
         lambda info: torch.empty(info.shape, dtype=info.dtype, device="cpu"),
         data_structure,

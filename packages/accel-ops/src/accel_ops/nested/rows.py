@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,19 +17,22 @@ from accel_ops.nested.structures import (
 )
 from accel_state.errors import ConfigError
 
+T = TypeVar("T")
+
 
 def slice_tensors(
-    data: Any,
+    data: T,
     tensor_slice: slice | torch.Tensor | Sequence[int],
     process_index: int | None = None,
     num_processes: int | None = None,
-) -> Any:
+) -> T:
     """Return nested data with ``tensor[tensor_slice]`` (views where indexing gives them) for each tensor.
 
-    Tensors without dimensions have no rows and are returned, as is everything that is not a tensor.
-    ``process_index`` and ``num_processes`` are for slice functions that need them, and unused here.
+    Tensors may be on any device. 0-dim tensors have no rows and are returned, as are values that are not tensors.
+    ``process_index`` and ``num_processes`` are unused here; other slice functions of the same interface need them.
     """
-    return recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
+    rows: T = recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
+    return rows
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
@@ -65,23 +68,23 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
 def _check_alike(containers: Sequence[Any]) -> None:
     """Raise ConfigError unless all containers have the same keys or length: the rest would be lost."""
-    wanted = _places(containers[0])
+    wanted = _keys(containers[0])
     for other in containers[1:]:
-        if _places(other) != wanted:
+        if _keys(other) != wanted:
             raise ConfigError(
-                "`data` must hold equal structures to concatenate, but one has the places "
-                f"{list(wanted)} and another {list(_places(other))}. Give all of them the same."
+                "`data` must hold equal structures to concatenate, but one has the keys "
+                f"{list(wanted)} and another {list(_keys(other))}. Pass structures with equal keys and lengths."
             )
 
 
-def _places(container: Any) -> range | set[Any]:
-    """Return the keys or the indices of a container, none of anything else."""
+def _keys(container: Any) -> range | set[Any]:
+    """Return the keys or indices of a container; for any other value an empty range."""
     if isinstance(container, Mapping):
         return set(container)
     return range(len(container)) if isinstance(container, (tuple, list)) else range(0)
 
 
-def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+def pad_input_tensors(tensor: T, batch_size: int, num_processes: int, dim: int = 0) -> T:
     """Repeat the last row of tensors of ``batch_size`` rows until ``num_processes`` divides them evenly.
 
     Tensors that do not have ``batch_size`` entries along ``dim`` carry no batch and are returned.
@@ -94,4 +97,5 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
         last = rows.narrow(dim, batch_size - 1, 1)
         return torch.cat([rows, *[last] * missing], dim=dim)
 
-    return recursively_apply(fill, tensor, error_on_other_type=True)
+    padded: T = recursively_apply(fill, tensor, error_on_other_type=True)
+    return padded

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 _TRACES_NO_COPY = torch.__version__ < "2.13"
 """Whether torch's compiler breaks the graph at `copy.copy`. Delete when we require torch 2.13."""
 
@@ -30,7 +31,7 @@ def is_namedtuple(data: object) -> bool:
 
 
 def is_dataclass_instance(data: object) -> bool:
-    """Whether the value is an instance of a dataclass (the class itself is a leaf)."""
+    """Whether the value is an instance of a dataclass (a dataclass type is a leaf)."""
     # torch.compile of torch 2.9 cannot trace `is_dataclass(None)`. Delete when we require torch 2.13.
     if data is None:
         return False
@@ -40,7 +41,7 @@ def is_dataclass_instance(data: object) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Return the values of ``generator`` in a sequence of the type of ``obj``.
 
-    The constructor of a named tuple, which may be the user's, is not called; that of another takes one sequence.
+    A named tuple is built without its constructor, which may be the user's; any other type is called with one sequence.
     """
     if is_namedtuple(obj):
         return tuple.__new__(type(obj), generator)
@@ -54,7 +55,7 @@ def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     if _TRACES_NO_COPY and torch.compiler.is_compiling() and is_dataclass_instance(data):
         return make(**values)  # such as a `ModelOutput` of transformers
     if isinstance(data, (dict, UserDict)):
-        # These two have a shallow copy that does not share its items with the original.
+        # Keeps attributes and default factories. Only for these two: a copy of another Mapping may share its items.
         try:
             rebuilt = copy.copy(data)
             for key, value in values.items():
@@ -119,9 +120,9 @@ def recursively_apply(
 
     Args:
         func: Called as ``func(leaf, *args, **kwargs)``.
-        data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested at will.
+        data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth.
         test_type: Which values are leaves to work on. A container that passes the test is not entered.
-        error_on_other_type: Raise for leaves that fail the test; otherwise they are returned unchanged.
+        error_on_other_type: Raise for leaves that fail the test instead of returning them unchanged.
 
     Raises:
         TypeError: If a leaf fails the test and ``error_on_other_type`` is set.
@@ -140,7 +141,7 @@ def recursively_apply(
 
 
 def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[torch.Tensor], str]:
-    """Return the tensors of nested data and the structure of its containers as text.
+    """Return the tensors of nested data, of any shape and device, and the structure of its containers as text.
 
     Raises:
         TypeError: If a leaf is not a tensor, or not dense with ``dense_only``; ``user`` is the function that
@@ -175,14 +176,15 @@ def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[t
     return leaves, "".join(structure)
 
 
-def rebuild(data: Any, leaves: Iterable[torch.Tensor]) -> Any:
-    """Return nested data with its tensors replaced by ``leaves``, in order."""
+def rebuild(data: T, leaves: Iterable[torch.Tensor]) -> T:
+    """Return nested data with its tensors replaced by ``leaves``, in order; shapes and devices may differ."""
     remaining: Iterator[torch.Tensor] = iter(leaves)
 
     def visit(value: Any) -> Any:
         return next(remaining) if isinstance(value, torch.Tensor) else map_children(value, visit)
 
-    return visit(data)
+    rebuilt: T = visit(data)
+    return rebuilt
 
 
 def _unsupported_leaf(value: object, *, user: object, test: object = is_torch_tensor) -> str:

@@ -65,12 +65,12 @@ class DeviceBackend:
         return self.module
 
     def get_rng_state(self) -> torch.Tensor:
-        """Return the random state of this process's current device."""
+        """Return the random state of the current device: ``(num_bytes,)`` uint8 on the CPU, as in torch."""
         state: torch.Tensor = self.rng_module.get_rng_state()
         return state
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Set the random state of this process's current device."""
+        """Set the random state of the current device, with the shape and device of `get_rng_state`."""
         self.rng_module.set_rng_state(state)
 
     def seed_all(self, seed: int) -> None:
@@ -116,12 +116,12 @@ class DeviceBackend:
         if topology.local_world_size <= num_devices:
             return self.device(topology.local_rank)
         if num_devices == 1:
-            # `srun --gpus-per-task=1`, MPI wrappers, Ray and Kubernetes show each process its own device only.
+            # `srun --gpus-per-task=1`, MPI wrappers, Ray and Kubernetes show each process one device only.
             return self.device(0)
         raise ConfigError(
             f"{topology.local_world_size} processes run on this machine, but each of them sees {num_devices} "
             f"`{self.name}` devices. Start at most {num_devices} (`--num_processes {num_devices}`), show each process "
-            "one device of its own, or pass `cpu=True` (`--cpu`) to run on the CPU."
+            "a separate device, or pass `cpu=True` (`--cpu`) to run on the CPU."
         )
 
     def set_device(self, device: torch.device) -> None:
@@ -129,15 +129,15 @@ class DeviceBackend:
         self.module.set_device(device)
 
     def refine_topology(self, topology: Topology) -> Topology:
-        """Return the topology, with the ranks of the device's runtime if it has its own."""
+        """Return the topology, with the ranks of the device's runtime if that assigns ranks."""
         return topology
 
     def claim(self, device: torch.device, topology: Topology) -> str:
-        """Return the name of what only one rank may use, empty if the ranks can share the device."""
+        """Return the name of the device if only one rank may use it, empty if ranks can share it."""
         return ""
 
     def process_group_options(self) -> dict[str, Any]:
-        """Return what ``init_process_group`` needs on this device beyond backend and rendezvous."""
+        """Return the further arguments of ``init_process_group`` on this device."""
         return {}
 
     def barrier(self, device: torch.device) -> None:
@@ -257,7 +257,10 @@ def import_error(plugin: str) -> str | None:
         importlib.import_module(plugin)
     except (ImportError, OSError) as error:
         # Typically a driver's library that is missing on this machine.
-        reason = f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}"
+        reason = (
+            f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}. Install the build "
+            "that fits your torch, or uninstall it."
+        )
         warn_user(reason, main_process_only=False)
         return reason
     return None

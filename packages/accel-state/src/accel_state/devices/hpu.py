@@ -30,7 +30,7 @@ class HpuBackend(DeviceBackend):
         return {}
 
     def empty_cache(self) -> None:
-        """Nothing to release: the bridge reserves the device's memory as a whole."""
+        """Nothing to release: the bridge reserves all of the device's memory."""
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
         if dtype == torch.float16:  # on all but the first generation

@@ -1,4 +1,4 @@
-"""Apple's GPUs, part of torch itself (https://docs.pytorch.org/docs/stable/mps.html)."""
+"""Apple's GPUs, part of torch (https://docs.pytorch.org/docs/stable/mps.html)."""
 
 from __future__ import annotations
 

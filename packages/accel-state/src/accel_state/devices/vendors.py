@@ -157,7 +157,7 @@ _ADDED = Registry[Vendor]("device", "accel.devices")
 
 
 def known_vendors() -> tuple[Vendor, ...]:
-    """Return all vendors, the preferred first: those that other packages add, then the table.
+    """Return all vendors, the preferred first: vendors of other packages, then the table.
 
     Raises:
         ConfigError: If a package adds a device type that is in the table.

@@ -43,10 +43,10 @@ class XlaBackend(DeviceBackend):
         """Nothing to set: the process has one device."""
 
     def empty_cache(self) -> None:
-        """Nothing to release: the runtime keeps no cache of its own."""
+        """Nothing to release: the runtime keeps no cache."""
 
     def get_rng_state(self) -> torch.Tensor:
-        """Return XLA's random state, one 64-bit number per device, as an int64 tensor of the same bits."""
+        """Return XLA's random state, one 64-bit number per device, as a 0-dim int64 CPU tensor of the same bits."""
         bits = int(_model().get_rng_state())
         # While a step is traced, the next one would resume from the state before it; set it to resume from here.
         _model().set_rng_state(bits)
@@ -65,7 +65,7 @@ class XlaBackend(DeviceBackend):
         return True
 
     def refine_topology(self, topology: Topology) -> Topology:
-        """Return the ranks of the runtime, which may have started the processes itself (`torch_xla.launch`)."""
+        """Return the ranks of the runtime, which may have started the processes (`torch_xla.launch`)."""
         runtime = _runtime()
         world_size, local_world_size = int(runtime.world_size()), int(runtime.local_process_count())
         if world_size <= 1:

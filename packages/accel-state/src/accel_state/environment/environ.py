@@ -16,7 +16,7 @@ _FORBIDDEN = (";", "\n", "<", ">", " ")
 
 
 def snapshot() -> dict[str, str]:
-    """Return a copy of the environment as it is now."""
+    """Return a copy of the environment."""
     return dict(os.environ)
 
 
@@ -72,7 +72,7 @@ def export(variables: Mapping[str, str | None]) -> None:
 
 
 def restore(earlier: Mapping[str, str]) -> None:
-    """Make the environment what it was when the `snapshot` ``earlier`` was taken."""
+    """Restore the environment to the `snapshot` ``earlier``."""
     for key in os.environ.keys() - earlier.keys():
         del os.environ[key]
     os.environ.update({key: value for key, value in earlier.items() if os.environ.get(key) != value})
@@ -104,7 +104,11 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the first of the variables ``env_keys`` that holds a number of at least 0, else ``default``."""
+    """Return the first of the variables ``env_keys`` that is a number of at least 0, else ``default``.
+
+    Raises:
+        ConfigError: If a variable before it is not an integer.
+    """
     for key in env_keys:
         given = variable(key)
         if given is None or not given.strip():
@@ -137,7 +141,8 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
             lines.append(f"{key}={value}\n")
         else:
             warnings.warn(
-                f"The variable `{key}` is not passed on: its value `{value}` is empty or needs quoting.",
+                f"The variable `{key}` is not passed on: its value `{value}` is empty or needs quoting. "
+                "Set it on each machine.",
                 stacklevel=2,
             )
     return lines

@@ -16,7 +16,7 @@ _PREFIX = "ACCELERATE_"
 
 @contextmanager
 def patch_environment(**kwargs: Any) -> Iterator[None]:
-    """Set variables inside the block and put their earlier values back after it, also after an error.
+    """Set variables inside the block and restore their earlier values after it, also after an error.
 
     Names are put in upper case; values are written as text, and None unsets the variable for the block.
     Other changes made inside the block stay. Also works as a decorator.
@@ -32,7 +32,7 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Empty the environment inside the block and put it back after it, without what the block added."""
+    """Empty the environment inside the block, and restore it after the block."""
     before = snapshot()
     restore({})
     try:
@@ -43,7 +43,7 @@ def clear_environment() -> Iterator[None]:
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """Undo, after the block, every change of a variable whose name begins with ``ACCELERATE_``."""
+    """Undo, after the block, every change of a variable whose name starts with ``ACCELERATE_``."""
     before = snapshot()
     try:
         yield
@@ -57,7 +57,7 @@ def purge_accelerate_environment(func_or_cls: Wrapped) -> Wrapped:
 
     Variables that were set before the call have their earlier values after it. Some classes of downstream
     libraries set such variables when they are built, which would otherwise change what runs next. Methods
-    that subclasses define are covered too; generators and coroutines are covered until they end.
+    of subclasses are also covered, and generators and coroutines until they end.
     """
     if isinstance(func_or_cls, type):
         _purge_class(func_or_cls)
@@ -85,13 +85,13 @@ def _purge_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _purge_class(cls: type[Any]) -> None:
     _purge_methods(cls)
-    own: Any = vars(cls).get("__init_subclass__")
+    defined: Any = vars(cls).get("__init_subclass__")
 
     def init_subclass(subclass: type[Any], /, **kwargs: Any) -> None:
-        if own is None:
+        if defined is None:
             super(cls, subclass).__init_subclass__(**kwargs)
         else:
-            own.__get__(None, subclass)(**kwargs)
+            defined.__get__(None, subclass)(**kwargs)
         _purge_methods(subclass)
 
     cls.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]

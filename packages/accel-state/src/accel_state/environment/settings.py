@@ -1,6 +1,6 @@
 """All settings: one row each, in the order of the reference page, with the rules for the names of most of them.
 
-Variable, flag, config key and reference page of a setting come from its row.
+Variable, flag, config key and reference page of a setting are derived from its row.
 """
 
 # ruff: noqa: E501 -- a row is a line
@@ -36,7 +36,7 @@ class LaunchColumns(NamedTuple):
 
     Attributes:
         needs: Conditions without which a launch does not use it, by their names in the launcher.
-        not_on: Places, by their names in the launcher, where a launch does not use it.
+        not_on: Environments, by their names in the launcher, in which a launch does not use it.
         unset_values: Values of the config key that count as unset.
         default_text: The default in the help, if a launch decides it.
         separator: Joins the texts of a flag that may be given several times; None if it may not.
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
         help: Its effect, in a sentence.
         flag: Its option of ``accel launch``, None if it has none.
         config_key: Its key in the config file (``section.key`` inside a section), None if it has none.
-        metavar: The placeholder of the value in the help; by default that of the parser, or one made of the name.
+        metavar: The placeholder of the value in the help; by default the parser's, or one made of the name.
         is_switch: Whether the flag takes no value.
         other_flags: Further spellings of the flag.
         launch: Its use by the launcher.
@@ -121,8 +121,8 @@ def rule(
 ) -> Callable[..., Setting]:
     """Return a function that makes settings named alike: ``{}`` in each pattern is the short name.
 
-    In a variable it is in upper case. A pattern of None leaves that out. ``shared`` are further columns of all of them,
-    which those of a setting override.
+    In a variable it is in upper case. A pattern of None omits that column. ``shared`` are columns of all of
+    them; the columns of a setting override these.
     """
 
     def make(short: str, parse: Parser, default: Any, description: str, **columns: Any) -> Setting:
@@ -339,7 +339,11 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def find_setting(name: str) -> Setting:
-    """Return the setting called ``name``; an unknown name is an `UnknownNameError`."""
+    """Return the setting called ``name``.
+
+    Raises:
+        UnknownNameError: If there is none.
+    """
     if name not in SETTINGS:
         raise UnknownNameError.of("setting", name, SETTINGS)
     return SETTINGS[name]

@@ -1,4 +1,4 @@
-"""Detection of the launcher that started this process: the first in a fixed order whose variables are set."""
+"""Detect the launcher that started this process: the first in a fixed order whose variables are set."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProcessEnvironment(Protocol):
 
 
 class PlainEnvironment:
-    """A process that was started on its own: the last in the list, which is always detected."""
+    """A process without a launcher: the last in the list, which is always detected."""
 
     name: ClassVar[str] = "plain"
 
@@ -43,6 +43,11 @@ class PlainEnvironment:
         return True
 
     def topology(self, environ: Mapping[str, str]) -> Topology:
+        """Return the topology of a single process.
+
+        Raises:
+            ConfigError: If ``WORLD_SIZE`` is not 1.
+        """
         world_size = optional_int(environ, "WORLD_SIZE")
         if world_size is not None and world_size != 1:
             raise ConfigError(
@@ -68,7 +73,7 @@ def process_environment(environ: Mapping[str, str]) -> ProcessEnvironment:
 
 
 def detect_topology(environ: Mapping[str, str]) -> Topology:
-    """Return the topology of the process whose variables are ``environ``, from these alone.
+    """Return the topology of the process whose variables are ``environ``, reading nothing else.
 
     Raises:
         ConfigError: If the variables are incomplete or contradict each other.

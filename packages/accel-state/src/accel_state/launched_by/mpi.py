@@ -43,6 +43,11 @@ class MPIEnvironment:
         return is_set(environ, self._variables.rank) or is_set(environ, self._variables.world_size)
 
     def topology(self, environ: Mapping[str, str]) -> Topology:
+        """Return the topology of the process.
+
+        Raises:
+            ConfigError: If a variable is missing or contradicts another.
+        """
         names = self._variables
         present = next(name for name in names if is_set(environ, name))
         rank, world_size, local_rank, local_world_size = (
@@ -100,7 +105,7 @@ def _variables(prefix: str) -> Variables:
     return Variables(*(find_setting(f"{prefix}_{field}").variable for field in Variables._fields))
 
 
-#: MVAPICH before PMI, whose variables its ``mpiexec`` sets too.
+#: MVAPICH before PMI, whose variables its ``mpiexec`` also sets.
 #: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
 MPI_ENVIRONMENTS = (
     MPIEnvironment("openmpi", "Open MPI", _variables("ompi")),

@@ -29,9 +29,9 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 class SLURMEnvironment:
     """``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_NODEID`` of a step's task.
 
-    The shell of ``sbatch`` or ``salloc`` has most of these variables too, but is always one process; only ``srun`` sets
-    a step id. The shell of ``srun --pty bash`` has one as well: it is recognized by its terminal, and as the first step
-    of a job that is named after a shell. The variables of the step override those of the job, which may be larger.
+    The shell of ``sbatch`` or ``salloc`` also has most of these, but is always one process; only ``srun`` sets a
+    step id. The shell of ``srun --pty bash`` has one as well: it is recognized by its terminal, and as the first step
+    of a job that is named after a shell. Variables of the step override variables of the job, which may be larger.
 
     https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
@@ -90,7 +90,7 @@ class SLURMEnvironment:
 
 
 def _first_set(environ: Mapping[str, str], *variables: str) -> str:
-    """Return the first of ``variables`` that is set, or the last one for messages that ask for it."""
+    """Return the first of ``variables`` that is set, or the last one, for messages that name it."""
     return next((variable for variable in variables if is_set(environ, variable)), variables[-1])
 
 
@@ -113,7 +113,7 @@ def _check_world_size(environ: Mapping[str, str], size_variable: str, world_size
     if given is not None and given != world_size:
         raise ConfigError(
             f"`WORLD_SIZE` is `{given}`, but `{size_variable}` is `{world_size}`. Unset `WORLD_SIZE`, or "
-            "set `RANK` and `LOCAL_RANK` too."
+            "also set `RANK` and `LOCAL_RANK`."
         )
 
 
@@ -121,7 +121,7 @@ def first_host(text: str, *, variable: str) -> str:
     """Return the first host of a compressed list.
 
     Raises:
-        ConfigError: If the text is no such list; names ``variable``.
+        ConfigError: If the text is not such a list; names ``variable``.
     """
     match = _HOSTS.fullmatch(text.strip())
     if match is None:
@@ -132,7 +132,11 @@ def first_host(text: str, *, variable: str) -> str:
 
 
 def expand_counts(text: str, *, variable: str) -> list[int]:
-    """Return one number per node: ``2(x3),1`` gives ``2, 2, 2, 1``."""
+    """Return one number per node: ``2(x3),1`` gives ``2, 2, 2, 1``.
+
+    Raises:
+        ConfigError: If the text has another form; names ``variable``.
+    """
     counts: list[int] = []
     for part in text.strip().split(","):
         match = _COUNT.fullmatch(part.strip())

@@ -42,10 +42,10 @@ class TempDirTestCase(unittest.TestCase):
 
 
 class AccelerateTestCase(unittest.TestCase):
-    """Tests after each of which the state of the process is forgotten."""
+    """Tests that reset the state of the process after each one."""
 
     def tearDown(self) -> None:
-        """Forget it."""
+        """Reset the state."""
         super().tearDown()
         AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -43,7 +43,7 @@ def execute_subprocess_async(
 
     Args:
         env: All of the command's environment; this process's if omitted.
-        timeout: In seconds, after which the command is killed with all it has started.
+        timeout: In seconds; the command and its descendants are then killed.
         quiet: Do not print what it printed.
         echo: Print the command.
 
@@ -80,7 +80,7 @@ def execute_subprocess_async(
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a process and its descendants, also those in sessions of their own."""
+    """Kill a process and its descendants, including other sessions."""
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in [*parent.children(recursive=True), parent]:
@@ -91,7 +91,7 @@ def _kill_tree(pid: int) -> None:
 def run_command(
     command: Sequence[str | Path], return_stdout: bool = False, env: Mapping[str, str] | None = None
 ) -> str | None:
-    """Run a command quietly, and return what it printed if that is asked for.
+    """Run a command quietly, and return its output if ``return_stdout``.
 
     Raises:
         SubprocessCallException: If it failed, with its standard error.

@@ -1,15 +1,15 @@
-"""What a test runs on: the device, how many there are, and how to ask for the memory in use."""
+"""The device that tests run on, the number of devices, and the memory in use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 torch_device: str
-"""What torch calls the kind of device at hand, such as ``cuda``."""
+"""The device type, as torch calls it (``cuda``)."""
 device_count: int
-"""How many of these the process sees."""
+"""The number of devices that the process sees."""
 memory_allocated_func: Callable[[], int]
-"""Returns the bytes that tensors take on the current device; 0 where nobody counts them."""
+"""Returns the bytes that tensors take on the current device; 0 if the device does not count them."""
 
 
 def get_backend() -> tuple[str, int, Callable[[], int]]:

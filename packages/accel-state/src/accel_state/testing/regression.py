@@ -42,7 +42,7 @@ class RegressionModel(torch.nn.Module):
         self.first_batch = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the line at ``x``."""
+        """Return the values of the line at ``x``, of any shape, on the parameters' device."""
         if self.first_batch:
             sys.stdout.write(f"Model dtype: {self.a.dtype}, {self.b.dtype}. Input dtype: {x.dtype}\n")
             self.first_batch = False

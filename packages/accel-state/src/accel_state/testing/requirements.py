@@ -29,7 +29,7 @@ def requirement(is_met: Callable[[], bool], what: str) -> Requirement[Any]:
 
 
 def _is_on(*devices: str, at_least: int = 1, at_most: int | None = None) -> bool:
-    """Whether the device at hand is one of these kinds, or any accelerator, in such a number."""
+    """Whether the device has one of these types, or is any accelerator, in that number."""
     name, count, _ = get_backend()
     is_wanted = name in devices if devices else name != "cpu"
     return is_wanted and at_least <= count and (at_most is None or count <= at_most)
@@ -114,7 +114,7 @@ require_wandb = requirement(has.is_wandb_available, "`wandb`")
 
 
 def require_torch_min_version(test_case: Test | None = None, version: str | None = None) -> Any:
-    """Skip a test where torch is older than ``version``; without a test, return the decorator."""
+    """Skip a test if torch is older than ``version``; without a test, return the decorator."""
     if test_case is None:
         return partial(require_torch_min_version, version=version)
     return requirement(lambda: is_torch_version(">=", version or "0"), f"torch {version} or newer")(test_case)
@@ -131,7 +131,7 @@ def slow(test_case: Test) -> Test:
 
 
 def run_first(test_case: Test) -> Test:
-    """Let the plugin pytest-order run a test before all others."""
+    """Make the plugin pytest-order run a test before all others."""
     import pytest
 
     marked: Test = pytest.mark.order(1)(test_case)

@@ -1,4 +1,4 @@
-"""`save_accelerator_state` and `load_accelerator_state`, for users who pass the objects themselves.
+"""`save_accelerator_state` and `load_accelerator_state`, for callers that pass the objects.
 
 They write directly to the folder, one file after another, without a manifest. Only `Accelerator.save_state` is atomic.
 """
@@ -95,7 +95,7 @@ def load_accelerator_state(
         **load_model_func_kwargs: Passed to each model's `load_state_dict`.
 
     Raises:
-        CheckpointError: If a file is missing, damaged, or holds more than plain data.
+        CheckpointError: If a file is missing, damaged, or contains more than plain data.
         ConfigError: If ``map_location`` is no device.
     """
     check_map_location(None if map_location == "on_device" else map_location)

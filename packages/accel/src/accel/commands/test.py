@@ -7,6 +7,7 @@ import sys
 
 from accel_launch.cli import check as main
 from accel_launch.commands.launch import command as launch_command
+from accel_launch.commands.launch_flags import add_common_flags
 from accel_launch.options import add_options
 
 CHECK_MODULE = "accel.commands.setup_check"
@@ -16,15 +17,11 @@ class TestCommand:
     """``accel test``; launches `accel.commands.setup_check`."""
 
     help = "Check this set-up: processes, collectives, loaders and training"
+    has_own_help = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "accel test [options]"
-        parser.add_argument(
-            "--config_file", metavar="FILE", help="Config file to use instead of the default one."
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="Print what would be started, and start nothing."
-        )
+        add_common_flags(parser)
         add_options(parser)
         # The other arguments of `accel launch`, whose code runs this.
         parser.set_defaults(

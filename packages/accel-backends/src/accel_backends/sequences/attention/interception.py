@@ -96,6 +96,7 @@ class InterceptedAttention(WrappedForward):
         return self._last
 
 
+# Why: docs/decisions/0016-context-parallelism.md
 class _Interception(TorchFunctionMode):
     """Within it, `scaled_dot_product_attention` is computed by all ranks."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 
+# Why: docs/decisions/0013-deepspeed-steps-when-it-is-told-to.md
 class EngineGradients:
     """The complete gradients of one engine, between the last backward of an accumulation and the step."""
 

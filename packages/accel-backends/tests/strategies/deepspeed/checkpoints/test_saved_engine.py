@@ -126,7 +126,7 @@ def cut_in_parallel(folder):
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (harm, "rank_0_mp_rank_00_model_states.pt` is not loaded: it is damaged or holds more"),
+        (harm, "rank_0_mp_rank_00_model_states.pt` is not loaded: it is damaged or contains more"),
         (cut, "rank_1_mp_rank_00_optim_states.pt` is not a readable"),
         (
             remove("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
