@@ -467,7 +467,7 @@ class FullyShardedDataParallelPlugin:
             raise ConfigError(
                 f"Could not find the transformer layer class {', '.join(missing)} in the model. "
                 f"`transformer_cls_names_to_wrap` names it, and the modules of `{type(model).__name__}` are: "
-                f"{', '.join(present)}."
+                f"{', '.join(present)}. Name some of these."
             )
         return {kind for kind in found.values() if kind is not None}
 
