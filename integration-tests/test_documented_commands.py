@@ -27,7 +27,7 @@ from tools.front_door import build_parser, split_at_dashes
 from tools.workspace import read_packages
 
 COMMANDS = Registry("command", COMMAND_GROUP)
-OTHER_PROGRAMS = {"cat", "cp", "kill"}
+OTHER_PROGRAMS = {"cat", "cp", "eval", "kill"}
 """Programs whose arguments are the reader's; those of `pip`, `accel`, `srun`, `docker`, `python` are looked at."""
 SLURM_OPTIONS = {"nodes", "ntasks-per-node", "gpus-per-node", "gpus-per-task"}
 NEEDS_OF_LAUNCHES = {"--gpu_ids": "the GPUs of this machine are"}
