@@ -275,6 +275,11 @@ def keep_layers_whole() -> dict[str, Any]:
     return {"marks": marks, "state": whole(accelerator, model)}
 
 
+def feed_another_dtype() -> str:
+    accelerator, model, _ = prepared(1, bf16={"enabled": True})
+    return refusal(lambda: model(my_rows(accelerator, 1)[0]))
+
+
 def main() -> None:
     results = {
         "sections": train_with_sections_of_the_config(),
@@ -285,6 +290,7 @@ def main() -> None:
         "two": train_two(),
         "evaluate": {stage: evaluate_first(stage) for stage in (2, 3)},
         "layers": keep_layers_whole(),
+        "dtypes": feed_another_dtype(),
     }
     accelerator = begin()
     torch.save(results, Path(sys.argv[1]) / f"{accelerator.process_index}.pt")

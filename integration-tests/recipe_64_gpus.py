@@ -14,8 +14,8 @@ from simulated_ranks import AlikeReports
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401  # registers the backend
 
 from accel.utils import extract_model_from_parallel
-from accel_backends.testing.collectives import counted_collectives
 from accel_checkpoint.saving import saver
+from tools.harness.collectives import counted_collectives
 
 
 def main(script: str, *arguments: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import deepspeed_again
 import deepspeed_use
 import pytest
 import torch
@@ -185,3 +186,25 @@ def test_layers_of_experts_are_gathered_whole(outcome):
         optimizer.zero_grad()
     assert outcome[0]["layers"]["marks"] == [False, True, False]
     assert_state(outcome[0]["layers"]["state"], model)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_runs_follow_each_other_in_one_process(tmp_path, num_processes):
+    model = torch.nn.Linear(4, 4)
+    torch.manual_seed(0)
+    model.reset_parameters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.full((2, 4), 1.0 + rank) for rank in range(num_processes)]
+    loss_of(model, batches).backward()
+    optimizer.step()
+    runs = results_of(deepspeed_again.__file__, tmp_path, num_processes=num_processes)
+    for state in runs[0]:  # the others have no full state
+        assert_state(state, model)
+
+
+@everything
+def test_features_in_another_dtype_than_the_parameters_are_named(outcome):
+    for found in outcome:
+        assert "parameters of the engine are torch.bfloat16" in found["dtypes"]
+        assert "`argument 0` is torch.float32" in found["dtypes"]
+        assert "`batch.to(torch.bfloat16)`" in found["dtypes"]

@@ -81,7 +81,7 @@ def test_a_preempted_run_goes_on_where_it_was(outcome):
     """Bit for bit: the same weights as a run that nobody disturbed."""
     calm, torn, stopped, went_on = outcome
     assert stopped.splitlines()[-1].startswith("saved to ")
-    assert went_on.startswith("going on in epoch")
+    assert went_on.startswith("resuming in epoch")
     result, expected = (json.loads((folder / "result.json").read_text()) for folder in (torn, calm))
     assert result == expected
 
@@ -172,7 +172,7 @@ def sharded(folder):
 def test_a_sharded_run_goes_on_with_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
     """Sums have another order on four ranks; Adam enlarges that where gradients are near 0 (biases of keys: 2e-6)."""
     printed, folder = outcome
-    assert printed["went on"].startswith("going on after step 3, on 4 ranks\n")
+    assert printed["went on"].startswith("resuming after step 3, on 4 ranks\n")
     calm, torn = (load_file(folder / run / "merged" / "model.safetensors") for run in ("calm", "torn"))
     assert list(calm) == list(torn)
     for name, value in calm.items():
@@ -222,7 +222,7 @@ def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
 def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_path):
     project = ("--project_dir", str(tmp_path))
     assert "step 30: loss" in launch("deepspeed_zero3.py", "--stop_after", "30", *project)
-    assert "going on after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)
+    assert "resuming after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)
     found = re.search(r"right in (\d+)%", launch("deepspeed_zero3.py", "--check", *project, num_processes=1))
     assert int(found[1]) > 80  # half of them by chance
 

@@ -28,7 +28,7 @@ from tools.harness.scripts import run_command
 FSDP = [
     ("fsdp_version", "2", {}, "fsdp_version", 2),
     ("fsdp_sharding_strategy", "2", {}, "sharding_strategy", ShardingStrategy.SHARD_GRAD_OP),
-    ("fsdp_sharding_strategy", "NO_SHARD", {}, "reshard_after_forward", ShardingStrategy.NO_SHARD),
+    ("fsdp_sharding_strategy", "NO_SHARD", {}, "sharding_strategy", ShardingStrategy.NO_SHARD),
     ("fsdp_sharding_strategy", "SHARD_GRAD_OP", {"version": "2"}, "reshard_after_forward", False),
     ("fsdp_reshard_after_forward", "false", {"version": "2"}, "reshard_after_forward", False),
     ("fsdp_reshard_after_forward", "HYBRID_SHARD", {}, "sharding_strategy", ShardingStrategy.HYBRID_SHARD),

@@ -141,7 +141,7 @@ def language_model(folder):
 def test_a_language_model_learns_and_goes_on(outcome):
     (first, second), two, folder = outcome
     pattern = r"held out: ([\d.]+) bits per byte, (\d+) windows"
-    assert "going on after step 20" in second
+    assert "resuming after step 20" in second
     assert numbers(second, pattern)[0] < numbers(first, pattern)[0] < 8
     assert numbers(two, pattern)[1] == numbers(first, pattern)[1]
     (log,) = (folder / "alone").rglob("*.jsonl")
@@ -285,8 +285,8 @@ def checkpointing(folder):
 
 @pytest.mark.parametrize("outcome", [checkpointing], ids=[""], indirect=True)
 def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
-    assert outcome["newest"].startswith("going on with step_30, step 30, epoch 1\n")
-    assert outcome["epoch"].startswith("going on with epoch_0, step 20, epoch 1\n")
+    assert outcome["newest"].startswith("resuming from step_30, step 30, epoch 1\n")
+    assert outcome["epoch"].startswith("resuming from epoch_0, step 20, epoch 1\n")
     last = outcome["calm"].splitlines()[-1]
     assert last.startswith("step 60: sum of the weights")
     assert outcome["newest"].splitlines()[-1] == outcome["epoch"].splitlines()[-1] == last

@@ -19,6 +19,7 @@ SAMPLE = (
 
 
 @pytest.mark.engine("libraries")
+@pytest.mark.timeout(3 * peer_suite.FILE_TIMEOUT_S)
 @pytest.mark.parametrize("file", SAMPLE)
 @pytest.mark.client("accelerate", "its own tests", differs="each test with a reason in peer_suite.toml")
 def test_accelerates_own_tests_pass(

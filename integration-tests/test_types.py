@@ -1,13 +1,15 @@
-"""Type checkers see the names behind `accel.utils` and other module paths, and report those that do not exist."""
+"""Type checkers see the names behind `accel.utils` and other module paths, and report nothing in the documentation."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from documented_scripts import problems, write_scripts
 
 ROOT = Path(__file__).parent.parent
 
@@ -93,3 +95,54 @@ def test_mypy_sees_the_names(tmp_path):
 @pytest.mark.engine("pyright")
 def test_pyright_sees_the_names(tmp_path):
     check([sys.executable, "-m", "pyright", "--pythonpath", sys.executable], tmp_path)
+
+
+PAGES_WITH_MYPY = """
+[mypy]
+allow_redefinition = true
+disable_error_code = no-redef
+[mypy-accelerate.*,datasets.*,deepspeed.*,diffusers.*,matplotlib.*,peft.*,sklearn.*,tensorboard.*,torchao.*,torchdata.*]
+follow_imports = skip
+ignore_missing_imports = true
+[mypy-my_package.*,transformers.*,wandb.*]
+follow_imports = skip
+ignore_missing_imports = true
+"""
+PAGES_WITH_PYRIGHT = {
+    "reportMissingImports": False,
+    "reportMissingModuleSource": False,
+    "reportPossiblyUnboundVariable": False,
+    "reportRedeclaration": False,
+}
+"""Left out: what a page gives a second meaning, packages that are not installed, and loops that may have no batch."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # without its cache, mypy reads all of torch
+def test_mypy_finds_nothing_in_the_documentation(tmp_path):
+    scripts = write_scripts(tmp_path)
+    config = tmp_path / "mypy.ini"
+    config.write_text(PAGES_WITH_MYPY)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        config,
+        "--cache-dir",
+        ROOT / ".mypy_cache/pages",
+    ]
+    done = subprocess.run([*command, *scripts], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert not problems(done.stdout, scripts), "\n".join(problems(done.stdout, scripts))
+
+
+@pytest.mark.engine("pyright")
+@pytest.mark.timeout(600)
+def test_pyright_finds_nothing_in_the_documentation(tmp_path):
+    scripts = write_scripts(tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(PAGES_WITH_PYRIGHT))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert not problems(done.stdout, scripts), "\n".join(problems(done.stdout, scripts))

@@ -1,1 +1,1 @@
-"""The developers' own programs: set-up, checks, release, benchmarks, the test harness."""
+"""Developer programs: set-up, checks, release, benchmarks, the test harness."""

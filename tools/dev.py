@@ -1,7 +1,7 @@
 """The front door for developers: ``python tools/dev.py --help``.
 
-Needs nothing but Python itself. This file has no function and no new syntax, so that any Python, however old,
-reads it and says that it is too old.
+Needs only Python. This file has no function and no new syntax, so that any Python, however old,
+reads it and reports that it is too old.
 """
 
 import sys

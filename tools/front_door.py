@@ -13,9 +13,9 @@ from tools.setup.failures import SetupError
 
 COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "gpu", "clean")
 EPILOG = """\
-Begin with `python tools/dev.py demo`: it trains an image classifier on the devices here. Then `… test`.
+Start with `python tools/dev.py demo`: it trains an image classifier on the devices here. Then `… test`.
 The first command makes .venv and installs everything (one to three minutes); later ones start at once.
-Everything that is made lies in .venv, .venvs, build, dist, runs and site; `clean` removes it.
+All generated files are in .venv, .venvs, build, dist, runs and site; `clean` removes it.
 """
 
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split ``words`` at the first ``--``: what is ours, what is handed on."""
+    """Split ``words`` at the first ``--``: our arguments, and the arguments to pass on."""
     if "--" not in words:
         return list(words), []
     at = list(words).index("--")

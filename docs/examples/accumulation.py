@@ -4,8 +4,8 @@
     accel launch --cpu --num_processes 2 docs/examples/accumulation.py
 
 The model is one weight `w`, the data `y = 2 x` for x = 1 … 8, the loss the mean of `(w x - y)²`. Its slope at
-`w = 0` is the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on one process, two
-or four. Batches of unequal size get there only if `num_items` says how many samples each has.
+`w = 0` is the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, with any accumulation, on one process,
+two or four. Batches of unequal size end there only if `num_items` is their number of samples.
 """
 
 import torch

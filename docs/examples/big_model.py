@@ -4,7 +4,7 @@
     python docs/examples/big_model.py --picture runs/big_model.png
 
 The model is built here, from code: a small transformer without weights, whose checkpoint is written first. Then the
-memory is capped, the map is made, and it runs: what has no room in memory is read from the checkpoint, one layer ahead.
+memory is capped, the map is made, and it runs: other layers are read from the checkpoint, one layer ahead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Language(nn.Module):
 
     @torch.inference_mode()
     def generate(self, tokens: torch.Tensor, *, num_tokens: int) -> torch.Tensor:
-        """Return ``tokens`` with more, drawn by what the model says of them; the same draw for the same scores."""
+        """Return ``tokens`` with more tokens, sampled from the model's scores; the same scores give the same sample."""
         chance = torch.Generator().manual_seed(0)
         for _ in range(num_tokens):
             likelihood = self(tokens)[:, -1].softmax(-1)
@@ -112,9 +112,9 @@ def told_size(layer: str, sizes: dict[str, int]) -> str:
 
 
 def print_map(sizes: dict[str, int], place_of: dict[str, str], memory: str) -> None:
-    """Print where each layer lives, in the order in which they run, and what that comes to."""
+    """Print the device of each layer, in running order, and the totals."""
     limit = convert_bytes(convert_file_size_to_int(memory))
-    print(f"{convert_bytes(sizes[''])} of weights, of which {limit} may be in memory at a time:")
+    print(f"{convert_bytes(sizes[''])} of weights; {limit} may be in memory at a time:")
     for layer, place in place_of.items():
         print(f"  {layer:<12}{PLACES[place]:<19}{told_size(layer, sizes)}")
     for place, told in PLACES.items():
@@ -124,7 +124,7 @@ def print_map(sizes: dict[str, int], place_of: dict[str, str], memory: str) -> N
 
 
 def draw(sizes: dict[str, int], place_of: dict[str, str], path: Path) -> None:
-    """Draw a bar for each layer, as wide as its bytes, in the colour of the place where it lives."""
+    """Draw a bar for each layer, as wide as its bytes, in the color of its device."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Reload what `digits.py` saved, with safetensors and plain PyTorch alone, and check that it is as good."""
+"""Reload what `digits.py` saved, with only safetensors and plain PyTorch, and check that its accuracy is the same."""
 
 import argparse
 import json

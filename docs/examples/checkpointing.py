@@ -1,12 +1,12 @@
-"""Save after every so many steps and after every epoch, and go on from any of these checkpoints.
+"""Save every N steps and after every epoch, and resume from any of these checkpoints.
 
     accel launch --cpu --num_processes 2 docs/examples/checkpointing.py
     python docs/examples/checkpointing.py --stop_after 30          # stops in the middle of an epoch
-    python docs/examples/checkpointing.py --resume                 # goes on with the newest checkpoint
+    python docs/examples/checkpointing.py --resume                 # resumes from the newest checkpoint
     python docs/examples/checkpointing.py --resume epoch_1         # or with a certain one
 
-The weights at the end are those of a run that was not stopped, bit for bit: `restore_loaders=True` puts the loader
-into the middle of its epoch, and the checkpoint holds the rest.
+The final weights equal those of an uninterrupted run, bit for bit: `restore_loaders=True` puts the loader
+into the middle of its epoch, and the checkpoint has the rest of the state.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from accel.utils import set_seed
 
 
 class Progress:
-    """How far the run is: an object of one's own in the checkpoint."""
+    """Progress of the run: a custom object in the checkpoint."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -42,7 +42,7 @@ def newest(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Save and go on.")
+    parser = argparse.ArgumentParser(description="Save and resume.")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--save_every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--stop_after", type=int, help="end the run after so many steps")
@@ -65,7 +65,7 @@ def main() -> None:
     if args.resume is not None:
         found = newest(args.output_dir) if args.resume == "newest" else args.output_dir / args.resume
         accelerator.load_state(found, restore_loaders=True)  # accel
-        accelerator.print(f"going on with {found.name}, step {progress.step}, epoch {loader.iteration}")
+        accelerator.print(f"resuming from {found.name}, step {progress.step}, epoch {loader.iteration}")
 
     while loader.iteration < args.epochs:
         epoch = loader.iteration
@@ -84,9 +84,7 @@ def main() -> None:
                 accelerator.print(f"stopping after step {progress.step}")
                 accelerator.end_training()
                 return
-        accelerator.save_state(
-            args.output_dir / f"epoch_{epoch}"
-        )  # after the loop: the next epoch is to come
+        accelerator.save_state(args.output_dir / f"epoch_{epoch}")  # after the loop, so the epoch is complete
     weights = torch.cat([weight.flatten() for weight in accelerator.unwrap_model(model).parameters()])
     accelerator.print(f"step {progress.step}: sum of the weights {weights.double().sum().item():.17g}")
     accelerator.end_training()

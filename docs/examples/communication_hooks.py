@@ -1,8 +1,8 @@
-"""Gradients made smaller for the wire: what each communication hook of data parallelism does to the result.
+"""Compress DDP gradients: what each communication hook of data parallelism does to the result.
 
     accel launch --cpu --num_processes 2 docs/examples/communication_hooks.py --hook fp16
 
-DDP hands each bucket of gradients to the hook, which sends it in its own way; on one process nothing is sent.
+DDP passes each bucket of gradients to the hook, which reduces it; on one process nothing is sent.
 """
 
 import argparse

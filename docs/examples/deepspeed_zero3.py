@@ -1,12 +1,12 @@
-"""Train a small model under DeepSpeed's ZeRO stage 3, interrupt it, go on with another number of ranks.
+"""Train a small model under DeepSpeed's ZeRO stage 3, interrupt it, and resume on another number of ranks.
 
     pip install deepspeed safetensors
     accel launch --cpu --num_processes 2 docs/examples/deepspeed_zero3.py --stop_after 30
-    accel launch --cpu --num_processes 1 docs/examples/deepspeed_zero3.py               # goes on, on one rank
+    accel launch --cpu --num_processes 1 docs/examples/deepspeed_zero3.py               # resumes, on one rank
     python docs/examples/deepspeed_zero3.py --check                                     # plain PyTorch
 
-Each rank writes what it holds, in DeepSpeed's own files. When the training is done, the weights are written to
-`weights/model.safetensors`, one tensor at a time; no rank ever holds the whole model.
+Each rank writes its shards, in DeepSpeed's files. When the training is done, the weights are written to
+`weights/model.safetensors`, one tensor at a time; no rank ever has the full model in memory.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from accel.utils import set_seed
 
 
 def make_model() -> nn.Module:
-    """Return a model that tells the sign of the sum of eight numbers."""
+    """Return a model that predicts the sign of the sum of eight numbers."""
     return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
@@ -59,7 +59,7 @@ def train(args: argparse.Namespace) -> None:
     loader = DataLoader(make_data(640, seed=0), batch_size=32, shuffle=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     if accelerator.load_state(restore_loaders=True, missing_ok=True):  # the newest complete one, if any
-        accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
+        accelerator.print(f"resuming after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     stop_at = min(args.steps, scheduler.last_epoch + (args.stop_after or args.steps))
     while scheduler.last_epoch < stop_at:

@@ -5,7 +5,7 @@
     accel launch --cpu --num_processes 2 docs/examples/diffusion.py --picture runs/diffusion.png
 
 Training adds noise to scans and lets a network guess it (Ho et al. 2020, https://arxiv.org/abs/2006.11239). An average
-of the weights over time draws. It is saved with the rest, because `register_for_checkpointing` was told of it, and by
+of the weights over time draws. It is saved with the rest, through `register_for_checkpointing`, and by
 itself in `weights`. The processes share the drawing.
 """
 
@@ -24,7 +24,7 @@ NUM_LEVELS = 100
 
 
 class Denoiser(nn.Module):
-    """Guesses the noise in ``(batch, 64)`` images, whose levels and digits it is told."""
+    """Predicts the noise in ``(batch, 64)`` images, given their noise levels and digits."""
 
     def __init__(self, width: int = 192) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch_size", type=int, default=64, help="of each process")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/diffusion"))
-    parser.add_argument("--picture", type=Path, help="where to draw how digits come out of noise")
+    parser.add_argument("--picture", type=Path, help="file for a picture of digits emerging from noise")
     args = parser.parse_args()
 
     accelerator = Accelerator()
@@ -137,7 +137,7 @@ def main() -> None:
         save_picture(drawn[:10], args.picture)
     nearest = torch.cdist(drawn[:, -1], images).argmin(1)
     right = int((torch.tensor(scans.target)[nearest] == torch.arange(10).repeat(3)).sum())
-    accelerator.print(f"{right} of 30 drawings are nearest to a scan of the digit that was asked for")
+    accelerator.print(f"{right} of 30 drawings are nearest to a scan of the requested digit")
     accelerator.end_training()
 
 

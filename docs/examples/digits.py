@@ -42,7 +42,7 @@ def network() -> nn.Sequential:
 
 
 def evaluate(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> tuple[int, int]:
-    """Return how many held-out scans are labelled right, and how many there are."""
+    """Return how many held-out scans are labeled correctly, and how many there are."""
     model.eval()
     right = seen = 0
     for images, labels in loader:

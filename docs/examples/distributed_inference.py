@@ -56,7 +56,7 @@ def encode(prompts: list[str]) -> torch.Tensor:
 
 
 def answer_shares(model: nn.Module, state: PartialState) -> list[tuple[int, float]]:
-    """Every process has the whole model and answers its share, one prompt at a time; say which answered."""
+    """Every process has the full model and answers its share of the prompts, one at a time; print the process."""
     answers = []
     with state.split_between_processes(PROMPTS) as prompts:
         for prompt in tqdm(prompts, desc="prompts"):

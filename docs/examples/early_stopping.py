@@ -18,7 +18,7 @@ from accel.utils import set_seed
 
 
 class Patience:
-    """Counts evaluations without a better value. Registered for checkpoints, so that a resumed run goes on counting."""
+    """Counts evaluations without a better value. Registered for checkpoints, so a resumed run continues the count."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -4,8 +4,8 @@
     python docs/examples/every_axis.py --picture runs/every_axis.png    # all layouts, about a minute
     python docs/examples/every_axis.py --layouts tp2 pp2 --steps 20            # some of them
 
-The script starts itself with `accel launch` for each layout that it has not trained before, on the CPU, where all can
-be compared. A table tells how far each curve is from that of one process. With experts it
+The script runs `accel launch` for each layout that it has not trained before, on the CPU, where all can
+be compared. A table shows the distance of each curve from that of one process. With experts it
 is another model, and another curve.
 """
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Experts(nn.Module):
-    """Small networks, stacked in two parameters, of which each token has chosen some."""
+    """Small networks, stacked in two parameters; each token uses some of them."""
 
     def __init__(self, num_experts: int, width: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class ExpertBlock(Block):
 
 
 class Language(nn.Module):
-    """A small language model of bytes, and the plan by which ranks share it."""
+    """A small language model of bytes, and its parallel plan."""
 
     parallel_plan: ClassVar = {
         "units": ["blocks.*"],
@@ -148,7 +148,7 @@ class Language(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return scores ``(batch, tokens, VOCABULARY)`` of what comes after each token."""
+        """Return scores ``(batch, tokens, VOCABULARY)`` of the next token, at each token."""
         hidden = self.embed(input_ids) + self.positions(position_ids)
         for block in self.blocks:
             hidden = block(hidden)
@@ -179,7 +179,7 @@ class Sources(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self.rows[index].long()
-        # Nothing refers to a neighbour, which another rank may have: labels are moved, and positions are told.
+        # No token refers to its neighbor, which another rank may have: labels are shifted, and positions are passed.
         return {"input_ids": row[:-1], "position_ids": torch.arange(LENGTH), "shift_labels": row[1:]}
 
 

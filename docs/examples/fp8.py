@@ -1,11 +1,11 @@
-"""Train in 8 bits with torchao; `--precision bf16` is the same run in bf16, to compare.
+"""Train in FP8 with torchao; `--precision bf16` is the same run in bf16, to compare.
 
     pip install torchao scikit-learn
     python docs/examples/fp8.py                                               # on a CPU, too
     python docs/examples/fp8.py --precision bf16
     accel launch --num_processes 2 docs/examples/fp8.py --recipe rowwise
 
-The inner layers are exchanged for those that multiply in 8 bits; the accelerator logs which, and why not the others.
+The inner layers are replaced by FP8 layers; the accelerator logs which ones, and why other layers are not.
 Weights stay fp32, so the checkpoint is that of the plain model.
 """
 
@@ -29,7 +29,7 @@ def network(width: int = 128) -> nn.Sequential:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train in 8 bits.")
+    parser = argparse.ArgumentParser(description="Train in FP8.")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="fp8")
     parser.add_argument(

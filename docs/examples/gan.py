@@ -4,7 +4,7 @@
     python docs/examples/gan.py
     accel launch --cpu --num_processes 2 docs/examples/gan.py --picture runs/gan.png
 
-Each model has an optimizer of its own. In the generator's turn gradients flow through the critic; its own parameters
+Each model has an optimizer. In the generator's turn gradients flow through the critic; the critic's parameters
 are left out, so that nothing of them is sent.
 """
 

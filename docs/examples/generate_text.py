@@ -13,7 +13,7 @@ from sharded import LENGTH, Language
 
 @torch.inference_mode()
 def generate(model: Language, prompt: bytes, *, num_tokens: int) -> bytes:
-    """Return ``prompt`` with more bytes, drawn by what the model says of them; the same ones in every run."""
+    """Return ``prompt`` with more bytes, sampled from the model's scores; the same bytes in every run."""
     tokens = torch.tensor([list(prompt)])
     chance = torch.Generator().manual_seed(0)
     for _ in range(num_tokens):

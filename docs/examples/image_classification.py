@@ -1,4 +1,4 @@
-"""Classify scans of handwritten digits with every feature of a training script, each of which a flag switches on.
+"""Classify scans of handwritten digits with every feature of a training script, each enabled by a flag.
 
     pip install scikit-learn tensorboard
     python docs/examples/image_classification.py                                  everything off
@@ -8,7 +8,7 @@
     python docs/examples/image_classification.py --resume_from runs/images/epoch_1
 
 A run that is resumed with the same flags ends with the weights of one that was not stopped, bit for bit; with
-`--num_workers` only from the end of an epoch, for workers draw the moves of images at random and start anew.
+`--num_workers` only from the end of an epoch, because workers shift images at random and restart.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Scans(Dataset):
 
 
 class Block(nn.Module):
-    """Two convolutions beside which the input is passed on."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--clip_norm", type=float, help="largest norm of the gradients")
     parser.add_argument("--label_smoothing", type=float, default=0.0)
-    parser.add_argument("--freeze_stem", action="store_true", help="leave the first layer as it is")
+    parser.add_argument("--freeze_stem", action="store_true", help="freeze the first layer")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that read data")
     parser.add_argument("--checkpointing_steps", help="save after every so many steps, or after each `epoch`")
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
 
 
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> float:
-    """Return the accuracy on the scans that were held out."""
+    """Return the accuracy on the held-out scans."""
     model.eval()
     right = seen = 0
     for images, labels in loader:
@@ -133,7 +133,7 @@ def main() -> None:
     if args.resume_from is not None:
         accelerator.load_state(args.resume_from, restore_loaders=True)
         accelerator.print(
-            f"going on with {args.resume_from}: epoch {loader.iteration}, step {scheduler.last_epoch}"
+            f"resuming from {args.resume_from}: epoch {loader.iteration}, step {scheduler.last_epoch}"
         )
 
     loss_function = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)

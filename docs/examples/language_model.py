@@ -1,12 +1,12 @@
-"""Train a language model from scratch on text files, so that the run can be stopped and gone on with at any step.
+"""Train a language model from scratch on text files, so that the run can be resumed at any step.
 
     pip install tqdm
     python docs/examples/language_model.py --files 'books/**/*.txt'
     accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 200
-    accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 400   # goes on
+    accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 400   # resumes
 
 Without `--files` it reads some sources of Python's standard library. It reads bytes, so it needs no tokenizer. A
-checkpoint is written in the background while training goes on.
+checkpoint is written in the background during training.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from accel.utils import set_seed, tqdm
 
 
 class Windows(Dataset):
-    """Windows of ``length + 1`` bytes of all files, one behind the other."""
+    """Windows of ``length + 1`` bytes of all files, concatenated."""
 
     def __init__(self, text: torch.Tensor, length: int) -> None:
         self.text, self.length = text, length
@@ -37,7 +37,7 @@ class Windows(Dataset):
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network at each place."""
+    """Causal attention, then a small network at each position."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
 
 def read_files(pattern: str) -> torch.Tensor:
     """Return the bytes of all files that a pattern such as ``books/**/*.txt`` matches."""
-    root = Path(pattern).anchor  # empty, unless the pattern begins at the root of a disk
+    root = Path(pattern).anchor  # empty, unless the pattern starts at the root of a disk
     files = sorted(file for file in Path(root).glob(pattern.removeprefix(root)) if file.is_file())
     if not files:
         raise SystemExit(f"no file matches `{pattern}`; name others with --files")
@@ -119,7 +119,7 @@ def main() -> None:
             f"{split} bytes do not fill one batch on every process; read more files or lower --batch_size"
         )
     if accelerator.load_state(restore_loaders=True, missing_ok=True):  # the newest complete one, if any
-        accelerator.print(f"going on after step {scheduler.last_epoch}")
+        accelerator.print(f"resuming after step {scheduler.last_epoch}")
 
     throughput = accelerator.throughput()
     bar = tqdm(total=args.steps, initial=scheduler.last_epoch, desc="training", unit="step")

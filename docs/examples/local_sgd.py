@@ -1,4 +1,4 @@
-"""Local SGD: every rank trains for a while on its own, then all take the mean of their weights.
+"""Local SGD: every rank trains separately for some steps, then the weights of all ranks are averaged.
 
     accel launch --cpu --num_processes 2 docs/examples/local_sgd.py
 

@@ -1,4 +1,4 @@
-"""Fine-tune a small part of a model: LoRA, and QLoRA where the rest is held in 4 bits.
+"""Fine-tune a small part of a model: LoRA, and QLoRA with a 4-bit base model.
 
     pip install transformers peft bitsandbytes
     python docs/examples/lora.py
@@ -7,8 +7,8 @@
     python docs/examples/lora.py --quantize
 
 The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
-make it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the
-checkpoint layer by layer and held in 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+make it count in threes (4 7 10 13 …), while its weights stay unchanged. With `--quantize` these are read from the
+checkpoint layer by layer and quantized to 4-bit (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 """
 
 import argparse
@@ -43,7 +43,7 @@ def counting(step: int, count: int) -> TensorDataset:
 
 
 def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int, lr: float) -> nn.Module:
-    """Train what is trainable in ``model`` to count in steps of ``step``; return it prepared."""
+    """Train the trainable parameters of ``model`` to count in steps of ``step``; return it prepared."""
     loader = DataLoader(counting(step, 512), batch_size=16, shuffle=True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -60,7 +60,7 @@ def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int,
 
 @torch.no_grad()
 def accuracy(accelerator: Accelerator, model: nn.Module, step: int) -> float:
-    """Return how many numbers behind the second are guessed right, of all 32 sequences with this step."""
+    """Return how many numbers after the second are predicted correctly, of all 32 sequences with this step."""
     numbers = (torch.arange(NUMBERS).unsqueeze(1) + step * torch.arange(LENGTH)) % NUMBERS
     numbers = numbers.to(accelerator.device)
     guesses = model(input_ids=numbers).logits[:, 1:-1].argmax(-1)
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fine-tune adapters of a model.")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rank", type=int, default=8, help="of the adapters")
-    parser.add_argument("--quantize", action="store_true", help="hold the base model in 4 bits")
+    parser.add_argument("--quantize", action="store_true", help="quantize the base model to 4-bit")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/lora"))
     args = parser.parse_args()
 
@@ -87,7 +87,7 @@ def main() -> None:
     accelerator.free_memory(base)
 
     if args.quantize:
-        with init_empty_weights():  # the weights are those of the checkpoint
+        with init_empty_weights():  # the weights equal the checkpoint
             model = base_model()
         four_bits = BnbQuantizationConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", torch_dtype=torch.float32

@@ -1,4 +1,4 @@
-"""Metrics over several processes that are those of one: every sample once, in the order of the data set.
+"""Metrics over several processes that equal those of one: every sample once, in the order of the data set.
 
     pip install scikit-learn
     python docs/examples/metrics.py

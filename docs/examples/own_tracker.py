@@ -1,4 +1,4 @@
-"""A tracker of one's own beside a built-in one, and early stopping that all ranks agree on.
+"""A custom tracker next to a built-in one, and early stopping that all ranks agree on.
 
     accel launch --cpu --num_processes 2 docs/examples/own_tracker.py
 
@@ -51,7 +51,7 @@ class BestTracker(GeneralTracker):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train with a tracker of one's own, and stop early.")
+    parser = argparse.ArgumentParser(description="Train with a custom tracker, and stop early.")
     parser.add_argument("--project_dir", type=Path, default=Path("runs/own_tracker"))
     args = parser.parse_args()
     args.project_dir.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         accelerator.log({"loss": loss}, step=epoch)
-        if loss < 1e-3:  # each rank sees a loss of its own
+        if loss < 1e-3:  # each rank has a different loss
             accelerator.set_trigger()
         if accelerator.check_trigger():  # accel: true on every rank if on any
             break

@@ -1,10 +1,10 @@
-"""A run that survives losing its machine: it saves and leaves when told to, and goes on when started again.
+"""A run that survives losing its machine: it saves and exits on a signal, and resumes when started again.
 
     accel launch --cpu --num_processes 2 docs/examples/preemption.py
     kill -TERM <any of the ranks>         # saves, ends with exit code 75
     accel launch --cpu --num_processes 2 docs/examples/preemption.py
 
-`--stop_at N` sends the signal to the last rank itself, after N steps, to see it happen.
+`--stop_at N` sends the signal to the last rank after N steps, for a demonstration.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from accel.utils import set_seed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train, be preempted, go on.")
+    parser = argparse.ArgumentParser(description="Train, be preempted, resume.")
     parser.add_argument("--project_dir", type=Path, default=Path("runs/preemption"))
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--stop_at", type=int, help="send SIGTERM to the last rank after so many steps")
@@ -43,7 +43,7 @@ def main() -> None:
     if accelerator.load_state(
         restore_loaders=True, missing_ok=True
     ):  # the newest, in the middle of its epoch
-        accelerator.print("going on in epoch", loader.iteration)
+        accelerator.print("resuming in epoch", loader.iteration)
 
     steps = 0
     with accelerator.handle_preemption(

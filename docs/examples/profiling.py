@@ -1,4 +1,4 @@
-"""Where a training step spends its time: a table, and a trace of every rank for chrome://tracing or ui.perfetto.dev.
+"""Profile a training step: a table, and a trace of every rank for chrome://tracing or ui.perfetto.dev.
 
     python docs/examples/profiling.py --output_dir runs/profile
 

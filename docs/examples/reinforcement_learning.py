@@ -1,10 +1,10 @@
-"""Balance a pole: each process plays games of its own, and all learn from the games of all (REINFORCE with a critic).
+"""Balance a pole: each process plays separate games, and the gradients of all are averaged (REINFORCE with a critic).
 
     python docs/examples/reinforcement_learning.py
     accel launch --cpu --num_processes 2 docs/examples/reinforcement_learning.py
 
-There is no data set and no loader: `prepare` takes the model and the optimizer, and gradients are averaged as ever.
-Games differ in length, so each rank says by `num_items` how many moves its loss is a mean of.
+There is no data set and no loader: `prepare` takes the model and the optimizer, and gradients are averaged as usual.
+Games differ in length, so each rank passes the number of moves that its loss is a mean of as `num_items`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ MOST_MOVES = 200
 class CartPole:
     """A pole on a cart, for many games at once; a move pushes the cart to the left (0) or to the right (1).
 
-    The physics are those of Barto, Sutton and Anderson, 1983. States are ``(games, 4)``: place and speed of the cart,
+    The physics follow Barto, Sutton and Anderson, 1983. States are ``(games, 4)``: place and speed of the cart,
     angle and speed of the pole.
     """
 
@@ -43,7 +43,7 @@ class CartPole:
 
 
 class Player(nn.Module):
-    """From states to the scores of both moves, and a guess of how many moves are to come."""
+    """Maps states to the scores of both moves, and to an estimate of the number of remaining moves."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

@@ -2,11 +2,11 @@
 
     pip install matplotlib
     accel launch --cpu --num_processes 2 docs/examples/sharded.py --stop_after 100     # or: kill -TERM <any rank>
-    accel launch --cpu --num_processes 4 docs/examples/sharded.py                      # goes on, on four ranks
+    accel launch --cpu --num_processes 4 docs/examples/sharded.py                      # resumes, on four ranks
     accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged
     python docs/examples/generate_text.py runs/language/merged                         # plain PyTorch
 
-With `--ddp` every rank holds the whole model. Each run adds what its ranks needed to `memory.json`, prints all of them
+With `--ddp` every rank has a full replica. Each run adds what its ranks needed to `memory.json`, prints all of them
 side by side, and draws them with `--picture`.
 """
 
@@ -72,7 +72,7 @@ class Language(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return scores ``(batch, tokens, VOCABULARY)`` of what comes after each token."""
+        """Return scores ``(batch, tokens, VOCABULARY)`` of the next token, at each token."""
         hidden = self.embed(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             hidden = block(hidden)
@@ -95,7 +95,7 @@ class Sources(Dataset):
 
 
 class Memory:
-    """What a rank needs: what it keeps between two steps, and the peak since this was made.
+    """Memory of a rank: between two steps, and the peak since this object was created.
 
     Tensors are counted, and nothing else: the interpreter and the libraries are the same however a model is trained.
     """
@@ -139,12 +139,12 @@ class Memory:
 
 
 def size_of(tensors: list[torch.Tensor]) -> int:
-    """Return the bytes that this rank holds of some tensors."""
+    """Return the bytes of some tensors on this rank."""
     return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes for tensor in tensors)
 
 
 def report(memory: Memory, accelerator: Accelerator, *, name: str, file: Path, picture: Path | None) -> None:
-    """Add the largest sizes of all ranks to those of earlier runs, and show them."""
+    """Add the largest sizes of all ranks to the table of earlier runs, and print it."""
     sizes = torch.tensor(list(memory.sizes.values()), device=accelerator.device)
     largest = accelerator.gather(sizes.unsqueeze(0)).amax(dim=0).tolist()
     if not accelerator.is_main_process:
@@ -188,7 +188,7 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--sharded", dest="kind", action="store_const", const="sharded", default="sharded")
     how.add_argument(
-        "--ddp", dest="kind", action="store_const", const="ddp", help="the whole model on each rank"
+        "--ddp", dest="kind", action="store_const", const="ddp", help="a full replica on each rank"
     )
     parser.add_argument("--project_dir", type=Path, default=Path("runs/language"))
     parser.add_argument("--steps", type=int, default=300)
@@ -215,9 +215,9 @@ def main() -> None:
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     if not len(loader):
         raise SystemExit("The sources do not fill one batch; lower --batch_size.")
-    # What any number of ranks saved, also within an epoch.
+    # A checkpoint of any number of ranks, also from within an epoch.
     if accelerator.load_state(restore_loaders=True, missing_ok=True):
-        accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
+        accelerator.print(f"resuming after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     first = scheduler.last_epoch
     stop_at = min(args.steps, args.stop_after or args.steps)
@@ -236,7 +236,7 @@ def main() -> None:
                 if step % 20 == 0 or step == stop_at:
                     mean = accelerator.reduce(loss.detach(), "mean").item()
                     accelerator.print(f"step {step}: loss {mean:.4f}")
-                # Within the epoch, so that its position is saved; each rank writes its own shards.
+                # Within the epoch, so that its position is saved; each rank writes its shards.
                 if accelerator.should_stop or step == stop_at:
                     accelerator.print(f"saved to {accelerator.save_state()}")
                     break

@@ -1,4 +1,4 @@
-"""Tell comments from code: classify lines of Python's own standard library with a small transformer.
+"""Classify lines of Python's standard library as comments or code with a small transformer.
 
     python docs/examples/text_classification.py
     accel launch --cpu --num_processes 2 docs/examples/text_classification.py \\
@@ -52,13 +52,13 @@ def read_lines(num_files: int) -> list[Line]:
 
 
 def collate(lines: list[Line]) -> dict[str, torch.Tensor]:
-    """Return ``characters``, ``(batch, longest)`` with 0 behind the end of a line, and ``labels``, ``(batch,)``."""
+    """Return ``characters``, ``(batch, longest)`` with 0 after the end of a line, and ``labels``, ``(batch,)``."""
     characters = pad_sequence([line for line, _ in lines], batch_first=True)
     return {"characters": characters, "labels": torch.tensor([label for _, label in lines])}
 
 
 class Classifier(nn.Module):
-    """A transformer over characters whose mean output decides; it computes its own loss."""
+    """A transformer over characters whose mean output decides; it also computes the loss."""
 
     def __init__(self, width: int = 48, num_blocks: int = 2) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Classifier(nn.Module):
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Tell comments from code, with every feature off or on.")
+    parser = argparse.ArgumentParser(description="Classify comments and code, with every feature off or on.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch_size", type=int, default=32, help="of each process")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--by_lines", action="store_true", help="weight batches by their number of lines")
     parser.add_argument("--clip_norm", type=float, help="largest norm of the gradients")
-    parser.add_argument("--warmup_steps", type=int, default=0, help="steps in which the learning rate rises")
+    parser.add_argument("--warmup_steps", type=int, default=0, help="warm-up steps of the learning rate")
     parser.add_argument("--checkpointing_steps", type=int, help="save after every so many steps")
     parser.add_argument("--resume_from", type=Path, help="a checkpoint of an earlier run")
     parser.add_argument("--with_tracking", action="store_true", help="log to a file of JSON lines")
@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
 
 
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> tuple[int, int]:
-    """Return how many lines are told right, and how many there are: each once, on any number of processes."""
+    """Return how many lines are classified correctly, and how many there are: each once, on any number of processes."""
     model.eval()
     right = seen = 0
     for batch in loader:
@@ -140,7 +140,7 @@ def main() -> None:
     )
     if args.resume_from is not None:
         accelerator.load_state(args.resume_from, restore_loaders=True)
-        accelerator.print(f"going on with {args.resume_from}: step {scheduler.last_epoch}")
+        accelerator.print(f"resuming from {args.resume_from}: step {scheduler.last_epoch}")
 
     while train_loader.iteration < args.epochs:
         epoch = train_loader.iteration

@@ -1,1 +1,1 @@
-"""Side-by-side measurements: accel, the peer and plain PyTorch, in one environment and one run."""
+"""Side-by-side measurements: accel, Accelerate and plain PyTorch, in one environment and one run."""

@@ -40,7 +40,7 @@ def circumstances() -> dict[str, str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure the cases named, print the tables, and write the numbers if asked to."""
+    """Measure the cases named, print the tables, and write the numbers if requested."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of: {', '.join(known_cases())}")
     parser.add_argument("--rounds", type=int, default=7)

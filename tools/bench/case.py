@@ -1,4 +1,4 @@
-"""What a file in ``tools/bench/cases`` offers: one object named ``case``."""
+"""The interface of a file in ``tools/bench/cases``: one object named ``case``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Case:
     """One thing to measure, in several variants.
 
     Args:
-        title: What is measured, one line.
+        title: The measurement, in one line.
         unit: Of the number that each variant prints.
-        variants: Python source per variant, in the order of the table. Each runs in a process of its own and
-            prints one number as its last line; or nothing, and then the whole process is timed in seconds.
-        baseline: The variant to which the others are compared.
+        variants: Python source per variant, in the order of the table. Each runs in a separate process and
+            prints one number as its last line; or nothing, and then the complete process is timed in seconds.
+        baseline: The variant that other variants are compared with.
         prepare: Source to run once before the rounds, e.g. to fill caches.
-        obstacle: Source to run first; what it prints is why the case cannot be measured on this machine.
+        obstacle: Source to run first; its output is the reason why the case cannot be measured on this machine.
     """
 
     title: str

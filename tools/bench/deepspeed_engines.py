@@ -1,4 +1,4 @@
-"""Pieces of source that cases about DeepSpeed share, and where DeepSpeed is missing, the obstacle to them."""
+"""Source shared by the DeepSpeed cases, and their obstacle if DeepSpeed is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ print("" if find_spec("deepspeed") else "DeepSpeed is not installed here: pip in
 SETTING = """
 import os, sys
 os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
-os.environ.pop("ACCELERATE_USE_CPU", None)  # for the peer it would rule DeepSpeed out
+os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, Accelerate would not use DeepSpeed
 kept = os.dup(1)
 os.dup2(2, 1)  # DeepSpeed prints and logs; the last line must be the number
 sys.stdout = os.fdopen(kept, "w") if os.environ.get("RANK", "0") == "0" else open(os.devnull, "w")
@@ -25,7 +25,7 @@ def config():
         },
     }
 """
-"""What follows `STAGE = …` and, for two ranks, `TWO_RANKS`; the config has what the peer needs to save a model."""
+"""What follows `STAGE = …` and, for two ranks, `TWO_RANKS`; the config has what Accelerate needs to save a model."""
 
 RAW = """
 import deepspeed
@@ -38,7 +38,7 @@ def engine_of(model, optimizer):
 def accelerator_of(package: str) -> str:
     """Return source that builds the ``Accelerator`` of ``package`` with a plugin."""
     first = {"accel": "cpu=True, ", "accelerate": ""}[package]
-    # With `zero3_init_flag` the peer wants transformers.
+    # With `zero3_init_flag` Accelerate needs transformers.
     return f"""
 from {package} import Accelerator, DeepSpeedPlugin
 plugin = DeepSpeedPlugin(hf_ds_config=config(), zero3_init_flag=False)

@@ -1,9 +1,9 @@
 """How the cost of what users call grows with tensors, samples, leaves, checkpoints and ranks.
 
 ``python -m tools.bench.growth [STORY …]`` prints for each story how many calls it makes at a size, at twice and at four
-times the size, and the exponent of what is added: 0 where the cost stays, 1 where it is linear, 2 where there is a loop
+times the size, and the exponent of the increase: 0 if the cost is constant, 1 if it is linear, 2 if there is a loop
 in a loop. Calls of Python and C functions are counted on all threads, so the numbers do not depend on the
-machine or its load; what a single call does in C (``name in names``) is seen in the seconds alone.
+machine or its load; what a single call does in C (``name in names``) only shows in the seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import nn
 
 LIMIT = 1.1
-"""What the exponent of a linear story stays below."""
+"""Upper bound of the exponent of a linear story."""
 _NOISE = 0.03
 """Share of the calls, at the largest size, that may be due to chance: threads that wait, caches."""
 
@@ -49,7 +49,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Growth:
-    """What a story costs at a size, at twice and at four times the size."""
+    """The costs of a story at a size, at twice and at four times the size."""
 
     story: str
     sizes: tuple[int, int, int]
@@ -62,7 +62,7 @@ class Growth:
 
 
 def exponent_of(counts: Sequence[int]) -> float:
-    """Return the exponent of what three counts, each at twice the size of the one before, have besides a constant."""
+    """Return the exponent of what three counts, each at twice the previous size, without their constant part."""
     first, second = counts[1] - counts[0], counts[2] - counts[1]
     if second <= _NOISE * counts[2]:
         return 0.0
@@ -70,7 +70,7 @@ def exponent_of(counts: Sequence[int]) -> float:
 
 
 def count_calls(work: Work) -> int:
-    """Return how many functions of Python and C ``work`` calls, on this thread and those that it starts."""
+    """Return how many functions of Python and C ``work`` calls, on this thread and the threads that it starts."""
     numbers: dict[int, int] = {}
 
     def count(_frame: FrameType, event: str, _arg: object) -> None:
@@ -356,12 +356,12 @@ STORIES: dict[Callable[[int, Path], Work], int] = {
     prepare_sharded: 100,
     store_round: 8,
 }
-"""What is measured, and the smallest size."""
+"""The measurement, and the smallest size."""
 NAMES = {story.__name__: story for story in STORIES}
 
 
 def measured(name: str) -> Growth:
-    """Measure a story, each size in a process of its own."""
+    """Measure a story, each size in a separate process."""
     for module in _IMPORTED:
         import_module(module)  # once, before the forks
     smallest = STORIES[NAMES[name]]
@@ -403,7 +403,7 @@ def _measure(name: str, size: int, sending: Any) -> None:
         sending.send((calls, seconds))
         sending.close()
     sys.stdout.flush()
-    os._exit(0)  # threads and groups of the run need no end of their own
+    os._exit(0)  # the process exits: threads and groups of the run need no cleanup
 
 
 def _forget() -> None:

@@ -1,6 +1,6 @@
-"""Losses of libraries on accel beside those under Accelerate: ``python -m tools.bench.libraries [SCRIPT …]``.
+"""Losses of libraries on accel and under Accelerate: ``python -m tools.bench.libraries [SCRIPT …]``.
 
-Run it in `.venvs/libraries`, after `python tools/dev.py test --engines libraries` has put Accelerate beside it.
+Run it in `.venvs/libraries`, after `python tools/dev.py test --engines libraries` has installed Accelerate next to it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAMES = ("trainer", "fine_tuning", "sentences", "diffusion", "loops", "evaluatio
 
 @dataclass(frozen=True)
 class Side:
-    """What `accelerate` means to a script.
+    """The package that `accelerate` is for a script.
 
     Args:
         alone: The words between Python and a script in one process.
-        together: Those that start it in two.
+        together: The words that start it in two.
         folders: Where it imports from before all else.
     """
 
@@ -60,7 +60,7 @@ def losses_of(script: str, folder: Path, *, side: Side = ACCEL, num_processes: i
         num_processes: 1 or 2.
 
     Raises:
-        RuntimeError: If it fails, with what it wrote.
+        RuntimeError: If it fails, with its output.
     """
     folder.mkdir(exist_ok=True)
     begin = side.alone if num_processes == 1 else side.together
@@ -89,7 +89,7 @@ def on_both_sides(script: str, folder: Path, *, num_processes: int = 1) -> tuple
     """Return the losses of a script on accel, and those under Accelerate.
 
     Raises:
-        RuntimeError: If it fails, with what it wrote.
+        RuntimeError: If it fails, with its output.
     """
     folder.mkdir(exist_ok=True)
     return (

@@ -55,7 +55,7 @@ os.environ |= {
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "yes",
 }
 """
-"""Two processes from one: what follows runs in both, and `FAREWELL` lets the second one go first."""
+"""Two processes from one: the following code runs in both, and `FAREWELL` lets the second one go first."""
 
 FAREWELL = """
 sys.stdout.flush()

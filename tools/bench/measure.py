@@ -1,4 +1,4 @@
-"""Run a case's variants in turn, each in its own process, round after round."""
+"""Run a case's variants in turn, each in a separate process, round after round."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def with_bytecode(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without what keeps Python from writing bytecode.
 
     Packages that pip copied were compiled when they were installed; ours, imported from the checkout, would
-    be compiled anew in every run, which takes longer than all the rest of their import.
+    be compiled again in every run, which takes longer than the rest of their import.
     """
     return {name: value for name, value in environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: each part on its own, in plain PyTorch and through accel."""
+"""Time of the parts of a training step, each measured separately, in plain PyTorch and through accel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ VARIANTS = {
 
 
 def profile_step(*, num_rounds: int) -> dict[str, dict[str, float]]:
-    """Return, by variant and part, the microseconds of one step: medians of rounds in processes of their own."""
+    """Return, by variant and part, the microseconds of one step: medians of rounds in separate processes."""
     rounds: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
     for _ in range(num_rounds):
         for name, source in VARIANTS.items():
@@ -61,7 +61,7 @@ def profile_step(*, num_rounds: int) -> dict[str, dict[str, float]]:
 
 def profile_table(spent: dict[str, dict[str, float]]) -> str:
     """Return what `profile_step` found as text, with the difference between the variants."""
-    lines = ["where one training step spends its time (µs)"]
+    lines = ["time of the parts of a training step (µs)"]
     lines.append(f"  {'part':<10}{'plain':>9}{'ours':>9}{'more':>9}")
     for part in PARTS:
         plain, ours = spent["plain"][part], spent["ours"][part]

@@ -34,8 +34,8 @@ model = accelerator.prepare(model)
 save, load = accelerator.save_state, accelerator.load_state
 """
 
-# The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run. It wants
-# an optimizer beside the model; its `save_state` calls this function, and still takes the run for one of DDP.
+# On a CPU, Accelerate trains with DDP despite the plugin, unless its state is set to FSDP afterwards. It wants
+# an optimizer with the model; its `save_state` calls this function, and still takes the run for one of DDP.
 PEER = """
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType, load_fsdp_model, save_fsdp_model
@@ -129,7 +129,7 @@ def timed():
     return taken_s
 print(sorted(timed() for _ in range(5))[2])
 """
-"""The median of five loads; what was just written is in the page cache."""
+"""The median of five loads; the files were just written, so they are in the page cache."""
 
 MEASURED = """
 def memory(name):

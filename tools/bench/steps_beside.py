@@ -1,4 +1,4 @@
-"""Pieces of source that cases share whose step is timed beside that of a plain copy in the same processes."""
+"""Source shared by cases that time a step against that of a plain copy in the same processes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def with_optimizer(model):
 such for the plain copy."""
 
 WIDE = MODEL.replace("256", "1024").replace("128", "512")
-"""The same four times as wide: 13.1 million parameters, by which fixed costs weigh less."""
+"""The same four times as wide: 13.1 million parameters, so that fixed costs weigh less."""
 
 LONG = MODEL.replace("(4, 32)", "(4, 512)")
-"""The same with 2,048 tokens instead of 128, by which costs of each parameter weigh less."""
+"""The same with 2,048 tokens instead of 128, so that costs per parameter weigh less."""
 
 LANGUAGE = """
 import copy, time, torch
@@ -84,7 +84,7 @@ for number in range(70):
 measured, beside = (sorted(each)[len(each) // 2] for each in durations)
 print(measured / beside)
 """
-"""What a case says in ``pair`` and times in ``step``, one after the other, both ranks from the same moment on."""
+"""What a case says in ``pair`` and times in ``step``, one after the other, both ranks synchronized."""
 
 CLOCK = (
     """

@@ -23,11 +23,11 @@ BEGIN = "| program | what was run | result | test |\n|-|-|-|-|\n"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Row:
-    """What one test showed.
+    """The result of one test.
 
     Attributes:
         program: Its distribution and release, e.g. ``peft 0.19.1``.
-        ran: What was run, and how much of it.
+        ran: The program, and the part of it that was run.
         result: ``equal``, or why results differ from those with Accelerate.
         test: The test's file and function.
     """
@@ -38,7 +38,7 @@ class Row:
     test: str
 
     def shown(self) -> tuple[str, str]:
-        """Return what must stand on the page. A new release that gives the same result makes no run fail."""
+        """Return the rows of the page. A new release with the same result makes no run fail."""
         return self.ran, self.result
 
 
@@ -51,7 +51,7 @@ def rows_of(page: str) -> dict[str, Row]:
 
 
 def record(rows: Iterable[Row], root: Path = ROOT) -> list[str]:
-    """Record the rows of a run beside those of earlier runs, and return what the page lacks of them."""
+    """Add the rows of a run to those of earlier runs, and return the rows that the page lacks."""
     file = root / RECORDS
     file.parent.mkdir(parents=True, exist_ok=True)
     recorded = _recorded(root) | {row.test: row for row in rows}
@@ -72,7 +72,7 @@ def with_records(page: str, root: Path = ROOT) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done: tests without a row, and rows without a test."""
+    """Return the problems: tests without a row, and rows without a test."""
     shown, tests = set(rows_of((root / PAGE).read_text(encoding="utf-8"))), set(_client_tests(root))
     return [
         *(

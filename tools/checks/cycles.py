@@ -1,4 +1,4 @@
-"""No import cycle: nothing is imported by what it imports, for the type checker or in a function either."""
+"""No import cycles, also in imports for the type checker or in functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps([{m: sorted(graph.find_modules_directly_imported_by(m)) for m i
 def imports(root: Path) -> dict[str, set[str]]:
     """Return for each module of the packages the modules of the packages that it imports, wherever it does.
 
-    The names that a package hands on lazily are imported for the type checker only; these imports of its own modules
+    Names that a package re-exports lazily are imported for the type checker only; these imports of its modules
     do not count.
     """
     packages = read_packages(root).values()
@@ -35,7 +35,7 @@ def imports(root: Path) -> dict[str, set[str]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(package.folder / "src") for package in packages),
     }
-    # In a Python of its own, which has imported none of them from elsewhere.
+    # In a separate Python, which has imported none of them from elsewhere.
     words = [sys.executable, "-c", _PROGRAM, *names]
     done = subprocess.run(words, cwd=root, env=environ, capture_output=True, text=True, check=True)
     all_imports, at_runtime = (

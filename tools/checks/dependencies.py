@@ -1,11 +1,11 @@
-"""What a package imports is what it declares, in both directions.
+"""A package imports exactly its declared dependencies.
 
-- A module-level import comes from a required dependency (or from an extra, in the modules that belong to it).
-- An import inside a function, or guarded by ``except ImportError``, may also come from an extra.
+- A module-level import needs a required dependency (or from an extra, in the modules that belong to it).
+- An import inside a function, or guarded by ``except ImportError``, may also need an extra.
 - Every declared dependency, in extras too, is used somewhere.
 - An extra of ours that is named anywhere, such as ``accel-trackers[wandb]``, exists.
 - The range of a sibling names three parts and admits the version of this checkout.
-- The packages agree on the releases of torch and of Python that they run on, and the README says the same.
+- The packages agree on the releases of torch and of Python that they run on, also with the README.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OF_THE_DEVICE = {
     "torch_xla",
     "transformer_engine",
 }
-"""They come with a vendor's software, or are built for its device: no extra brings them. Inside functions only."""
+"""Part of a vendor's software, or built for its device: in no extra. Imported inside functions only."""
 
 MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
 """Modules that are of no use without an extra and may import it at module level."""

@@ -1,6 +1,6 @@
-"""Hold the table of what each package brings against what is declared; ``--update`` rewrites it.
+"""Check the table of each package's dependencies against its declarations; ``--update`` rewrites it.
 
-Torch is left as it is: what it requires differs with its build.
+Torch is listed without its requirements, which differ between builds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEGIN = "| package | packages of accel | others that it declares | others that c
 
 @dataclass(frozen=True)
 class Requirements:
-    """What is installed with a package.
+    """The distributions that are installed with a package.
 
     Attributes:
         ours: Packages of this checkout, required directly or not; the lowest first.
@@ -37,7 +37,7 @@ class Requirements:
 
 
 def requirements_of(name: str) -> Requirements:
-    """Return what is installed with package ``name``, without extras."""
+    """Return the distributions that are installed with package ``name``, without extras."""
     packages = read_packages()
     needed = with_siblings(packages, name)
     direct = packages[name].required_names - packages.keys()
@@ -51,7 +51,7 @@ def requirements_of(name: str) -> Requirements:
 
 
 def _with_their_requirements(declared: Iterable[str]) -> Iterator[str]:
-    """Yield the distributions and, of those that are installed here, what they require."""
+    """Yield the distributions and, if they are installed here, their requirements."""
     waiting, seen = [Requirement(each) for each in declared], set()
     while waiting:
         current = waiting.pop()
@@ -73,7 +73,7 @@ def with_table(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_table, what="dependencies", check="dependency_table")
 
 

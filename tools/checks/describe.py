@@ -104,7 +104,7 @@ def is_enum_member(cls: type, name: str) -> bool:
 
 
 def describe_member(name: str, member: Any) -> str | None:
-    """Return the line for one member, or None for what an annotation already tells."""
+    """Return the line for one member, or None if an annotation already shows it."""
     if isinstance(member, property):
         settable = " (settable)" if member.fset is not None else ""
         result = tidy(inspect.signature(member.fget).return_annotation) if member.fget is not None else "?"

@@ -1,4 +1,4 @@
-"""Hold the table of devices against the code that drives them; ``--update`` rewrites it."""
+"""Check the table of devices against the code that drives them; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WITHOUT_STAND_IN = {
     "cpu": ("`torch.default_generator`", "`psutil`"),
     "xla": ("`xla_model.set_rng_state`", "`xla_model.get_memory_info`"),
 }
-"""Where the seed goes and the figures come from on devices that no `torch.<name>` drives."""
+"""Source of seed and figures on devices that no `torch.<name>` drives."""
 
 
 def with_table(page: str) -> str:
@@ -38,7 +38,7 @@ def with_table(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_table, what="devices", check="device_table")
 
 

@@ -1,4 +1,4 @@
-"""Which test or GPU script shows that a strategy does what the table of engines says."""
+"""The test or GPU script behind each cell of the table of engines."""
 
 # ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
@@ -173,7 +173,7 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("xla", "several models"): "no run has more than one",
     }
 )
-"""What strategies are declared to do, but nothing shows."""
+"""Abilities that strategies declare, but no test shows."""
 
 ON_DEVICES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Hold the table of engines against what strategies declare and what tests show; ``--update`` rewrites it."""
+"""Check the table of engines against the strategies' declarations and the tests; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ END = "<!-- the tables end -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Something that may be asked of a strategy.
+    """An ability of a strategy.
 
     Attributes:
-        feature: What it is called.
+        feature: Its name.
         is_declared: Whether a strategy with these capabilities does it.
-        of_several: Whether one process alone has no use for it.
+        of_several: Whether it needs several processes.
     """
 
     feature: str
@@ -49,7 +49,7 @@ def _by_axis(axis: str) -> Callable[[Capabilities], bool]:
 
 
 def _computes_in(precision: str) -> Callable[[Capabilities], bool]:
-    """Tell whether a device that the strategy trains on has a precision."""
+    """Whether a device of the strategy supports a precision."""
     return lambda capabilities: any(
         precision in vendor.precisions
         for vendor in known_vendors()
@@ -98,7 +98,7 @@ def with_tables(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done: cells that nothing backs, tests that are not there, a page that is not current."""
+    """Return the problems: cells that nothing backs, tests that are not there, a page that is not current."""
     return [
         *_unbacked(),
         *_missing(root),
@@ -121,7 +121,7 @@ def _declared() -> set[tuple[str, str]]:
 
 
 def _unbacked() -> Iterator[str]:
-    """Yield what is declared and neither shown nor known to be untested, and the other way round."""
+    """Yield abilities that are declared but neither shown nor known to be untested, and the reverse."""
     place = "tools/checks/engine_evidence.py"
     shown = {(strategy, feature) for strategy, features in EVIDENCE.items() for feature in features}
     declared, untested = _declared(), set(UNTESTED)
@@ -143,7 +143,7 @@ def _missing(root: Path) -> Iterator[str]:
 
 
 def _tests_of(file: Path) -> set[str]:
-    """Return the tests of a file that are not skipped whatever is installed."""
+    """Return the tests of a file that are not skipped unconditionally."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {
         node.name
@@ -187,7 +187,7 @@ def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
 
 
 def _on_gpu(strategy: str) -> str:
-    """Return what the rows of the last runs on a GPU say of a strategy, those of its test before all others."""
+    """Return the results of the last GPU runs for a strategy, first of its own test."""
     test = ON_DEVICES.get(strategy, {}).get("cuda", "-")
     rows = [row for row in read(ROOT / STORED) if "row" in row and row["ok"] is not None]
     chosen = [row for row in rows if row["row"].partition("[")[0] == test] or [

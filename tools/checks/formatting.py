@@ -1,4 +1,4 @@
-"""Hold the layout that ``ruff format`` gives; ``--update`` rewrites."""
+"""Check the layout that ``ruff format`` gives; ``--update`` rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the page of what ran on a GPU against the stored rows; ``--update`` rewrites it."""
+"""Check the page of GPU runs against the stored rows; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,24 @@ def with_tables(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_tables, what="rows on a GPU", check="gpu_table")
 
 
 def _lines(rows: list[Row]) -> Iterator[str]:
-    runs = [row for row in rows if "device" in row]
     yield "## Runs\n\n| run (day, commit) | device | driver | torch | Python |\n|-|-|-|-|-|\n"
-    for run in runs:
-        cells = [run.get(name) or "–" for name in ("run", "device", "driver", "torch", "python")]
-        yield f"| {' | '.join(cells)} |\n"
     parts: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        if "row" in row:
-            parts[row["part"]].append(row)
+        parts[row.get("part", "")].append(row)
+    for run in parts[""]:
+        yield _line(*(run[name] or "–" for name in ("run", "device", "driver", "torch", "python")))
     yield "\n## Speed\n\n"
     yield "| | unit | plain torch | bound | accel | Accelerate 1.15.0 | goal | reached | run |\n|-|-|-|-|-|-|-|-|-|\n"
     for row in parts["fast"]:
         numbers = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
         said = "; ".join(filter(None, [row.get("note"), row["why"]]))
         state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
-        cells = [row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"]]
-        yield f"| {' | '.join(cells)} |\n"
+        yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"])
     for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
         if parts[part]:
             yield f"\n## {title}\n\n| | right | not run | wrong | run |\n|-|-|-|-|-|\n"
@@ -66,7 +62,11 @@ def _counted(rows: list[Row]) -> Iterator[str]:
     for (name, run), those in sorted(groups.items()):
         counts = [sum(row.get(key, row["ok"] is state) for row in those)
                   for key, state in (("num_right", True), ("num_not_run", None), ("num_wrong", False))]  # fmt: skip
-        yield f"| {name} | {' | '.join(map(str, counts))} | {run} |\n"
+        yield _line(name, *counts, run)
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |\n"
 
 
 def _number(value: float | None) -> str:

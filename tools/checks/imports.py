@@ -1,4 +1,4 @@
-"""Read from a source file what it imports, and how."""
+"""Read the imports of a source file, and their kinds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def catches_import_error(handler: ast.ExceptHandler) -> bool:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects imports; ``kind`` says where in the file the visitor is."""
+    """Collects imports; ``kind`` is the visitor's position in the file."""
 
     def __init__(self) -> None:
         self.found: list[Import] = []

@@ -2,7 +2,7 @@
 
 Three looks at the same rule: import-linter reads every import statement, in functions too (contracts in the
 root ``pyproject.toml``); strings that name modules and the imports of stubs are held to the same layers; and a
-fresh Python imports the torch-free modules and reports whether torch came along.
+fresh Python imports the torch-free modules and reports whether torch was imported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def ranks(root: Path) -> dict[str, int]:
 
 
 def text_problems(root: Path) -> Iterator[str]:
-    """Yield strings that name a module of a layer above, or beside, the file they stand in."""
+    """Yield strings that name a module of a higher layer than their file, or of the same layer."""
     heights = ranks(root)
     packages = read_packages(root)
     for package in packages.values():

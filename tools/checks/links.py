@@ -43,7 +43,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def without_code(text: str, *, keep_inline: bool = False) -> str:
-    """Return `text` without its code, in which brackets are no links; line breaks stay."""
+    """Return `text` without its code, whose brackets are no links; line breaks stay."""
 
     def blank(code: re.Match[str]) -> str:
         return code[0] if keep_inline and not code[2] else "\n" * code[0].count("\n")

@@ -18,12 +18,12 @@ FORBIDDEN = {
     r"[A-Z]:\\\\?Users\\": "a path of one person's home",
     r"^(?:<{7} |>{7} |={7}$)": "a merge conflict",
 }
-"""What must not stand in any file, and what it is."""
+"""Patterns that no file may contain, and their meaning."""
 
 TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".cfg", ".sh", ".csv", ""}
 LEFT_OUT = {".git", ".hypothesis", ".venv", ".venvs", "build", "dist", "runs", "__pycache__"}
 NOT_READ = {"tools/checks/origin.py", "tools/tests/checks/test_origin.py", "LICENSE"}
-"""The patterns themselves and their test, and the licence."""
+"""The patterns, their test, and the license."""
 
 
 def project_files(root: Path) -> Iterator[Path]:

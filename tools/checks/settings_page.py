@@ -1,4 +1,4 @@
-"""Hold the reference page of settings against their table; ``--update`` rewrites it."""
+"""Check the reference page of settings against their table; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEADER = "| Variable | What it does | Accepts | Default | Flag | Config key |\n
 
 
 def reference_page() -> str:
-    """Return the whole page as Markdown."""
+    """Return the page as Markdown."""
     sections = (
         f"\n## {title}\n\n{_HEADER}{''.join(_rows(settings))}" for title, settings in SECTIONS.items()
     )
@@ -36,7 +36,7 @@ def reference_page() -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, lambda _: reference_page(), what="settings", check="settings_page")
 
 

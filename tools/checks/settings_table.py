@@ -31,11 +31,11 @@ class Row:
     """One thing that can be set.
 
     Attributes:
-        what: What it is.
+        what: Description.
         fsdp: Fields of `FullyShardedDataParallelPlugin`.
         deepspeed: Fields of `DeepSpeedPlugin`.
         key: Keys of a DeepSpeed config that have no field.
-        note: What is different.
+        note: The difference.
     """
 
     what: str
@@ -130,7 +130,7 @@ def with_table(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_table, what="settings", check="settings_table")
 
 

@@ -52,7 +52,7 @@ def names_agree(package: Package) -> Iterator[str]:
 
 
 def files_are_there(package: Package) -> Iterator[str]:
-    """README, changelog, licence, py.typed and tests exist and say something."""
+    """README, changelog, license, py.typed and tests exist and are not empty."""
     for name in ("README.md", "CHANGELOG.md", "LICENSE"):
         file = package.folder / name
         if not file.is_file() or not file.read_text(encoding="utf-8").strip():
@@ -106,7 +106,7 @@ def tests_mirror_source(package: Package) -> Iterator[str]:
 
 
 def names_are_clear(package: Package) -> Iterator[str]:
-    """No file or folder of our own is called by a word that says nothing."""
+    """No file or folder has a name without meaning."""
     for _, file in package.modules():
         parts = file.relative_to(package.source).with_suffix("").parts
         place = file.relative_to(package.folder.parent).as_posix()
@@ -115,7 +115,7 @@ def names_are_clear(package: Package) -> Iterator[str]:
 
 
 def stubs_hide_no_code(package: Package) -> Iterator[str]:
-    """A module with a stub next to it defines nothing itself: type checkers read the stub alone."""
+    """A module with a stub next to it has no definitions: type checkers read only the stub."""
     modules = dict(package.modules())
     for name, stub in package.stubs():
         tree = ast.parse(modules[name].read_text(encoding="utf-8") if name in modules else "")

@@ -1,4 +1,4 @@
-"""Hold each package's public surface against ``packages/<name>/surface.txt``; ``--update`` rewrites them."""
+"""Check each package's public surface against ``packages/<name>/surface.txt``; ``--update`` rewrites them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = (
 
 
 def present_surface(package: Package) -> str:
-    """Return the surface of ``package`` as it is now."""
+    """Return the surface of ``package`` now."""
     module = importlib.import_module(package.import_name)
     return HEADER.format(name=package.name) + "".join(f"{line}\n" for line in describe_package(module))
 
@@ -41,7 +41,7 @@ def update(root: Path) -> None:
 
 
 def problems(root: Path) -> list[str]:
-    """Return the differences of all packages, with the way out."""
+    """Return the differences of all packages, with the command that updates them."""
     found = [line for package in read_packages(root).values() for line in differences(package)]
     if found:
         found.append(

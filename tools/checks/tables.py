@@ -1,4 +1,4 @@
-"""Tables on pages that are made from code: renewed by ``--update``, and held current by a check."""
+"""Tables on pages that are generated from code: updated by ``--update``, and checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_rows(text: str, *, head: str, rows: Iterable[str], page: Path) -> str:
 
 
 def if_old(root: Path, page: Path, renewed: Callable[[str], str], *, what: str, check: str) -> list[str]:
-    """Return what is to be done if the page below ``root`` is not current."""
+    """Return the command that updates the page if the page below ``root`` is not current."""
     text = (root / page).read_text(encoding="utf-8")
     if text == renewed(text):
         return []
@@ -32,7 +32,7 @@ def if_old(root: Path, page: Path, renewed: Callable[[str], str], *, what: str, 
 
 
 def run_check(page: Path, renewed: Callable[[str], str], problems: Callable[[Path], list[str]]) -> int:
-    """Renew the page if ``--update`` asks for it, report what is left to do, and return the exit code."""
+    """Renew the page if ``--update`` asks for it, report the remaining problems, and return the exit code."""
     if "--update" in sys.argv:
         file = ROOT / page
         file.write_text(renewed(file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hold the table of abilities in the README of accel-trackers against its classes; ``--update`` rewrites it."""
+"""Check the table of abilities in the README of accel-trackers against its classes; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _METHODS = [
     next(name for name in vars(protocol) if name.startswith("log_")) for protocol in ABILITIES.values()
 ]
 BEGIN = (
-    f"| tracker | {' | '.join(f'`{name}`' for name in _METHODS)} | further | `log` calls it |\n"
+    f"| tracker | {' | '.join(f'`{name}`' for name in _METHODS)} | other methods | `log` calls it |\n"
     f"{'|-' * (len(_METHODS) + 3)}|\n"
 )
 """The head of the table, which an empty line ends."""
@@ -28,7 +28,7 @@ def with_table(page: str) -> str:
 
 
 def problems(root: Path) -> list[str]:
-    """Return what is to be done if the page is not current."""
+    """Return the command that updates the page if it is not current."""
     return if_old(root, PAGE, with_table, what="abilities", check="tracker_table")
 
 

@@ -1,4 +1,4 @@
-"""Measure accel beside the peer and beside plain PyTorch, in one environment and one run."""
+"""Benchmark accel against Accelerate and plain PyTorch, in one environment and one run."""
 
 from __future__ import annotations
 
@@ -30,4 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
 
 
-command = Command(help="measure beside the peer and plain PyTorch", run=bench, add_arguments=add_arguments)
+command = Command(
+    help="benchmark against Accelerate and plain PyTorch", run=bench, add_arguments=add_arguments
+)

@@ -26,12 +26,12 @@ REPAIRING = (
     "engine_table",
     "client_table",
     "dependency_table",
-)  # the checks that can put right what they find
+)  # the checks that can fix their findings
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check came to."""
+    """The result of one check."""
 
     name: str
     duration_s: float
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--update",
         action="store_true",
-        help=f"let {', '.join(REPAIRING)} put right what they can: simple findings, layout, snapshots",
+        help=f"let {', '.join(REPAIRING)} fix what they can: simple findings, layout, snapshots",
     )
 
 

@@ -28,7 +28,7 @@ def clean(arguments: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep-environments", action="store_true", help="leave .venv and .venvs alone")
+    parser.add_argument("--keep-environments", action="store_true", help="keep .venv and .venvs")
 
 
 command = Command(help="remove environments, caches, builds and runs", run=clean, add_arguments=add_arguments)

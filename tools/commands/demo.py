@@ -1,4 +1,4 @@
-"""Train the digits example on the devices of this machine, then check what it saved."""
+"""Train the digits example on the devices of this machine, then check the saved weights."""
 
 from __future__ import annotations
 

@@ -1,49 +1,60 @@
-"""Run device tests and measure speed on a GPU; each row goes to a file, from which a page and a table are made."""
+"""Run device tests and measure speed on a GPU; each row goes to a file; a page and a table are generated from it."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tools.commands.protocol import Command
 from tools.gpu import results
-from tools.gpu.driver import PARTS, Driver, commit_of_checkout
+from tools.gpu.driver import PARTS, Driver
 from tools.gpu.interpreter import environ_of
 from tools.setup.failures import SetupError
 from tools.setup.presets import development
 from tools.setup.running import run
 from tools.workspace import ROOT
 
-CHECKS = ("gpu_table", "engine_table")
-
 
 def gpu(arguments: argparse.Namespace) -> int:
     if arguments.write:
         results.write(arguments.out)
-        environment = development().ensure()
-        environ, updates = environment.child_environ(), []
-        for name in CHECKS:
-            command: list[str | Path] = [environment.python, "-m", f"tools.checks.{name}", "--update"]
-            updates.append(run(command, cwd=ROOT, environ=environ))
-        return max(updates)
+        return max(_update(name) for name in ("gpu_table", "engine_table"))
     found = arguments.python and shutil.which(arguments.python)
     if arguments.python and not found:
         raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
-    python = Path(found).absolute() if found else development().ensure().python
+    python = str(Path(found).absolute() if found else development().ensure().python)
     driver = Driver(
-        python=str(python),
-        environ=environ_of(str(python)) if found else development().child_environ(),
+        python=python,
+        environ=environ_of(python) if found else development().child_environ(),
         out=arguments.out.resolve(),
         device=arguments.device,
         is_small=arguments.small,
-        commit=arguments.commit or commit_of_checkout(),
+        commit=arguments.commit or _commit(),
         limit_s=arguments.limit_s,
         only=arguments.only,
     )
     num_wrong = sum([driver.run_part(part) for part in arguments.part or PARTS])
     print(f"{num_wrong} rows are wrong. Rows: {arguments.out}")
     return int(num_wrong > 0)
+
+
+def _update(check: str) -> int:
+    environment = development().ensure()
+    command: list[str | Path] = [environment.python, "-m", f"tools.checks.{check}", "--update"]
+    return run(command, cwd=ROOT, environ=environment.child_environ())
+
+
+def _commit() -> str:
+    """Return the short name of the commit, with a plus if files differ from it."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(git, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        print("The commit is unknown: name it with `--commit`.", file=sys.stderr)
+        return "unknown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", action="append", choices=PARTS, help="may be given several times (default: all)"
     )
     parser.add_argument("--out", type=Path, default=Path("build/gpu/rows.jsonl"), metavar="FILE",
-                        help="where rows go; what it has of the same day and commit is not run again")  # fmt: skip
+                        help="file for rows; rows of the same day and commit are not run again")  # fmt: skip
     parser.add_argument("--python", metavar="PROGRAM", help="a Python that has torch, instead of .venv's")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models: whether it runs, not how fast")
-    parser.add_argument("--commit", help="what is measured, if git does not know")
+    parser.add_argument("--commit", help="commit of the measured source, if git does not know")
     parser.add_argument(
-        "--limit_s", type=float, default=290, help="begin nothing after this time (default: 290)"
+        "--limit_s", type=float, default=290, help="start nothing after this time (default: 290)"
     )
     parser.add_argument("--write", action="store_true",
                         help="run nothing: write the pages of docs/reference from the rows of --out")  # fmt: skip

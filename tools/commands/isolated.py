@@ -1,4 +1,4 @@
-"""Test each package in an environment that holds only what the package declares."""
+"""Test each package in an environment with only its declared dependencies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tools.workspace import ROOT, Package, dependency_group, read_packages, with
 def isolated_environment(
     packages: Mapping[str, Package], name: str, *, floors: bool = False, torch: str | None = None
 ) -> Environment:
-    """Return the environment of one package: it, its siblings, what they declare, pytest and hypothesis.
+    """Return the environment of one package: it, its siblings, their dependencies, pytest and hypothesis.
 
     Args:
         packages: Every package of the checkout.
         name: The package to test.
-        floors: Hold all dependencies at the lowest version that is declared; siblings come from their tags.
+        floors: Install the lowest declared version of each dependency, and siblings from their tags.
         torch: A release of torch, such as ``2.9``; None for the one that every other environment has.
     """
     needed = siblings_at_floors(packages, name) if floors else with_siblings(packages, name)
@@ -45,7 +45,7 @@ def test_alone(environment: Environment, package: Package, *, handed_on: Sequenc
         siblings = [f"{each.name}=={each.version}" for each in environment.packages if each != package]
         say("floors: " + " ".join([*siblings, *environment.extra_constraints]))
     tests = package.tests.relative_to(ROOT)
-    with timed(f"testing {package.name} alone"):
+    with timed(f"testing only {package.name}"):
         return run(
             [environment.python, "-m", "pytest", tests, "-p", "no:cacheprovider", *handed_on],
             cwd=ROOT,
@@ -73,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--floors",
         action="store_true",
-        help="hold all dependencies at the lowest version that is declared; siblings come from their tags",
+        help="install the lowest declared version of each dependency, and siblings from their tags",
     )
     parser.add_argument(
         "--torch",
         metavar="RELEASE",
-        help="a release of torch instead of the pinned one, e.g. 2.9 (where pip finds no CPU build: several GB)",
+        help="a release of torch instead of the pinned one, e.g. 2.9 (without a CPU build in pip's index: several GB)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the environments (about 1 GB each) after success"
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 command = Command(
-    help="test each package with only what it declares (--floors: at the lowest declared versions)",
+    help="test each package with only its declared dependencies (--floors: at the lowest declared versions)",
     run=isolated,
     add_arguments=add_arguments,
 )

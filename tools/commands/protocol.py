@@ -1,4 +1,4 @@
-"""What a file in this folder offers: one object named ``command``."""
+"""The interface of a file in this folder: one object named ``command``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Command:
     Args:
         help: One line for ``--help``.
         run: Does the work, returns the exit code. Its argument has ``handed_on`` too: the words after ``--``.
-        add_arguments: Adds the command's own arguments.
+        add_arguments: Adds the command's arguments.
     """
 
     help: str

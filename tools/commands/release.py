@@ -1,4 +1,4 @@
-"""Rehearse the release of every package in a clone of this checkout, or make those of given tags here, as CI does."""
+"""Rehearse the release of every package in a clone of this checkout, or build those of given tags here, as CI does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the tests, on a machine with a GPU those of devices a second time; the last line is pytest's own summary."""
+"""Run the tests, and with a GPU the device tests a second time; the last line is pytest's summary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.workspace import ROOT
 
 NUM_SLOWEST = 20
 LIMIT_S = 2700.0
-"""The suite takes minutes; a process that hangs and holds the pipes of pytest-xdist would keep it for ever."""
+"""The suite takes minutes; a hanging process that keeps the pipes of pytest-xdist open would block it forever."""
 SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 NO_TESTS = 5
 """pytest's exit code if nothing was chosen."""
@@ -34,7 +34,7 @@ ENGINE_PROGRAMS = frozenset(
 def test(arguments: argparse.Namespace) -> int:
     if arguments.engines is not None:
         if arguments.paths:
-            raise SetupError("`--engines` chooses the tests itself: name engines, and no paths.")
+            raise SetupError("`--engines` selects the tests: pass engines, not paths.")
         return run_engines(arguments.engines or NAMES, arguments.handed_on)
     environment = development().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
@@ -60,7 +60,7 @@ def environ_of_suite(environ: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def path_without_engines(path: str, folder: Path) -> str:
-    """Return a ``PATH`` on which `ENGINE_PROGRAMS` cannot be found, and everything else of ``path`` can.
+    """Return a ``PATH`` on which `ENGINE_PROGRAMS` cannot be found, and all other files of ``path`` can.
 
     Folders with one of them are replaced by folders of links below ``folder``.
     """
@@ -79,14 +79,14 @@ def path_without_engines(path: str, folder: Path) -> str:
 
 
 def options_in_ci() -> list[str]:
-    """Return what pytest is told in CI, where a test that is skipped for no known reason is a failure."""
+    """Return pytest's arguments in CI, which make a skip for an unknown reason a failure."""
     return ["--no-unexpected-skips"] if is_ci() else []
 
 
 def in_parallel(num_cores: int) -> list[str]:
-    """Return what lets pytest run the files of the whole suite in several processes, for much of it waits.
+    """Return pytest's arguments for running test files in several processes, because many tests wait.
 
-    The files keep the order that `conftest.py` gives them: pytest-xdist would leave those with few tests to the end.
+    The files keep the order that `conftest.py` gives them: pytest-xdist would run files with few tests last.
     """
     if num_cores == 1:
         return []
@@ -94,7 +94,7 @@ def in_parallel(num_cores: int) -> list[str]:
 
 
 def is_ci() -> bool:
-    """Return True if a CI service runs this, which says so in ``CI``."""
+    """Return True if a CI service runs this, which sets ``CI``."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=known_engine,
         metavar="NAME",
-        help="run the tests of engines instead, all of them if none is named; installs what they need",
+        help="run the tests of engines instead, of all if none is named; installs their requirements",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     engines = "\n".join(f"  {name:<10}  {load_engine(name).purpose}" for name in NAMES)

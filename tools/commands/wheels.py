@@ -1,4 +1,4 @@
-"""Build all wheels, install them where no source lies, and test what was installed."""
+"""Build all wheels, install them away from the sources, and test the installed packages."""
 
 from __future__ import annotations
 

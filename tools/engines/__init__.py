@@ -1,4 +1,4 @@
-"""Engines and services that tests run for real: one file each, which says what it needs and where its tests are."""
+"""Engines and services that tests run for real: one file each, with its requirements and the paths of its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aim, read back with its own SDK."""
+"""Aim, read back with its SDK."""
 
 from tools.engines.protocol import Engine
 from tools.setup.presets import heavy_engines

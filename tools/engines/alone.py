@@ -1,4 +1,4 @@
-"""Each of our packages, installed from its wheel into an environment that has nothing but what it declares."""
+"""Each of our packages, installed from its wheel into an environment with only its declared dependencies."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tools.workspace import ROOT, read_packages
 
 WHEELS = ROOT / "build" / "alone"
 OTHERS = {"accel-backends": ROOT / "docs" / "examples" / "own_strategy"}
-"""Packages of others that extend one of ours, and are installed beside it."""
+"""Third-party packages that extend one of ours, and are installed with it."""
 
 
 def install_each(environment: Environment) -> None:
-    """Build all wheels, and install each package into an environment of its own."""
+    """Build all wheels, and install each package into a separate environment."""
     build: list[str | Path] = [environment.python, "-m", "tools.release.build", "--into", WHEELS]
     if run(build, cwd=ROOT, environ=environment.child_environ()) != 0:
-        raise SetupError("A package could not be built; hatchling says why above.")
+        raise SetupError("A package could not be built; see hatchling's message above.")
     wheels = sorted(WHEELS.glob("*.whl"))
     for name in read_packages():
         beside = [built(OTHERS[name], environment)] if name in OTHERS else []
         alone = component(name, wheels, beside=beside)
-        alone.remove()  # it holds wheels of earlier sources
+        alone.remove()  # it has wheels of earlier sources
         alone.ensure()
 
 
@@ -36,13 +36,13 @@ def built(folder: Path, environment: Environment) -> Path:
     shutil.rmtree(into, ignore_errors=True)
     build: list[str | Path] = [environment.python, "-m", "hatchling", "build", "-t", "wheel", "-d", into]
     if run(build, cwd=folder, environ=environment.child_environ()) != 0:
-        raise SetupError(f"`{folder.name}` could not be built; hatchling says why above.")
+        raise SetupError(f"`{folder.name}` could not be built; see hatchling's message above.")
     return next(into.glob("*.whl"))
 
 
 engine = Engine(
     name="alone",
-    purpose="each package by itself: a wheel, what it declares, and plain PyTorch",
+    purpose="each package by itself: a wheel, its declared dependencies, and plain PyTorch",
     tests=("integration-tests/test_alone.py",),
     prepare=install_each,
     num_workers=2,

@@ -16,7 +16,7 @@ LOG = ROOT / "build" / "logs" / "apt.log"
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are not installed, sorted; all of them where there is no dpkg."""
+    """Return those of ``names`` that are not installed, sorted; all of them without dpkg."""
     wanted = sorted(set(names))
     if not wanted or shutil.which("dpkg-query") is None:
         return wanted

@@ -10,9 +10,9 @@ from tools.setup.running import environment_with
 
 
 def remove_accelerate(environment: Environment) -> None:
-    """Uninstall Accelerate itself, which some of them bring."""
+    """Uninstall Accelerate, which some of them require."""
     words = [str(environment.python), "-m", "pip", "uninstall", "--quiet", "--yes", "accelerate"]
-    subprocess.run(words, env=environment_with(), check=True)  # nothing happens where it is not there
+    subprocess.run(words, env=environment_with(), check=True)  # does nothing if it is not installed
 
 
 def prepare(environment: Environment) -> None:

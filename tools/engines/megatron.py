@@ -10,7 +10,7 @@ REQUIREMENTS = ("megatron-core>=0.16,<0.17", "transformers>=5")
 
 
 def megatron_environment() -> Environment:
-    """Return all packages beside megatron-core."""
+    """Return all packages in addition to megatron-core."""
     return Environment(
         ROOT / ".venvs" / "megatron",
         list(read_packages().values()),

@@ -1,4 +1,4 @@
-"""What a file in this folder offers: one object named ``engine``."""
+"""The interface of a file in this folder: one object named ``engine``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Engine:
 
     Args:
         name: What its tests are marked with: ``@pytest.mark.engine(name)``.
-        purpose: What is tested with it, in a few words for ``--help``.
+        purpose: The subject of its tests, in a few words for ``--help``.
         tests: The files and folders with its tests, from the root of the checkout.
-        environment: Where its tests run: the ordinary environment, or one that has its Python packages.
+        environment: The environment of its tests: the ordinary environment, or one that has its Python packages.
         debian: The Debian packages that it needs.
         needs_root: Whether its tests need root: they start daemons or make network namespaces.
         variables: What its tests find in the process environment.
         prepare: Makes what no package brings, and returns at once if it is there.
-        num_workers: Processes that its tests are spread over; more than one where they share no service.
+        num_workers: Processes that its tests are distributed over; more than one if they share no service.
         keep_files_together: Whether the tests of a file run in one of these processes, since they share a job of it.
     """
 

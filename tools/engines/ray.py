@@ -1,4 +1,4 @@
-"""Ray, as a cluster of its own and as one that exists."""
+"""Ray, as a new cluster and as an existing one."""
 
 from tools.engines.protocol import Engine
 from tools.setup.presets import clusters

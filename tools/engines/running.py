@@ -20,7 +20,7 @@ from tools.workspace import ROOT
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of one engine came to."""
+    """The result of one engine's tests."""
 
     name: str
     setup_s: float
@@ -52,7 +52,7 @@ def set_up(engine: Engine) -> Environment:
 
 
 def set_up_all(engines: Sequence[Engine]) -> list[tuple[Engine, Environment, float]]:
-    """Set up all engines, two environments at a time: while pip of one waits for files, the other goes on.
+    """Set up all engines, two environments at a time: while pip of one waits for files, the other continues.
 
     Returns:
         Each engine in the given order, with its environment and the seconds that it took.
@@ -76,7 +76,7 @@ def set_up_all(engines: Sequence[Engine]) -> list[tuple[Engine, Environment, flo
 
 
 def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]) -> int:
-    """Run the tests of one engine, where a skipped test is a failure."""
+    """Run the tests of one engine; a skipped test is a failure."""
     command: list[str | Path] = [
         environment.python,
         "-m",

@@ -8,9 +8,9 @@ from tools.setup.presets import browser
 
 
 def build_site(environment: Environment) -> None:
-    """Build the site, in an environment of its own. Raises ``SetupError`` if that fails."""
+    """Build the site, in a separate environment. Raises ``SetupError`` if that fails."""
     if build() != 0:
-        raise SetupError("The documentation site could not be built; mkdocs says why above.")
+        raise SetupError("The documentation site could not be built; see mkdocs's message above.")
 
 
 engine = Engine(

@@ -1,6 +1,6 @@
 """torch_xla on the CPU, with the torch that it was built for.
 
-That torch is a CUDA build: stubs take the place of CUDA's libraries, 6.6 GB of wheels of which a CPU needs none.
+That torch is a CUDA build: stubs take the place of CUDA's libraries, 6.6 GB of wheels that a CPU does not need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STUBS = FOLDER / "stubs"
 
 
 def xla_environment() -> Environment:
-    """Return the environment without torch, torch_xla and our packages: they come without their requirements."""
+    """Return the environment without torch, torch_xla and our packages: they get no requirements."""
     packages = read_packages()
     ours = {
         requirement

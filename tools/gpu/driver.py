@@ -7,9 +7,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,16 +21,11 @@ from tools.workspace import ROOT, read_packages
 
 PARTS = ("right", "fast", "suite")
 _FACTS = """
-import json, platform, subprocess, sys, torch
-facts = {"torch": torch.__version__, "python": platform.python_version(), "device": "CPU", "driver": ""}
-if sys.argv[1] == "cuda":
-    facts["device"] = torch.cuda.get_device_name(0)
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split()[0]
-    except (OSError, IndexError):
-        pass
-print(json.dumps(facts))
+import json, platform, sys, torch
+from accel_state.nvidia import get_driver_version
+is_cuda = sys.argv[1] == "cuda"
+device, driver = (torch.cuda.get_device_name(0), get_driver_version()) if is_cuda else ("CPU", "")
+print(json.dumps({"torch": torch.__version__, "python": platform.python_version(), "device": device, "driver": driver}))
 """
 
 
@@ -60,64 +55,58 @@ class Driver:
     _begun: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.run = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {self.commit}"
-        if self.device == "cpu" or self.is_small:
-            self.run += TRIAL
+        trial = TRIAL if self.device == "cpu" or self.is_small else ""
+        self.run = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {self.commit}{trial}"
         self._rows = [row for row in results.read(self.out) if row["run"] == self.run]
-        if not any("device" in row for row in self._rows):
+        if not self._rows:
             asked = [self.python, "-c", _FACTS, self.device]
-            done = subprocess.run(asked, env=self.environ, capture_output=True, text=True, check=True)
-            results.append(self.out, [{"run": self.run, **json.loads(done.stdout)}])
+            told = subprocess.run(asked, env=self.environ, stdout=subprocess.PIPE, check=True).stdout
+            results.append(self.out, [{"run": self.run, **json.loads(told)}])
 
     def run_part(self, part: str) -> int:
-        """Run a part and return how many rows are wrong or were not reached."""
-        steps = {"right": self._right, "fast": self._fast, "suite": self._suite}[part]
+        """Run a part and return how many rows are wrong."""
         num_wrong = 0
-        for rows in steps():
-            for row in rows:
-                num_wrong += row["ok"] is False
-                state = {True: "ok", False: "WRONG", None: "not here"}[row["ok"]]
-                figures = ", ".join(f"{name} {value:g}" for name, value in row.get("figures", {}).items())
-                print(f"{state:8} {row['row']}  {figures}  {row['why'][:300]}".rstrip(), flush=True)
+        for row in {"right": self._right, "fast": self._fast, "suite": self._suite}[part]():
+            num_wrong += row["ok"] is False
+            state = {True: "ok", False: "WRONG", None: "not here"}[row["ok"]]
+            figures = ", ".join(f"{name} {value:g}" for name, value in row.get("figures", {}).items())
+            print(f"{state:8} {row['row']}  {figures}  {row['why'][:300]}".rstrip(), flush=True)
         return num_wrong
 
-    def _fast(self) -> Iterator[list[Row]]:
+    def _fast(self) -> Iterator[Row]:
         flags = ["--device", self.device, *(["--small"] if self.is_small else [])]
         for name, (_, case_s) in CASES.items():
-            if (self.only and name not in self.only) or not self._is_next("fast", name, needed_s=case_s / 2):
-                continue
-            limit_s = case_s if self.device == "cuda" else 4 * case_s
-            code, text = self._ended(["-m", "tools.gpu.case", name, *flags], limit_s)
-            rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
-            if code != 0:
-                rows.append({"row": name, "ok": False, "why": f"ended with {code}: {_end_of(text)}"})
-            yield self._put("fast", name, rows)
+            if (not self.only or name in self.only) and self._is_next("fast", name, needed_s=case_s / 2):
+                limit_s = case_s if self.device == "cuda" else 4 * case_s
+                code, text = self._ended(["-m", "tools.gpu.case", name, *flags], limit_s)
+                rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
+                if code != 0:
+                    rows.append({"row": name, "ok": False, "why": f"ended with {code}: {_end_of(text)}"})
+                yield from self._put("fast", name, rows)
 
-    def _right(self) -> Iterator[list[Row]]:
+    def _right(self) -> Iterator[Row]:
         done = [row["row"] for row in self._rows if row.get("part") == "right"]
-        options = ["-n", "4" if self.device == "cuda" else "2", "-m", "gpu", "-p", "tools.gpu.pytest_rows"]
         code, text = self._ended(
-            ["-m", "pytest", "-q", *options, *(self.only or ["packages", "integration-tests"])],
-            self._left_s(),
-            ACCEL_TEST_DEVICE=self.device,
-            ACCEL_GPU_ROWS=str(self.out),
-            ACCEL_GPU_RUN=self.run,
-            ACCEL_GPU_DONE=json.dumps(done),
-        )
-        rows = [
-            row for row in results.read(self.out) if row.get("part") == "right" and row["run"] == self.run
-        ]
-        yield [row for row in rows if row["row"] not in done]
+            ["-m", "pytest", "-q", "-n", "4" if self.device == "cuda" else "2", "-m", "gpu",
+             "-p", "tools.gpu.pytest_rows", *(self.only or ["packages", "integration-tests"])],
+            self._left_s(), ACCEL_TEST_DEVICE=self.device,
+            ACCEL_GPU_ROWS=json.dumps([str(self.out), self.run, done]),
+        )  # fmt: skip
+        ours = [row for row in results.read(self.out) if (row["run"], row.get("part")) == (self.run, "right")]
+        yield from (row for row in ours if row["row"] not in done)
         if code == TIMED_OUT:
             say("not all tests were reached. The same command goes on with them.")
         elif code not in (0, 1, 5):
-            yield self._put(
-                "right", "", [{"row": "the tests", "ok": False, "why": f"{code}: {_end_of(text)}"}]
-            )
+            why = f"{code}: {_end_of(text)}"
+            yield from self._put("right", "", [{"row": "the tests", "ok": False, "why": why}])
 
-    def _suite(self) -> Iterator[list[Row]]:
-        paths = [f"packages/{name}/tests" for name in read_packages()]
-        paths = [*paths, "tools/tests", "integration-tests", "docs"]
+    def _suite(self) -> Iterator[Row]:
+        paths = [
+            *(f"packages/{name}/tests" for name in read_packages()),
+            "tools/tests",
+            "integration-tests",
+            "docs",
+        ]
         if self.is_small:
             paths = ["packages/accel-state/tests/devices"]
         parallel = ["-n", str(min(12, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -131,17 +120,16 @@ class Driver:
                 continue
             failed = [line[:200] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
             why = "" if code in (0, 5) else "; ".join([*failed[:20], f"{code}: {_end_of(text)}"])
-            yield self._put(
-                "suite", path, [{"row": path, "ok": code in (0, 5), "why": why, "note": _end_of(text)}]
-            )
+            row = {"row": path, "ok": not why, "why": why, "note": _end_of(text)}
+            yield from self._put("suite", path, [row])
 
     def _is_next(self, part: str, case: str, *, needed_s: float) -> bool:
         """Whether a case has no rows yet and there is time for it."""
         if any(row.get("part") == part and row.get("case") == case for row in self._rows):
             return False
-        if self._left_s() < needed_s:
+        if is_late := self._left_s() < needed_s:
             say(f"not reached: {case}. The same command goes on with it.")
-        return self._left_s() >= needed_s
+        return not is_late
 
     def _put(self, part: str, case: str, rows: list[Row]) -> list[Row]:
         complete = [{"part": part, "case": case, "run": self.run, **row} for row in rows]
@@ -154,38 +142,21 @@ class Driver:
     def _ended(self, arguments: list[str], limit_s: float, **variables: str) -> tuple[int, str]:
         """Run Python; return its exit code, 124 after the limit, and what it wrote, which is kept in a log."""
         log = self.out.with_suffix(f".{len(list(self.out.parent.glob('*.txt')))}.txt")
-        with (
-            log.open("wb") as stream,
-            subprocess.Popen(
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
                 [self.python, *arguments], cwd=ROOT, env={**self.environ, **variables}, stdout=stream,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            ) as process,
-        ):  # fmt: skip
+            )  # fmt: skip
             try:
                 code = process.wait(max(1.0, limit_s))
-            except BaseException as error:
-                os.killpg(process.pid, signal.SIGKILL)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
+            except subprocess.TimeoutExpired:
                 code = TIMED_OUT
+            finally:
+                with suppress(ProcessLookupError):  # else what it has started goes on
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return code, log.read_text(encoding="utf-8", errors="replace")
 
 
 def _end_of(text: str) -> str:
     return " | ".join(text.strip().splitlines()[-3:])[-600:].strip("= ")
-
-
-def commit_of_checkout() -> str:
-    """Return the short name of the commit, with a plus if files differ from it; ``unknown`` without git."""
-    git = ["git", "-C", str(ROOT)]
-    try:
-        name = subprocess.run(
-            [*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        print("The commit is unknown: name it with `--commit`.", file=sys.stderr)
-        return "unknown"
-    return name + ("+" if changed else "")

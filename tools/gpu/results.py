@@ -17,9 +17,8 @@ STORED = Path("docs") / "reference" / "gpu.jsonl"
 
 def read(file: Path) -> list[Row]:
     """Return the rows of a file, none if it does not exist. Lines with ``device`` describe a run, others are rows."""
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def append(file: Path, rows: Iterable[Row]) -> None:
@@ -32,15 +31,9 @@ def append(file: Path, rows: Iterable[Row]) -> None:
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
     """Return the new rows, and those old ones that no new one replaces, with the runs that are still named."""
     new = [row for row in new if row.get("ok", True) is not None and not row["run"].endswith(TRIAL)]
-    replaced = {(row["part"], row["row"]) for row in new if "row" in row}
-    groups = {(row["part"], row["case"]) for row in new if "case" in row}
-    rows = [
-        row
-        for row in old
-        if "row" in row
-        and (row["part"], row["row"]) not in replaced
-        and (row["part"], row.get("case")) not in groups
-    ]
+    replaced = {(row["part"], row[key]) for row in new for key in ("row", "case") if key in row}
+    rows = [row for row in old if "row" in row]
+    rows = [row for row in rows if not {(row["part"], row["row"]), (row["part"], row.get("case"))} & replaced]
     rows += [row for row in new if "row" in row]
     named = {row["run"] for row in rows}
     runs = {row["run"]: row for row in [*old, *new] if "device" in row and row["run"] in named}
@@ -49,7 +42,6 @@ def merged(old: list[Row], new: list[Row]) -> list[Row]:
 
 def write(file: Path, root: Path = ROOT) -> None:
     """Merge the rows of ``file`` into the stored ones."""
-    stored = root / STORED
-    rows = merged(read(stored), read(file))
-    stored.unlink(missing_ok=True)
-    append(stored, rows)
+    rows = merged(read(root / STORED), read(file))
+    (root / STORED).unlink(missing_ok=True)
+    append(root / STORED, rows)

@@ -1,4 +1,4 @@
-"""The test harness: live worlds of processes, forked scripts, stand-ins for devices, and checks for leaks.
+"""The test harness: live worlds of processes, forked scripts, fake devices, and checks for leaks.
 
 `plugin` is its pytest plug-in, which the `conftest.py` of the checkout loads.
 """

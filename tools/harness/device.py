@@ -17,7 +17,7 @@ def device_type() -> str:
 
 
 def is_device_pass() -> bool:
-    """Whether only tests of the device are to run: the variable is set, to whatever."""
+    """Whether only tests of the device are to run: the variable is set, to any value."""
     return bool(os.environ.get(_VARIABLE))
 
 
@@ -27,7 +27,7 @@ def on_cpu() -> bool:
 
 
 def hide_accelerators() -> None:
-    """Let this process and its children see no accelerator, or one if tests run on it; before torch is imported."""
+    """Hide accelerators from this process and its children, except one for tests; before torch is imported."""
     if on_cpu():
         os.environ.update(dict.fromkeys(_HIDING, ""))
     else:

@@ -22,7 +22,7 @@ from typing import Protocol
 from accel_state.environment import snapshot
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
-"""Makes a script write the stacks of its threads to standard error; macOS has no signal that scripts leave alone."""
+"""Makes a script write the stacks of its threads to standard error; macOS has no signal that scripts do not use."""
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server_main import serve; serve(*sys.argv[1:])"
 
@@ -84,7 +84,7 @@ class ForkedProcess:
             try:
                 self.returncode = self._connection.recv()
             except (EOFError, ConnectionResetError):
-                # The server has ended, and nobody can tell how this process ends.
+                # The server has ended, so the exit code of this process is unknown.
                 self.returncode = -signal.SIGKILL
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
@@ -93,19 +93,19 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process that imports torch once and then forks itself for each program."""
+    """A process that imports torch once and then forks for each program."""
 
     def __init__(self, modules: Sequence[str] = (), *, origin: ForkServer | None = None) -> None:
         """Start it.
 
         Args:
-            modules: What it imports beside torch. They may start no threads.
+            modules: Modules to import in addition to torch. They may not start threads.
             origin: A server to fork it from, which has torch imported.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="accel-fork-")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
         self._address = str(Path(self._folder.name) / "socket")
-        # Without a buffer: tests wait for what scripts print, of which a buffer would hold back eight thousand bytes.
+        # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
         environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         stdin, lifeline = os.pipe()
         told, stdout = os.pipe()
@@ -137,11 +137,11 @@ class ForkServer:
         streams: Sequence[HasFileno],
         cwd: str | Path | None = None,
     ) -> ForkedProcess:
-        """Start ``python *argv`` in a session of its own.
+        """Start ``python *argv`` in a separate session.
 
         Args:
             environ: All variables it is to have.
-            streams: Its standard input, output and error. Further ones stay open too, and their numbers in the
+            streams: Its standard input, output and error. Others stay open too, and their numbers in the
                 new process are added to its arguments.
         """
         with socket.socket(socket.AF_UNIX) as client:
@@ -157,7 +157,7 @@ class ForkServer:
         return os.pread(self._stderr.fileno(), 1 << 16, 0).decode(errors="replace")
 
     def close(self) -> None:
-        """End the server, and with it what it has started."""
+        """End the server, and its processes."""
         self._lifeline.close()
         self.process.wait()
         self._stderr.close()
@@ -172,7 +172,7 @@ def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
     """Return the server of this process, started at the first use, and again should it have ended.
 
     Args:
-        modules: What it has imported beside torch; there is a server for each choice, which sees the variables
+        modules: Imported modules besides torch; there is a server for each choice, which sees the variables
             of this process at its start.
     """
     with _starting:

@@ -1,4 +1,4 @@
-"""The process that has torch imported and forks itself for each script that a test runs.
+"""The process that has torch imported and forks for each script that a test runs.
 
 It forks only from its one thread, before anything has used a thread pool. A child runs its program on the main thread
 of an ordinary interpreter and ends as Python ends, with exit handlers and finalization.
@@ -34,11 +34,11 @@ PRELOADED = (
     "torch.utils.data",
     "psutil",
 )
-"""What scripts import, and most of their time. Nothing of ours, whose import is tested."""
+"""The imports of scripts that take most of their time. None of ours, whose imports are tested."""
 
 
 class Server:
-    """Forks one child per request and tells each client how its child ended."""
+    """Forks one child per request and reports its exit code to the client."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -49,7 +49,7 @@ class Server:
         signal.set_wakeup_fd(self.wake_up_by, warn_on_full_buffer=False)
 
     def serve(self) -> Request | None:
-        """Serve until standard input closes and return None; in each child, return what it is to run."""
+        """Serve until standard input closes and return None; in each child, return the program to run."""
         sources = selectors.DefaultSelector()
         for source in (self.listener, self.wake_up, 0):
             sources.register(source, selectors.EVENT_READ)
@@ -74,7 +74,7 @@ class Server:
             request = client.recv()
             streams = [recv_handle(client) for _ in range(request.num_streams)]
         except (EOFError, ConnectionError):
-            return None  # the client has given up
+            return None  # the client has timed out
         pid = os.fork()
         if pid == 0:
             self.become_child(client, streams[:3])
@@ -87,7 +87,7 @@ class Server:
         return None
 
     def become_child(self, client: Connection[int, Request], streams: list[int]) -> None:
-        """Give back what belongs to the server and take over the standard streams."""
+        """Release the server's resources and use the client's standard streams."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # Ctrl-C on the test does not reach it
@@ -109,7 +109,7 @@ class Server:
             if pid == 0:
                 return
             client = self.clients.pop(pid)
-            with suppress(ConnectionError):  # nobody may wait for it any more
+            with suppress(ConnectionError):  # its client may have ended
                 client.send(os.waitstatus_to_exitcode(status))
             client.close()
 
@@ -149,7 +149,7 @@ def run(request: Request) -> None:
 
 
 def end_by_interrupt() -> None:
-    """End as Python ends a script after an uncaught `KeyboardInterrupt`: by SIGINT itself."""
+    """End as Python ends a script after an uncaught `KeyboardInterrupt`: by SIGINT."""
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -158,8 +158,8 @@ def end_by_interrupt() -> None:
 
 def main() -> None:
     """Import torch and all that is named, and serve."""
-    # The first to be registered, and so the last to run. Python's own way is lost in a process that has evaluated code
-    # in an exit handler, as those of the libraries do.
+    # The first to be registered, and so the last to run. Python's default is lost in a process that has evaluated code
+    # in an exit handler, as libraries do.
     atexit.register(end_by_interrupt)
     address, *modules = sys.argv[1:]
     serve(address, *PRELOADED, *modules)

@@ -1,4 +1,4 @@
-"""What a test may leave behind: nothing."""
+"""Checks that a test leaves no resources behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 from accel_state.environment import restore, snapshot
 from tools.harness.scripts import is_alive
 
-# Written by pytest itself, coverage, and libraries at their import, whoever happens to import them first.
+# Written by pytest, coverage, and libraries at their import, in whichever test imports them first.
 _IGNORED_PREFIXES = (
     "PYTEST_",
     "COV_",
@@ -31,7 +31,7 @@ _END_S = 2.0
 # The resource tracker of multiprocessing; and the process that compiles kernels for torch's compiler, which torch 2.9
 # starts when the compiler is imported.
 _LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker")
-# Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it. Not SIGALRM: pytest-timeout's.
+# Not SIGCHLD: torch sets a handler at the first loader with workers, and keeps it. Not SIGALRM: pytest-timeout's.
 _SIGNALS = tuple(
     signal.Signals[name]
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -78,7 +78,7 @@ class ProcessSnapshot:
         )
 
     def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
-        """Return what was added since, in words; what is about to end is waited for."""
+        """Return descriptions of added resources, after waiting for those that are about to end."""
         now = ProcessSnapshot.now(idle_pids=self.idle_pids)
         changed = changed_variables(self.environ, now.environ)
         alive = [

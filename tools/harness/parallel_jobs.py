@@ -14,7 +14,7 @@ NUM_AT_ONCE = 2
 
 
 class ParallelJobs:
-    """Jobs that run when their outcome is asked for, each once and in a folder of its own, however often listed."""
+    """Jobs that run when their result is requested, each once and in a separate folder, however often listed."""
 
     def __init__(self, jobs: Iterable[Job], *, make_folder: Callable[[], Path]) -> None:
         self._waiting = list(dict.fromkeys(jobs))
@@ -22,9 +22,9 @@ class ParallelJobs:
         self._futures: dict[Job, Future[Any]] = {}
 
     def outcome_of(self, job: Job) -> Any:
-        """Return what a job returned, or raise what it raised.
+        """Return the result of a job, or raise its exception.
 
-        If it has not run yet, it runs now, beside the next of those that wait: a test waits for these alone, so that
+        If it has not run yet, it runs now, together with the next waiting jobs: a test waits for these only, so that
         its time does not grow with the number of jobs.
         """
         if job not in self._futures:

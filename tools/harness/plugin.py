@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for no garbage while test files are imported: what they import stays, and is much to look through."""
+    """Disable garbage collection while test files are imported: their many objects stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -50,7 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Let torch compute on one thread, as it does in what tests start.
+    """Limit torch to one thread, as in processes that tests start.
 
     Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
     machine, training that takes a second takes minutes.
@@ -71,7 +71,7 @@ def _live_worlds() -> Iterator[dict[int, World]]:
 
 @pytest.fixture
 def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
-    """Return a function that gives a world of that many live processes, shared by the whole test session.
+    """Return a function that returns a world of that many live processes, shared by the test session.
 
     They compute on `device_type`, on one GPU all together: a test that wants more than that has room for is skipped.
     """
@@ -105,7 +105,7 @@ def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any
     """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
     A job is a function of a fresh folder, such as one that launches a script there. It runs before the first test that
-    names it, beside the next job of the file; tests that name the same job share its result. If a job raises, its tests
+    names it, with the next job of the file; tests that name the same job share its result. If a job raises, its tests
     raise the same error.
     """
     before = ProcessSnapshot.now()
@@ -120,7 +120,7 @@ def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any
 
 @pytest.fixture
 def fresh_state() -> Iterator[None]:
-    """Run the test without any state, and reset what it built."""
+    """Run the test without any state, and reset its state afterwards."""
     _forget_state()
     yield
     _forget_state()
@@ -147,7 +147,7 @@ def _pids_of_worlds() -> frozenset[int]:
 
 
 def _forget_state() -> None:
-    """Reset the runtime and its process group, without importing torch where no test used it."""
+    """Reset the runtime and its process group, without importing torch if no test used it."""
     if "accel_state.runtime" in sys.modules or "accel_state.gradient_state" in sys.modules:
         from accel_state.runtime import reset_runtime
 

@@ -17,7 +17,7 @@ from accel_state.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Where a function is defined: the name and file of its module, and its qualified name."""
+    """The location of a function: the name and file of its module, and its qualified name."""
 
     module: str
     file: str
@@ -35,7 +35,7 @@ class Body:
         if "<" in name:
             raise ConfigError(
                 f"`{name}` cannot be run in other processes: they find it by its name in the file. "
-                "Make it a top-level function and pass what it needs as arguments."
+                "Make it a top-level function and pass its inputs as arguments."
             )
         return cls(function.__module__, inspect.getfile(function), name)
 
@@ -98,7 +98,7 @@ class Outcome:
         return cls(error=_pickled_error(error), trace=trace)
 
     def exception(self) -> BaseException | None:
-        """Return the error itself, or None if it could not be pickled."""
+        """Return the error, or None if it could not be pickled."""
         if self.error is None:
             return None
         error: BaseException = pickle.loads(self.error)

@@ -35,13 +35,13 @@ _READ_AT_IMPORT = (
 )
 _READ_LATER = ("PYTHONPATH",)
 _GRACE_S = 20.0
-"""How long the other ranks may go on once one has failed."""
+"""How long the other ranks may continue after one has failed."""
 _STACKS_S = 2.0
 _TAIL = 4000
 
 
 class Script:
-    """A script that runs, forked from a process that has torch imported, and what it has printed so far."""
+    """A running script, forked from a process that has torch imported, and its output so far."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Script:
 
         Args:
             env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, and it writes without a buffer.
-            preload: Modules that the process it is forked from has imported beside torch.
+            preload: Modules that the process it is forked from has imported in addition to torch.
 
         Raises:
             ConfigError: If ``env`` has a variable that Python or torch reads while it is imported, which has
-                happened already: such a script needs a process of its own (`run_command`).
+                happened already: such a script needs a new process (`run_command`).
         """
         _refuse_variables_read_at_import(env or {})
         self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the script
@@ -74,12 +74,12 @@ class Script:
 
     @property
     def stdout(self) -> str:
-        """What it has written to standard output so far."""
+        """Its standard output so far."""
         return _without_gloo_lines(_text(self._stdout))
 
     @property
     def stderr(self) -> str:
-        """What it has written to standard error so far."""
+        """Its standard error so far."""
         return _text(self._stderr)
 
     def wait_for_output(self, text: str, *, timeout_s: float = 60) -> None:
@@ -95,14 +95,14 @@ class Script:
             time.sleep(0.01)
 
     def describe(self) -> str:
-        """Return how it ended, or that it runs; and what it wrote last, the stacks of its threads if it runs."""
+        """Return its exit code, or that it runs; and its last output, with the stacks of its threads if it runs."""
         code = self.process.poll()
         if code is None and STACKS_SIGNAL is not None:
             before, deadline = self.stderr, time.monotonic() + _STACKS_S
             self.process.send_signal(STACKS_SIGNAL)
             while self.stderr == before and time.monotonic() < deadline:
                 time.sleep(0.05)
-            time.sleep(0.05)  # the rest of what it writes
+            time.sleep(0.05)  # the rest of its output
         state = "runs" if code is None else f"ended with exit code {code}"
         return f"{state}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
 
@@ -124,9 +124,9 @@ def start_ranks(
     cwd: str | Path | None = None,
     preload: tuple[str, ...] = (),
 ) -> Iterator[list[Script]]:
-    """Start a script on several ranks of this machine; end those that are left after the block.
+    """Start a script on several ranks of this machine; end the remaining ones after the block.
 
-    They meet over TCP at rank 0. Nothing watches them: each ends as it does by itself. An error in the block gets a
+    They meet over TCP at rank 0. They are not supervised: each ends by itself. An error in the block gets a
     note of what each rank does.
     """
     with ExitStack() as stack:
@@ -170,12 +170,12 @@ def run_script(
         num_processes: How many ranks run it, on the CPU.
         env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, unless given for a command.
         cwd: The folder it runs in; this process's if omitted.
-        timeout_s: After which everything that was started is killed and `subprocess.TimeoutExpired` raised,
+        timeout_s: After this time all started processes are killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
         launcher: ``fork`` starts the ranks in tens of milliseconds and without a launcher between: the exit code is
             that of the first rank that failed, the output that of all ranks in their order. ``torchrun`` is forked
-            itself, and starts ranks that import torch anew. ``accel`` is the command.
-        preload: Modules that forked ranks find imported beside torch: heavy ones that several scripts of a file
+            itself, and starts ranks that import torch again. ``accel`` is the command.
+        preload: Modules that forked ranks have imported in addition to torch: heavy ones that several scripts of a file
             import. They may start no threads.
 
     Raises:
@@ -183,7 +183,7 @@ def run_script(
     """
     if preload and launcher != "fork":
         raise ConfigError(
-            f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all themselves."
+            f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all modules."
         )
     if launcher == "fork":
         argv = [script, *args]
@@ -264,7 +264,7 @@ def run_command(
     cwd: str | Path | None = None,
     timeout_s: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own; whatever it started is dead when this returns."""
+    """Run a command in a separate session; all its processes are dead when this returns."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -291,7 +291,7 @@ def run_command(
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that descend from it, whatever session they are in, and see them dead."""
+    """Kill a process and all its descendants, in any session, and wait until they are dead."""
     try:
         parent = psutil.Process(pid)
         family = [*parent.children(recursive=True), parent]
@@ -308,7 +308,7 @@ def kill_tree(pid: int) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process still runs; one that only waits for its parent to take note does not."""
+    """Whether a process still runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -325,7 +325,7 @@ def _refuse_variables_read_at_import(env: Mapping[str, str]) -> None:
 
 
 def _without_gloo_lines(stdout: str) -> str:
-    # gloo of torch 2.9 and 2.10 says in a line who is connected, for each group. Delete when we require torch 2.13.
+    # gloo of torch 2.9 and 2.10 logs a line with the connected ranks for each group. Delete when we require torch 2.13.
     return re.sub(r"^\[Gloo\] Rank \d+ is connected to .*\n", "", stdout, flags=re.MULTILINE)
 
 

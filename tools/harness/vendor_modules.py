@@ -1,4 +1,4 @@
-"""Modules that stand in for those of device vendors: two devices on the CPU, behind the documented functions alone."""
+"""Fake modules of device vendors: two devices on the CPU, with only the documented functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_TORCH = _names(
     " manual_seed manual_seed_all memory_allocated seed seed_all set_device set_rng_state set_rng_state_all"
     " synchronize"
 )
-"""What every vendor has taken over from `torch.cuda`."""
+"""Functions that every vendor has adopted from `torch.cuda`."""
 
 _CASTING = frozenset({"get_amp_supported_dtype", "is_bf16_supported"})
 _DOCUMENTED: dict[str, frozenset[str]] = {
@@ -61,13 +61,13 @@ _DOCUMENTED: dict[str, frozenset[str]] = {
 
 
 class VendorModule(types.ModuleType):
-    """What stands in for `torch.<name>`: asking it for what its vendor does not document is an `AttributeError`.
+    """A fake of `torch.<name>`: an attribute that its vendor does not document is an `AttributeError`.
 
     Attributes:
         calls: The functions called so far, in their order.
-        has_bf16: What it says of bf16.
-        has_fp64: What the properties of its devices say of fp64.
-        castable: What it says that autocast takes.
+        has_bf16: Whether it reports bf16 support.
+        has_fp64: Whether its devices' properties report fp64.
+        castable: The dtypes that it reports for autocast.
         capability: The compute capability of the devices.
     """
 
@@ -96,7 +96,7 @@ class VendorModule(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and self._real is not None:
-            return getattr(self._real, name)  # torch itself calls private functions of its own modules
+            return getattr(self._real, name)  # torch calls private functions of its modules
         message = f"`{self.__name__}.{name}` is not among the functions that its vendor documents."
         raise AttributeError(message, name=name, obj=self)
 
@@ -196,7 +196,7 @@ class _Functions:
 
 @contextmanager
 def vendor_module(name: str) -> Iterator[VendorModule]:
-    """Put the stand-in for a vendor's module into torch, and empty modules for its package, for a block.
+    """Put the fake of a vendor's module into torch, and empty modules for its package, for a block.
 
     Args:
         name: What torch calls the device type. The devices are the vendor's in name only: torch makes no tensors there.

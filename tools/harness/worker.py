@@ -69,7 +69,7 @@ class Worker:
                 result = send_to_device(result, "cpu")
             self.check_clean(environ)
             return Outcome.of_result(result, has_intact_group=has_only_default_group() and is_group_owned())
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test shall see it
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test should see it
             return Outcome.of_error(error)
         finally:
             restore(environ)
@@ -88,11 +88,11 @@ class Worker:
         PartialState(**where)
 
     def leave_groups(self) -> None:
-        """Leave all process groups, each of which has a thread that wakes up a hundred times a second."""
+        """Leave all process groups: each has a thread that wakes up a hundred times a second."""
         reset_runtime()
         if dist.is_initialized():
             leave_group()
-        gc.collect()  # what the body left refers to its groups
+        gc.collect()  # objects left by the body refer to its groups
 
     def check_clean(self, environ: dict[str, str]) -> None:
         """Raise if the body changed environment variables."""

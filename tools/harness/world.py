@@ -25,7 +25,7 @@ from tools.harness.remote_calls import Call, Outcome
 from tools.harness.scripts import kill_tree
 
 GRACE_S = 3.0
-"""How long the other ranks may go on once one has failed; often they wait for it in a collective."""
+"""How long the other ranks may continue after one has failed; often they wait for it in a collective."""
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
@@ -37,7 +37,7 @@ _ON_ONE_GPU = {
     "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0",
     "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "1", "NCCL_RAS_ENABLE": "0",
 }  # fmt: skip
-"""NCCL takes several ranks on one GPU if each claims to be on a host of its own; they talk over sockets then."""
+"""NCCL takes several ranks on one GPU if each claims to be on a separate host; they communicate over sockets then."""
 _MAIN = "from tools.harness.worker import main; main()"
 
 
@@ -85,7 +85,7 @@ class _Rank:
             if device_type == "cpu":
                 streams = (stdin, output, output, their_line)
                 process = fork_server().start(argv, environ=environ, streams=streams)
-            else:  # what was forked from a process that has touched CUDA cannot use it
+            else:  # a fork of a process that has initialized CUDA cannot use it
                 environ |= {**_ON_ONE_GPU, "NCCL_HOSTID": f"rank{number}"}
                 words = [sys.executable, *argv, str(their_line.fileno())]
                 process = subprocess.Popen(
@@ -101,7 +101,7 @@ class _Rank:
         return self.output.read().decode(errors="replace").strip()
 
     def dump_stack(self) -> str:
-        """Let the worker write the stack of each of its threads; return its last words and those that do not sleep."""
+        """Make the worker write its threads' stacks; return its last output and the stacks of running threads."""
         before = earlier = self.output.seek(0, 2)
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_S
@@ -151,7 +151,7 @@ class World:
             timeout_s: How long the slowest rank may take; then all are killed.
 
         Raises:
-            WorldError: If a rank died or hung; the message holds what it wrote last, and its stacks.
+            WorldError: If a rank died or hung; the message has its last output and its stacks.
             BaseException: What the body raised, from the lowest rank that reported an error first.
         """
         call = Call.of(body, args, kwargs)
@@ -163,7 +163,7 @@ class World:
         self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
         if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
             for rank in self._ranks:
-                with suppress(BrokenPipeError):  # one that has died meanwhile is replaced by the next `run`
+                with suppress(BrokenPipeError):  # one that has died since is replaced by the next `run`
                     rank.line.send(None)
         self._raise_first_error(outcomes)
         return [pickle.loads(outcomes[number].result) for number in range(self.size)]

@@ -30,7 +30,7 @@ class Artifacts:
 
 
 def artifacts_of(package: Package, folder: Path) -> Artifacts:
-    """Return the files of the version of ``package`` that lie in ``folder``.
+    """Return the files of the version of ``package`` that are in ``folder``.
 
     Raises:
         SetupError: If one is missing.
@@ -72,12 +72,12 @@ def require_same_contents(wheel: Path, other: Path) -> None:
     if files:
         raise SetupError(
             f"`{wheel.name}` built from the source distribution differs in {', '.join(files[:5])} ({len(files)} files)."
-            " Put what is missing into the sdist, in `tool.hatch.build` of the package's pyproject.toml."
+            " Include the missing files in the sdist, in `tool.hatch.build` of the package's pyproject.toml."
         )
 
 
 def require_complete_wheel(package: Package, wheel: Path, *, also: Sequence[str] = ()) -> None:
-    """Raise ``SetupError`` unless ``wheel`` has licence, ``py.typed`` and ``also``, and nothing of no use to users."""
+    """Raise ``SetupError`` unless ``wheel`` has a license, ``py.typed`` and ``also``, and no useless files."""
     names = contents(wheel)
     info = f"{package.import_name}-{package.version}.dist-info"
     for needed in (f"{info}/licenses/LICENSE", f"{package.import_name}/py.typed", *also):

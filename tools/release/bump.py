@@ -74,7 +74,7 @@ def required_siblings(package: Package, packages: Mapping[str, Package]) -> list
     ]
     if unreleased:
         raise SetupError(
-            f"{', '.join(unreleased)}: the changelog has an open section, and `{package.name}` may need what is in it."
+            f"{', '.join(unreleased)}: the changelog has an open section, and `{package.name}` may need those changes."
             f" Release that first, or keep the floors as they are with `--keep-floors`."
         )
     return siblings
@@ -100,7 +100,7 @@ def bump(root: Path, name: str, part: str, *, date: str, keep_floors: bool = Fal
         if set_floor(
             dependent, sibling=name, version=version, where=lambda floor: not is_admitted(version, floor)
         ):
-            lines.append(f"{dependent.name}: now accepts {name} {version}; it needs a release of its own")
+            lines.append(f"{dependent.name}: now accepts {name} {version}; it needs a separate release")
     return "\n".join([*lines, f"tag: {name}-v{version}"])
 
 
@@ -131,10 +131,10 @@ def iso_date(text: str) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the command line, bump, and print what was done."""
+    """Read the command line, bump, and print the changes."""
     parser = argparse.ArgumentParser(prog="python -m tools.release.bump", description=__doc__)
     parser.add_argument("package", nargs="?", help="e.g. accel-data")
-    parser.add_argument("part", choices=PARTS, help="`current` releases the version as it stands")
+    parser.add_argument("part", choices=PARTS, help="`current` releases the current version")
     parser.add_argument(
         "--all", action="store_true", help="every package whose changelog has an open section"
     )

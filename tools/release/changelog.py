@@ -15,7 +15,7 @@ def close_section(text: str, *, version: str, date: str) -> str:
     """Return ``text`` with its open section dated: ``## Unreleased`` becomes ``## 0.2.0 (2031-02-03)``.
 
     Raises:
-        SetupError: If there is no open section, more than one, or nothing stands in it.
+        SetupError: If there is no open section, more than one, or it is empty.
     """
     found = OPEN_SECTION.search(text)
     if found is not None and OPEN_SECTION.search(text, found.end()):
@@ -43,7 +43,7 @@ def is_released(text: str, version: str) -> bool:
 
 
 def notes_of(text: str, version: str) -> str:
-    """Return what the changelog says about ``version``.
+    """Return the changelog's text for ``version``.
 
     Raises:
         SetupError: If it has no section of it with a date, or a section that is still open.

@@ -26,7 +26,7 @@ NO_FLOOR_RUN = {"torch"}  # its release is chosen by tools/constraints.txt or `-
 
 
 def floors_of(packages: Sequence[Package]) -> list[str]:
-    """Return pins that hold third-party dependencies at the lowest version that all ``packages`` accept."""
+    """Return pins of third-party dependencies to the lowest version that all ``packages`` accept."""
     siblings = {package.name for package in packages}
     floors: dict[str, str] = {}
     for package in packages:
@@ -50,7 +50,7 @@ def siblings_at_floors(
         packages: Every package of the checkout.
         name: The package to test.
         root: The repository with the tags.
-        folder: Where released versions are unpacked.
+        folder: Folder for unpacked released versions.
 
     Raises:
         SetupError: If a version is declared that was never released and is not the one of the checkout.
@@ -70,9 +70,9 @@ def siblings_at_floors(
 
 
 def package_at(package: Package, version: str, *, root: Path, folder: Path) -> Package:
-    """Return ``package`` as its tag holds it, or that of the checkout where that is ``version`` and has no tag yet.
+    """Return ``package`` as in its tag, or as in the checkout if that is ``version`` and has no tag yet.
 
-    Between the bump and the tags, the checkout is what the tags will hold.
+    Between the bump and the tags, the checkout is the content of the future tags.
 
     Raises:
         SetupError: If there is neither.

@@ -1,4 +1,4 @@
-"""Where the files of a release lie."""
+"""The folders of a release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tools.workspace import ROOT, Package
 
 WORK = ROOT / "build" / "release"
-"""What is made beside ``dist/``, which holds nothing but what is published on PyPI."""
+"""Generated files next to ``dist/``, which only has the files for PyPI."""
 NOTES = WORK / "notes"
 SBOM = WORK / "sbom"
 TESTED = WORK / "tested"

@@ -64,7 +64,7 @@ def _git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
-    """Check the commit of this checkout and say so."""
+    """Check the commit of this checkout and print the result."""
     try:
         commit = require_on_main(ROOT)
         require_green(commit, runs_of(commit, root=ROOT))

@@ -1,4 +1,4 @@
-"""A clone of this checkout in which everything is ready to be released."""
+"""A clone of this checkout that is ready to be released."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.workspace import lowest_first, read_packages
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git in ``folder`` and return what it prints. Raises ``SetupError`` with its own words."""
+    """Run git in ``folder`` and return its output. Raises ``SetupError`` with git's message."""
     identity = ["-c", "user.name=A rehearsal", "-c", "user.email=rehearsal@localhost"]
     done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -33,7 +33,7 @@ def clone_of(root: Path, folder: Path) -> Path:
 
 
 def tag_releases(clone: Path, part: str, *, date: str) -> list[str]:
-    """Bump every package of ``clone`` that has an open section, and tag what has no tag yet; return the tags.
+    """Bump every package of ``clone`` that has an open section, and tag packages without a tag; return the tags.
 
     Raises:
         SetupError: If nothing is to be released.

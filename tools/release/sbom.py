@@ -1,7 +1,7 @@
-"""Software bills of materials (SBOM) of what lies in ``dist/``.
+"""Software bills of materials (SBOM) of the files in ``dist/``.
 
 ``python -m tools.release.sbom [--tested FILE …] PACKAGE …`` writes CycloneDX 1.6, a JSON file for each package: name,
-version, licence, digests of the wheel and the source distribution, what the package requires, in which range, and with
+version, license, digests of the wheel and the source distribution, what the package requires, in which range, and with
 which versions it was tested. The same files, tested with the same versions, give the same SBOM.
 """
 
@@ -50,7 +50,7 @@ def read_tested(files: Sequence[Path]) -> dict[str, list[str]]:
 def required_component(
     requirement: str, *, extra: str | None, tested: Mapping[str, Sequence[str]]
 ) -> Component:
-    """Return what the SBOM says of one requirement; its version is the last that was tested."""
+    """Return the SBOM entry of one requirement; its version is the last tested one."""
     name = requirement_name(requirement)
     versions = tested.get(name, ())
     version = versions[-1] if versions else None

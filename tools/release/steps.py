@@ -36,7 +36,7 @@ from tools.workspace import ROOT, Package, read_packages, requirement_name, with
 
 @dataclass
 class Release:
-    """A package that is released, and what was found right about it."""
+    """A released package, and its passed checks."""
 
     tag: str
     package: Package
@@ -53,7 +53,7 @@ class Release:
 
 @contextmanager
 def step(who: str, name: str) -> Iterator[None]:
-    """Say which step begins; a problem in it names the package and the step."""
+    """Print the name of a step; a problem in it names the package and the step."""
     say(f"{who}: {name}")
     try:
         yield
@@ -66,10 +66,10 @@ def make_releases(
 ) -> list[Release]:
     """Make everything that the releases of ``tags`` publish, and check it.
 
-    Wheels and source distributions come into ``dist/``, the rest into ``build/release``.
+    Wheels and source distributions go to ``dist/``, other files to ``build/release``.
 
     Args:
-        tags: Such as ``accel-data-v0.2.1``; they need not be made yet, the checkout is what is released.
+        tags: Such as ``accel-data-v0.2.1``; they need not exist yet; the checkout is released.
         torch: The releases of torch that the wheels are tried on, the oldest first.
         smoke_only: Run the smoke test, and not the tests of the packages.
         handed_on: More arguments for pytest.
@@ -91,7 +91,7 @@ def make_releases(
 
 
 def read_tag(tag: str) -> Release:
-    """Hold ``tag`` against the source, and write the notes of its release."""
+    """Check ``tag`` against the source, and write the notes of its release."""
     with step(tag, "tag, changelog and public surface"):
         package = package_of_tag(tag, ROOT)
         notes = notes_of(package.changelog.read_text(encoding="utf-8"), package.version)
@@ -106,7 +106,7 @@ def install_site() -> None:
     """Build the documentation site into the package that brings it."""
     with step("site", "build"):
         if run([sys.executable, ROOT / "tools" / "dev.py", "docs", "--install"], cwd=ROOT) != 0:
-            raise SetupError("The documentation could not be built; mkdocs says why above.")
+            raise SetupError("The documentation could not be built; see mkdocs's message above.")
 
 
 def build_all(releases: Sequence[Release]) -> None:
@@ -132,12 +132,12 @@ def check_artifacts(release: Release) -> None:
 
 
 def check_metadata(releases: Sequence[Release]) -> None:
-    """Let twine read the metadata and render the READMEs, as PyPI would."""
+    """Check the metadata and the rendered READMEs with twine, as PyPI would."""
     with step(", ".join(release.package.name for release in releases), "metadata and README"):
         python: str | Path = releasing().ensure().python
         files = [file for release in releases for file in release.artifacts.files]
         if run([python, "-m", "twine", "--no-color", "check", "--strict", *files], cwd=ROOT) != 0:
-            raise SetupError("twine finds fault with the metadata or the README; it says what above.")
+            raise SetupError("twine reports a problem in the metadata or the README; see its message above.")
     for release in releases:
         release.checks.append("metadata and README")
 
@@ -147,7 +147,7 @@ def wheel_of_sdist(sdist: Path, folder: Path) -> Path:
     python = releasing().ensure().python
     command: list[str | Path] = [python, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "wheel"]
     if run(command, cwd=unpack(sdist, folder)) != 0:
-        raise SetupError(f"`{sdist.name}` builds no wheel; hatchling says why above.")
+        raise SetupError(f"`{sdist.name}` builds no wheel; see hatchling's message above.")
     (wheel,) = (folder / "wheel").glob("*.whl")
     return wheel
 
@@ -173,7 +173,7 @@ def try_on(torch: str, releases: Sequence[Release], *, smoke_only: bool, handed_
         failed = [f"{name} (exit {code})" for name, code in results.items() if code != 0]
         if failed:
             raise SetupError(
-                f"Failed: {', '.join(failed)}; pytest says why above."
+                f"Failed: {', '.join(failed)}; see pytest's output above."
                 f" Again: `python tools/dev.py wheels --torch {torch}`"
             )
         environment.remove()
@@ -215,14 +215,14 @@ def describe(releases: Sequence[Release], torch: Sequence[str]) -> None:
 
 
 def table(releases: Sequence[Release]) -> str:
-    """Return what is released, package by package."""
+    """Return a description of the release, package by package."""
     return "\n".join(
         entry(release, [*release.artifacts.files, sbom_file(release.package)]) for release in releases
     )
 
 
 def entry(release: Release, files: Sequence[Path]) -> str:
-    """Return version and tag of a release, its files with size and digest, and what was checked."""
+    """Return version and tag of a release, its files with size and digest, and its checks."""
     lines = [f"{release.package.name} {release.package.version}  tag {release.tag}"]
     for file in files:
         lines.append(f"  {file.name:<48} {file.stat().st_size:>9,} B  sha256 {sha256_of(file)}")

@@ -1,4 +1,4 @@
-"""What the public surface of a package has lost since its last release."""
+"""Removals from the public surface of a package since its last release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE = re.compile(r"(?P<indent> *)(?:(?:class|def|property|classmethod|staticmet
 
 
 def names_of(surface: str) -> set[str]:
-    """Return the names that a ``surface.txt`` lists, those of members as ``Class.member``."""
+    """Return the names that a ``surface.txt`` lists, names of members as ``Class.member``."""
     names, owner = set(), ""
     for line in surface.splitlines():
         found = LINE.match(line)
@@ -35,11 +35,11 @@ def last_release(package: Package, root: Path) -> str | None:
 
 
 def require_announced_removals(package: Package, notes: str, *, root: Path) -> str:
-    """Compare the surface of ``package`` with that of its last release, and return what was found.
+    """Compare the surface of ``package`` with that of its last release, and return the problems.
 
     Args:
         package: The package to release.
-        notes: What its changelog says of the release.
+        notes: Its changelog's section of the release.
         root: The repository with the tags.
 
     Raises:
@@ -65,6 +65,6 @@ def require_announced_removals(package: Package, notes: str, *, root: Path) -> s
     if silent:
         raise SetupError(
             f"`{package.name}` {package.version} removes {', '.join(silent)}, which the changelog does not name."
-            " Add a line that says what to write instead."
+            " Add a line with the replacement."
         )
     return f"{len(removed)} removed since {last}, all in the changelog"

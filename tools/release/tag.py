@@ -20,7 +20,7 @@ def package_of_tag(tag: str, root: Path) -> Package:
     """Return the package that ``tag`` releases.
 
     Raises:
-        SetupError: If the tag has another form, names no package, or another version than the source says.
+        SetupError: If the tag has another form, names no package, or another version than the source.
     """
     found = re.fullmatch(r"(?P<name>[a-z-]+)-v(?P<version>\d+\.\d+\.\d+)", tag)
     packages = read_packages(root)
@@ -35,7 +35,7 @@ def package_of_tag(tag: str, root: Path) -> Package:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the command line and print what was asked for."""
+    """Read the command line and print the requested value."""
     parser = argparse.ArgumentParser(prog="python -m tools.release.tag", description=__doc__)
     parser.add_argument("tag")
     parser.add_argument("--notes", action="store_true", help="print the section of the changelog")

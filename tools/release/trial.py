@@ -1,4 +1,4 @@
-"""Wheels that are built, installed where no source lies, and tested there."""
+"""Build wheels, install them away from the sources, and test them there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(names: Sequence[str], folder: Path, *, sdist: bool = False) -> list[Pa
     command += ["--sdist"] if sdist else []
     with timed("building"):
         if run(command, cwd=ROOT, environ=environment.child_environ()) != 0:
-            raise SetupError("A package could not be built; hatchling says why above.")
+            raise SetupError("A package could not be built; see hatchling's message above.")
     return sorted(folder.glob("*.whl"))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def require_installed(names: list[str]) -> None:
-    """Fail unless each package comes from site-packages and says that it is typed."""
+    """Fail unless each package is imported from site-packages and is typed."""
     site_packages = Path(sysconfig.get_path("purelib")).resolve()
     for name in names:
         file = importlib.import_module(name).__file__

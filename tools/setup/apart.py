@@ -1,4 +1,4 @@
-"""Packages in folders of their own, beside an environment: a process that wants one has its folder on `PYTHONPATH`."""
+"""Packages in separate folders next to an environment: a process that needs one has its folder on `PYTHONPATH`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tools.setup.pip_runs import pip_install, run_pip
 from tools.workspace import ROOT, dependency_group, requirement_name
 
 PEER_FOLDER = ROOT / "build" / "peer"
-"""Where Accelerate is, outside of environments in which accel takes its place for the libraries that import it."""
+"""Folder of Accelerate, for environments where libraries that import it get accel."""
 CLIENTS_FOLDER = ROOT / "build" / "clients"
-"""Where small clients of Accelerate are, without what they require for images, which nothing here uses."""
+"""Folder of small clients of Accelerate, without their image libraries, which are unused here."""
 
 _one_at_a_time = threading.Lock()  # two engines that are set up side by side may want the same folder
 
 
 def install_apart(environment: Environment, folder: Path, *requirements: str) -> None:
-    """Install packages into ``folder``, without what they require: what is used of that is there already."""
+    """Install packages into ``folder``, without their requirements: the ones in use are installed already."""
     stamp, wanted = folder / "installed.txt", "\n".join(requirements)
     with _one_at_a_time:
         if stamp.is_file() and stamp.read_text() == wanted:

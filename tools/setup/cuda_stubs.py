@@ -27,7 +27,7 @@ NO_DEVICE = 100
 
 
 def run_logged(command: Sequence[str | Path]) -> str:
-    """Run a program of the set-up and return what it prints. Raises ``SetupError`` that names the log."""
+    """Run a program of the set-up and return its output. Raises ``SetupError`` that names the log."""
     words = [str(word) for word in command]
     done = subprocess.run(words, env=environment_with(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -40,7 +40,7 @@ def run_logged(command: Sequence[str | Path]) -> str:
 
 
 def stub_source(symbols: Iterable[str]) -> str:
-    """Return C in which every symbol is a function that answers "no device"."""
+    """Return C source that defines every symbol as a function that returns "no device"."""
     lines = [f"int accel_no_device(void) {{ return {NO_DEVICE}; }}"]
     lines += [f'int {name}(void) __attribute__((alias("accel_no_device")));' for name in symbols]
     return "\n".join(lines) + "\n"
@@ -49,7 +49,7 @@ def stub_source(symbols: Iterable[str]) -> str:
 def make_stubs(torch_libraries: Path, stubs: Path) -> None:
     """Compile stubs of the CUDA libraries that the libraries of torch link to.
 
-    The functions are in a library of their own, which the named ones load: the loader demands versions of
+    The functions are in a separate library, which the named ones load: the loader demands versions of
     symbols that it finds in the library named by the reference, and of no other.
     """
     files = sorted(torch_libraries.glob("*.so*"))
@@ -75,7 +75,7 @@ def install_torch_with_stubs(
 ) -> None:
     """Install the CUDA build of torch that ``constraints`` admit, and stubs where its libraries are looked for.
 
-    What it requires of CUDA is struck from its metadata, so that no later run of pip adds it.
+    Its CUDA requirements are removed from its metadata, so that no later run of pip installs them.
     """
     pins = [word for file in constraints for word in ("-c", str(file))]
     run_pip(
@@ -93,7 +93,7 @@ def install_torch_with_stubs(
 
 
 def without_cuda(metadata: str) -> str:
-    """Return the metadata of torch without what it requires of CUDA."""
+    """Return the metadata of torch without its CUDA requirements."""
     return CUDA_REQUIREMENT.sub("", metadata)
 
 

@@ -21,7 +21,7 @@ from tools.workspace import ROOT, Package, requirement_name
 
 NEEDED_BYTES = 2_500_000_000
 STAMP = "accel-installed.txt"
-"""The file that says what an environment holds: a hash of the inputs, then one requirement a line."""
+"""The file that describes an environment: a hash of the inputs, then one requirement per line."""
 EDITABLE = "the packages of this checkout"
 BUILD_REQUIREMENTS = ("hatchling", "editables")
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
@@ -29,16 +29,16 @@ CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment and everything it is to hold.
+    """A virtual environment and its requirements.
 
     Args:
-        folder: Where it lies, e.g. ``.venv``.
+        folder: Its folder, e.g. ``.venv``.
         packages: Packages of this checkout, installed editable. They include every sibling they need, so that
             none is ever looked for on an index (the name ``accel`` there belongs to a stranger).
         requirements: What else is to be there: requirements, or paths of wheels.
         constraints: The file that pins versions.
         extra_constraints: More pins, as lines of a constraints file.
-        stubs_for_cuda: Where only a CUDA build of torch is to be had, and no GPU, install it without CUDA's libraries.
+        stubs_for_cuda: If only a CUDA build of torch is available, and no GPU, install it without CUDA's libraries.
         base: An environment whose packages are visible in this one, too: torch takes a minute to install.
     """
 
@@ -72,9 +72,9 @@ class Environment:
         return ROOT / "build" / "logs" / f"pip-{self.folder.name.lstrip('.')}.log"
 
     def inputs(self) -> str:
-        """Return a hash of what decides the versions and places of what is installed."""
+        """Return a hash of the inputs that determine the installed versions and folders."""
         digest = hashlib.sha256(f"{self.folder.resolve()} {sys.version}".encode())
-        for package in self.packages:  # what is installed says which version it is
+        for package in self.packages:  # the installed distribution has the version
             digest.update(f"{package.name} {package.version}\n".encode())
         files = [package.folder / "pyproject.toml" for package in self.packages]
         files.append(self.constraints)
@@ -95,7 +95,7 @@ class Environment:
         return set(requirements) if inputs == self.inputs() else set()
 
     def is_ready(self) -> bool:
-        """Return True if everything that is asked for was installed from the present inputs."""
+        """Return True if all requirements were installed from the current inputs."""
         return {EDITABLE, *self.requirements} <= self.installed()
 
     def child_environ(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Environment:
         raise SetupError(explain_pip_failure(output, self.folder).replace("pip could not", "venv could not"))
 
     def _third_party(self) -> list[str]:
-        """Return everything that comes from an index, or from wheels."""
+        """Return the requirements from an index, or from wheels."""
         siblings = {package.name for package in self.packages}
         declared = [each for package in self.packages for each in package.dependencies]
         needed = [each for each in declared if requirement_name(each) not in siblings]
@@ -163,7 +163,7 @@ class Environment:
         return files
 
     def _install(self) -> None:
-        """Install what comes from an index, then the packages of this checkout, which need nothing but that."""
+        """Install the requirements from the index, then the packages of this checkout, which need no others."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("", encoding="utf-8")
         environ = environment_with()
@@ -197,7 +197,7 @@ class Environment:
             )
 
     def _refuse_strangers(self) -> None:
-        """Raise if a sibling came from anywhere but this checkout."""
+        """Raise if a sibling was not installed from this checkout."""
         if not self.packages:
             return
         names = [package.name for package in self.packages]

@@ -1,4 +1,4 @@
-"""What can go wrong while an environment is set up, told in one line."""
+"""Errors of setting up an environment, in one line each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDEX_UNREACHABLE = (
 
 
 class SetupError(Exception):
-    """The set-up cannot go on. The text is one line that says what to do."""
+    """The set-up cannot continue. The text is one line with the next step."""
 
 
 def explain_pip_failure(output: str, log: Path) -> str:
@@ -40,7 +40,7 @@ def explain_pip_failure(output: str, log: Path) -> str:
 
 
 def require_free_space(folder: Path, *, free_bytes: int, needed_bytes: int) -> None:
-    """Raise ``SetupError`` before the work starts if ``folder``'s disk cannot take what is to come."""
+    """Raise ``SetupError`` before the work starts if ``folder``'s disk has too little space."""
     if free_bytes < needed_bytes:
         raise SetupError(
             f"The disk is full: {folder} has {free_bytes / 1e9:.1f} GB free,"

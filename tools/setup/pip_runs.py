@@ -1,4 +1,4 @@
-"""Run pip: its whole output goes to a log, what it is doing to one line on the terminal."""
+"""Run pip: its output goes to a log, its progress to one line on the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pip_install(python: Path) -> list[str]:
 
 
 class Progress:
-    """One line that says what pip is doing and for how long; on anything but a terminal, a line per stage."""
+    """One line with pip's stage and its duration; without a terminal, a line per stage."""
 
     def __init__(self, what: str, out: TextIO) -> None:
         self.what = what

@@ -21,23 +21,23 @@ def demonstration() -> Environment:
 
 
 def benchmarks() -> Environment:
-    """All packages beside the peer they are measured against."""
+    """All packages, with Accelerate to compare with."""
     return Environment(ROOT / ".venvs" / "bench", list(read_packages().values()), dependency_group("bench"))
 
 
 def heavy_engines() -> Environment:
-    """All packages beside engines and services that the ordinary tests do without."""
+    """All packages, with engines and services that ordinary tests do not need."""
     requirements = [*dependency_group("test"), *dependency_group("heavy-engines")]
     return Environment(ROOT / ".venvs" / "engines", list(read_packages().values()), requirements)
 
 
 def documentation() -> Environment:
-    """What builds the documentation site; it reads our packages from their sources, and needs no torch."""
+    """The builder of the documentation site; it reads our packages from their sources, and needs no torch."""
     return Environment(ROOT / ".venvs" / "docs", (), dependency_group("docs"))
 
 
 def browser() -> Environment:
-    """What drives a browser, and what pytest needs of ours."""
+    """A browser driver, and our packages that pytest needs."""
     requirements = [*dependency_group("test"), *dependency_group("browser")]
     return Environment(
         ROOT / ".venvs" / "browser", with_siblings(read_packages(), "accel-state"), requirements
@@ -57,17 +57,17 @@ def wheel_trial(wheels: Sequence[Path], *, torch: str | None = None) -> Environm
 
 
 def only_torch() -> Environment:
-    """Torch and what it requires, which is below every environment of `component`."""
+    """Torch and its requirements, the base of every environment of `component`."""
     return Environment(ROOT / ".venvs" / "alone-torch", (), ["torch"], stubs_for_cuda=True)
 
 
 def component(name: str, wheels: Sequence[Path], *, beside: Sequence[Path] = ()) -> Environment:
-    """One of our packages as a user installs it, and what it declares; every package requires torch.
+    """One of our packages as a user installs it, with its dependencies; every package requires torch.
 
     Args:
         name: The package.
-        wheels: Those of all packages. Siblings are installed from them if something requires them.
-        beside: Wheels of others that are installed, too.
+        wheels: The wheels of all packages. Siblings are installed from them if something requires them.
+        beside: Third-party wheels that are installed, too.
     """
     places = {requirement_name(wheel.name.partition("-")[0]): wheel for wheel in wheels}
     return Environment(
@@ -80,7 +80,7 @@ def component(name: str, wheels: Sequence[Path], *, beside: Sequence[Path] = ())
 
 
 def releasing() -> Environment:
-    """What builds, checks and describes a release; no torch."""
+    """The programs that build, check and describe a release; no torch."""
     return Environment(ROOT / ".venvs" / "release", (), dependency_group("release"))
 
 
@@ -91,6 +91,6 @@ def libraries() -> Environment:
 
 
 def clusters() -> Environment:
-    """All packages beside Ray and the models of Kubernetes' resources."""
+    """All packages, with Ray and the models of Kubernetes' resources."""
     requirements = [*dependency_group("test"), *dependency_group("clusters")]
     return Environment(ROOT / ".venvs" / "clusters", list(read_packages().values()), requirements)

@@ -1,4 +1,4 @@
-"""Start programs, say what is done and how long it takes."""
+"""Start programs, and print progress and duration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 
 GRACE_S = 20.0
-"""How long a program may take to end when it is asked to."""
+"""How long a program may take to end after SIGTERM."""
 TIMED_OUT = 124
 """The exit code of a program that was ended since it took too long, as of `timeout`."""
 
 
 def say(text: str) -> None:
-    """Print one line of progress, at once, on standard error: standard output belongs to what is run."""
+    """Print one line of progress, at once, on standard error: standard output belongs to the program."""
     print(f"[dev] {text}", file=sys.stderr, flush=True)
 
 
@@ -34,7 +34,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment for a child: one thread unless told otherwise, and ``changes``."""
+    """Return this process's environment for a child: one thread by default, and ``changes``."""
     environ = dict(os.environ)
     environ.setdefault("OMP_NUM_THREADS", "1")
     environ.pop("PYTHONPATH", None)
@@ -54,7 +54,7 @@ def run(
 ) -> int:
     """Run ``command`` in the foreground and return its exit code. It ends when this process is ended.
 
-    After ``limit_s`` it is ended, which is said; the exit code is then 124.
+    After ``limit_s`` it is ended, with a message; the exit code is then 124.
     """
     words = [str(word) for word in command]
     say("$ " + shlex.join(words))
@@ -65,7 +65,7 @@ def run(
             end(process)
             say(f"`{Path(words[0]).name}` was ended: it took longer than {limit_s:g} s. Something hangs.")
             return TIMED_OUT
-        except KeyboardInterrupt:  # Ctrl-C reached it as well: let it take down what it started
+        except KeyboardInterrupt:  # Ctrl-C reached it as well: wait until it has ended its processes
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
             end(process)
@@ -85,7 +85,7 @@ def end(process: subprocess.Popen[bytes], *, grace_s: float = GRACE_S) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM raise ``SystemExit``, so that programs in the foreground are ended too."""
+    """Make SIGTERM raise ``SystemExit``, so that programs in the foreground are ended too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

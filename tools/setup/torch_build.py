@@ -1,6 +1,6 @@
-"""Which build of torch to install: the index's own, or the CPU build where no GPU would use the other.
+"""Which build of torch to install: the index's default, or the CPU build without a GPU.
 
-On Linux the index's default torch brings several GB of CUDA libraries. Where no GPU is in sight and pip would
+On Linux the index's default torch brings several GB of CUDA libraries. If there is no GPU and pip would
 take that one, the index of CPU builds is added, if it can be reached.
 """
 
@@ -57,9 +57,9 @@ def pip_arguments_for_torch(python: Path, constraints: Path) -> list[str] | None
     if version is not None and "+cpu" in version:
         return []
     if is_reachable(f"{CPU_INDEX}/torch/"):
-        say(f"no GPU here: torch comes as a CPU build from {CPU_INDEX}")
+        say(f"no GPU here: installing a CPU build of torch from {CPU_INDEX}")
         return ["--extra-index-url", CPU_INDEX]
     if version is None:
-        return []  # pip says why there is none
+        return []  # pip reports the reason
     say(f"{CPU_INDEX} is unreachable: pip finds torch {version} on the index")
     return None

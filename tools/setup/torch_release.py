@@ -10,7 +10,7 @@ from tools.setup.failures import SetupError
 from tools.workspace import ROOT, Package, as_numbers, requirement_name
 
 OLDEST_AND_NEWEST = ("2.9", "2.15")
-"""The releases that every package is tested on, as the README says."""
+"""The releases that every package is tested on, as in the README."""
 
 
 def torch_floor(packages: Iterable[Package]) -> str:
@@ -36,11 +36,11 @@ def constraints_with_torch(
     Args:
         release: ``2.9`` stands for any patch of it, ``2.9.0`` for that one.
         packages: The packages that are to be installed with it.
-        constraints: The file to copy. It pins torch in a line of its own.
-        folder: Where the copy is written.
+        constraints: The file to copy. It pins torch on a separate line.
+        folder: Folder for the copy.
 
     Raises:
-        SetupError: If ``release`` is no release, or lies below what ``packages`` declare.
+        SetupError: If ``release`` is no release, or is older than ``packages`` declare.
     """
     if re.fullmatch(r"\d+\.\d+(\.\d+)?", release) is None:
         raise SetupError(f"`--torch` takes a release such as 2.9 or 2.9.0, got `{release}`.")

@@ -1,1 +1,1 @@
-"""The documentation site: pages that are made from the code, and what mkdocs is told about the others."""
+"""The documentation site: pages generated from the code, and mkdocs hooks for the other pages."""

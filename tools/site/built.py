@@ -1,4 +1,4 @@
-"""Check the built site: every link leads somewhere, and no page asks any server for anything."""
+"""Check the built site: every link has a target, and no page loads anything from a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOADED = {
     "audio": "src", "embed": "src", "iframe": "src", "img": "src", "input": "src", "object": "data", "script": "src",
     "source": "src", "track": "src", "video": "src",
 }  # fmt: skip
-"""Elements for which a browser loads what an attribute names."""
+"""Elements with an attribute whose address a browser loads."""
 LOADED_LINKS = {
     "stylesheet",
     "icon",
@@ -28,7 +28,7 @@ CSS_ADDRESS = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^)'\"]+)|@import\s+['\"
 
 
 class Reading(HTMLParser):
-    """What one page links to, loads, and offers as targets."""
+    """Links, loaded addresses and link targets of one page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def read(page: Path) -> Reading:
 
 
 def problems(site: Path) -> list[str]:
-    """Return a line for each broken link, and for each address that a browser would ask for something."""
+    """Return a line for each broken link, and for each address that a browser would load."""
     pages = {page.resolve(): read(page) for page in sorted(site.rglob("*.html"))}
     found = [line for page in pages for line in _problems_of(page, pages, site.resolve())]
     for sheet in sorted(site.rglob("*.css")):

@@ -21,7 +21,7 @@ COLOURS = {"plain": "#eef2f7", "accel": "#d6e4f5", "yours": "#fdebd0", "end": "#
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A labelled rectangle, in units of the grid."""
+    """A labeled rectangle, in units of the grid."""
 
     left: int
     top: int
@@ -42,7 +42,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Words beside the boxes, from a place to its right, in units of the grid."""
+    """Text next to the boxes, to the right of a position, in units of the grid."""
 
     left: int
     middle: float
@@ -150,7 +150,7 @@ def _inside() -> Drawing:
 
 
 def _data() -> Drawing:
-    """Draw which rows the ranks read in each step, as the plan of the samplers says it."""
+    """Draw which rows the ranks read in each step, from the samplers' plan."""
     from accel_data.step import ShardPlan
 
     num_rows = 14
@@ -187,9 +187,9 @@ def _launch(title: str, command: str, starters: tuple[str, str], meeting: str) -
     """Draw a command that starts something on each of two machines, which starts two ranks there.
 
     Args:
-        command: What is typed.
-        starters: What it starts on each machine.
-        meeting: Where the ranks meet.
+        command: The command line.
+        starters: The programs that it starts on each machine.
+        meeting: The address where the ranks meet.
     """
     boxes, arrows = [Box(2, 10, 19, 6, command)], []
     for machine, top in enumerate((2, 15)):
@@ -231,7 +231,7 @@ def _kubernetes() -> Drawing:
 
 
 def _stages() -> Drawing:
-    """Draw what each of four ranks holds of a parameter in training with Adam in fp32, a byte four units wide."""
+    """Draw the memory of each of four ranks for a parameter in training with Adam in fp32, a byte four units wide."""
     stages = (
         ("nothing: DDP, ZeRO 0", 1, 1, 1),
         ("states of the optimizer: ZeRO 1", 1, 1, 4),

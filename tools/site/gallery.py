@@ -13,7 +13,7 @@ from tools.site.recordings import RECORDINGS
 
 
 def subjects_of(nav: Any) -> dict[str, dict[str, str]]:
-    """Return the titles of examples by their names, by the subjects under which the navigation lists them."""
+    """Return the titles of examples by their names, by their subjects in the navigation."""
     (entries,) = (section["Examples"] for section in nav if "Examples" in section)
     return {
         subject: {Path(page).stem: title for entry in inside for title, page in entry.items()}
@@ -34,8 +34,8 @@ def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iter
     pages = {name: page for name, example in examples.items() if (page := _page_of(example)) is not None}
     overview = [
         "# Examples\n",
-        "Whole scripts to start from. A test runs every one of them, those that train on one process and on two.",
-        "Outputs and pictures are those of real runs, recorded by `python -m tools.site.record`.\n",
+        "Complete scripts to start from. A test runs each of them, training scripts on one process and on two.",
+        "Outputs and pictures are from real runs, recorded by `python -m tools.site.record`.\n",
     ]
     for subject, titles in subjects.items():
         overview += [f"## {subject}\n", '<div class="grid cards" markdown>\n']
@@ -81,11 +81,11 @@ def _picture(example: Path) -> str:
     """Return Markdown that shows an example's picture, with what one sees in it.
 
     Raises:
-        ValueError: If it has no picture, or nobody has said what one sees in it.
+        ValueError: If it has no picture, or the picture has no description.
     """
     if example.stem not in RECORDINGS:
         raise ValueError(
-            f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows what it records."
+            f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows its recording."
         )
     picture = example.parents[1] / "images" / f"{example.stem}.png"
     if not picture.is_file():
@@ -94,7 +94,7 @@ def _picture(example: Path) -> str:
 
 
 def _shown(example: Path) -> Iterator[str]:
-    """Yield an example's picture and what it prints.
+    """Yield an example's picture and output.
 
     Raises:
         ValueError: If it has none.

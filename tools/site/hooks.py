@@ -1,6 +1,6 @@
-"""What mkdocs calls while it builds the site.
+"""Hooks of mkdocs.
 
-It adds the pages made from code, completes the navigation, and writes the Markdown of each page beside it, which
+They add the pages generated from code, complete the navigation, and write the Markdown of each page next to it, which
 ``llms.txt`` lists for programs that read (https://llmstxt.org).
 """
 
@@ -33,7 +33,7 @@ BOOSTS = {
     "decisions/*": 0.5,
     "project/*": 0.5,
 }
-"""What the search multiplies its scores by."""
+"""Factors of search scores."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -58,9 +58,9 @@ def generated_pages(nav: Any) -> dict[str, str]:
 
 
 def completed(nav: Any, pages: list[str]) -> Any:
-    """Return a navigation in which patterns are replaced by the pages they match.
+    """Return a navigation with patterns replaced by the pages they match.
 
-    What is listed and has no page is left out, so that it can come later; mkdocs warns of pages that are not listed.
+    Entries without a page are skipped, so that it can be added later; mkdocs warns of pages that are not listed.
     """
     if isinstance(nav, list):
         return [done for entry in nav for done in _entries(entry, pages)]
@@ -87,7 +87,7 @@ def _is_overview_of(page: str, pattern: str) -> bool:
 def _decisions() -> str:
     lines = [
         "# Decisions\n",
-        "Why accel is built as it is: a page for each decision, with what it rules out.\n",
+        "The reasons for accel's design: a page for each decision, with the rejected alternatives.\n",
     ]
     for file in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -148,7 +148,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
-    """Let links of pages in ``docs`` lead to pages of the site, and weight the page in the search."""
+    """Make links of pages in ``docs`` point to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
     boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
     page.meta["search"] = {"boost": boost}

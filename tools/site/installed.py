@@ -1,4 +1,4 @@
-"""The copy of the documentation site that a wheel brings, with the licences of the code that it ships."""
+"""The copy of the documentation site that a wheel brings, with the licenses of the code that it ships."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tools.workspace import ROOT
 INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"
 """Where `accel docs` looks for a copy, and from where wheels take it."""
 NOT_INSTALLED = ("*.map", "lunr", "search_index.json", "sitemap.xml*")
-"""What only a server, or a reader of another language, would need."""
+"""Files that only a server, or a reader of another language, would need."""
 SHIPPED = ("mkdocs", "mkdocs_material", "mkdocstrings", "mkdocstrings_python")
 """Distributions whose scripts and styles are part of the site."""
 LUNR = Path(__file__).with_name("lunr_license.txt")
-"""The licence of the search, which Material has within a script of its own."""
+"""The license of the search, which Material has inside a separate script."""
 
 
 def install(site: Path, site_packages: Path, *, into: Path = INSTALLED) -> None:
@@ -23,11 +23,11 @@ def install(site: Path, site_packages: Path, *, into: Path = INSTALLED) -> None:
 
     Args:
         site: The built site.
-        site_packages: Where the distributions are installed that built it.
-        into: The folder to write; what was there is deleted.
+        site_packages: Folder of the distributions that built it.
+        into: The folder to write; its content is deleted first.
 
     Raises:
-        SetupError: If a distribution has no file with its licence.
+        SetupError: If a distribution has no file with its license.
     """
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(site, into, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
@@ -37,5 +37,5 @@ def install(site: Path, site_packages: Path, *, into: Path = INSTALLED) -> None:
     for name in SHIPPED:
         found = sorted(site_packages.glob(f"{name}-[0-9]*.dist-info/licenses/LICENSE*"))
         if not found:
-            raise SetupError(f"`{name}` is installed in {site_packages} without a file with its licence.")
+            raise SetupError(f"`{name}` is installed in {site_packages} without a file with its license.")
         shutil.copy(found[0], licences / f"{name}.txt")

@@ -17,7 +17,7 @@ from either place is the same.
 | name | may be imported from | described as |
 |-|-|-|"""
 TESTING = ".testing"
-"""Modules for tests, some of whose names are made as they are asked for."""
+"""Modules for tests; some of their names are created on first use."""
 
 
 def names_pages(packages: Mapping[str, Package], sources: Trees) -> Iterator[tuple[str, str]]:
@@ -61,7 +61,7 @@ def _handed_on(sources: Trees) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _public(tree: ast.Module, sources: Trees) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(module, name, public name)`` for every name in a stub; a star means those of another stub."""
+    """Yield ``(module, name, public name)`` for every name in a stub; a star means the names of another stub."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(public_name)], value=ast.Attribute(owner, name)):
@@ -75,7 +75,7 @@ def _public(tree: ast.Module, sources: Trees) -> Iterator[tuple[str, str, str]]:
 
 
 def _definitions(sources: Trees) -> dict[tuple[str, str], str]:
-    """Return the path by which a docstring is found, by module and name; of names made at run time there is none."""
+    """Return the path of a docstring, by module and name; names created at run time have none."""
     found: dict[tuple[str, str], str] = {}
     imported: dict[tuple[str, str], tuple[str, str]] = {}
     for module, tree in sources.items():
@@ -91,7 +91,7 @@ def _definitions(sources: Trees) -> dict[tuple[str, str], str]:
                 names = [target.id for target in targets if isinstance(target, ast.Name)]
             found |= {(module, name): f"{module}.{name}" for name in names}
     for place, home in imported.items():
-        seen = {place}  # a package hands on modules of its own
+        seen = {place}  # a package re-exports its modules
         while home in imported and home not in seen:
             seen.add(home)
             home = imported[home]
@@ -101,7 +101,7 @@ def _definitions(sources: Trees) -> dict[tuple[str, str], str]:
 
 
 def _below(module: str, name: str, definitions: Mapping[tuple[str, str], str]) -> str:
-    """Return where a module in the folder of ``module`` has ``name``, which it hands on by a table of its own."""
+    """Return where a module in the folder of ``module`` has ``name``, which it re-exports by a separate table."""
     inside = (
         home
         for (place, known), home in definitions.items()

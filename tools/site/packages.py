@@ -20,7 +20,7 @@ def surface_lines(package: Package) -> list[str]:
 
 
 def own_names(package: Package) -> list[str]:
-    """Return the public names that ``package`` itself defines."""
+    """Return the public names that ``package`` defines."""
     found = (OWN.match(line) for line in surface_lines(package))
     return [match[1] or match[2] for match in found if match]
 
@@ -40,7 +40,7 @@ def package_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
 
 
 def _names(package: Package, own: Mapping[str, set[str]]) -> str:
-    """Return what follows the README: all public names."""
+    """Return the text after the README: all public names."""
     described, handed_on, modules = [], [], []
     for line in surface_lines(package):
         if match := HANDED_ON.match(line):

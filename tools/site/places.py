@@ -56,7 +56,7 @@ def for_site(text: str, *, source: str, page: str) -> str:
     Args:
         text: The Markdown of the file ``source``.
         source: That file, relative to the root of the checkout.
-        page: Where the site shows it.
+        page: Its page on the site.
     """
 
     def link(found: re.Match[str]) -> str:

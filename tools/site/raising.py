@@ -29,7 +29,7 @@ class ErrorClass:
         name: Its name.
         bases: Names of its direct bases.
         module: Where it is defined.
-        docstring: What it says about itself.
+        docstring: Its docstring.
         raised_by: Pairs of a public name and the reason that its docstring gives.
     """
 

@@ -370,7 +370,7 @@ RECORDINGS = {
                         Curve("two processes", r"step (\d+): loss ([\d.]+)", 0, WIDE),
                         Curve("one process", r"step (\d+): .*on one process ([\d.]+)"),
                     ],
-                    "A strategy of one's own trains as one process does",
+                    "A custom strategy trains as one process does",
                     "step",
                     "loss",
                 )

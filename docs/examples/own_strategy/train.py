@@ -1,4 +1,4 @@
-"""Train with the strategy of the package beside this file, and compare with one process that sees all batches.
+"""Train with the strategy of the package next to this file, and compare with one process that sees all batches.
 
     pip install .
     accel launch --cpu --num_processes 2 train.py

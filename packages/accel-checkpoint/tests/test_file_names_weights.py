@@ -15,8 +15,8 @@ def test_shards_are_called_as_readers_expect():
     "name", ["model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
 )
 def test_a_format_owns_what_it_writes_and_not_what_the_other_does(name):
-    assert SAFETENSORS.owns(name)
-    assert not PICKLED.owns(name)
+    assert SAFETENSORS.matches(name)
+    assert not PICKLED.matches(name)
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def test_a_format_owns_what_it_writes_and_not_what_the_other_does(name):
      "model-00001-of-00002.safetensors.bak", "model-00001-of-00002xsafetensors", "optimizer.bin"],
 )  # fmt: skip
 def test_files_of_others_are_not_owned(name):
-    assert not SAFETENSORS.owns(name)
-    assert not PICKLED.owns(name)
+    assert not SAFETENSORS.matches(name)
+    assert not PICKLED.matches(name)

@@ -67,7 +67,7 @@ def test_several_processes_on_a_device_without_collectives_are_refused(two_ranks
     monkeypatch.setattr(device_backend("mps"), "unavailable_reason", lambda: None)
     monkeypatch.setattr(device_backend("mps"), "count", lambda: 1)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "mps")
-    with pytest.raises(ConfigError, match="processes on `mps` cannot talk to each other"):
+    with pytest.raises(ConfigError, match="processes on `mps` cannot communicate"):
         PartialState()
 
 

@@ -145,7 +145,7 @@ def test_what_has_no_order_is_refused(inputs, kind):
 
 
 def test_tensor_without_dimensions_is_refused():
-    with pytest.raises(ConfigError, match="without dimensions"):
+    with pytest.raises(ConfigError, match="a 0-dim tensor"):
         shares(torch.tensor(1), 2)
 
 

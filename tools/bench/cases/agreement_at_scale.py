@@ -6,13 +6,13 @@ from tools.bench.case import Case
 
 _RANKS = """
 import os, threading, time
-# TCPStore looks up the name of each peer: do not wait 5 s, nor warn, where no name server answers.
+# TCPStore looks up the name of each peer: do not wait 5 s, nor warn, if no name server answers.
 os.environ |= {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 from datetime import timedelta
 from torch.distributed import TCPStore
 NUM_RANKS, NUM_PROCESSES = {ranks}, min(16, {ranks})
 def together(work):
-    # Rank 0 has a process of its own, as every rank has in a run; the others share processes, a thread for each.
+    # Rank 0 has a separate process, as in a run; the other ranks are threads of a few processes.
     reading, writing = os.pipe()
     children = []
     for process in range(1, NUM_PROCESSES):  # before the server's thread, whose locks a fork would copy

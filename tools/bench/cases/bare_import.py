@@ -1,9 +1,9 @@
-"""What ``import accel`` alone costs, before anything of it is used."""
+"""Time of ``import accel`` by itself, before first use."""
 
 from tools.bench.case import Case
 
 case = Case(
-    title="import the package and nothing else, whole process",
+    title="only import the package, complete process",
     unit="s",
     variants={
         "python": "pass",

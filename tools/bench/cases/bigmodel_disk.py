@@ -1,4 +1,4 @@
-"""What offloading 0.8 GB of safetensors to disk takes there, beside the checkpoint."""
+"""Disk space of offloading 0.8 GB of safetensors, in addition to the checkpoint."""
 
 from tools.bench.case import Case
 from tools.bench.cases.bigmodel_forward import DISK, variant

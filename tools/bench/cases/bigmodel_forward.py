@@ -21,7 +21,7 @@ print({result})
 """
 
 RESIDENT = '{"": "cpu"}'
-# The peer needs one layer outside the disk.
+# Accelerate needs one layer outside the disk.
 DISK = '{"0": "cpu", **{str(n): "disk" for n in range(1, 48)}}'
 
 

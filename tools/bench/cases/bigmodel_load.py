@@ -13,7 +13,7 @@ def small():
     return nn.Sequential(*[nn.Sequential(*[nn.Linear(16, 16) for _ in range(96)]) for _ in range(128)])
 """
 
-# Files as safetensors and transformers write them: whatever the length of the header, so not aligned for kernels.
+# Files as safetensors and transformers write them: with a header of any length, so not aligned for kernels.
 PREPARE = (
     PLACE
     + """

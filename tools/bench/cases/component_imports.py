@@ -1,4 +1,4 @@
-"""What the main names of each package take to import, beyond the import of torch."""
+"""Import time of the main names of each package, beyond the import of torch."""
 
 from tools.bench.case import Case
 
@@ -16,7 +16,7 @@ IMPORTS = {
 }
 # An import reads cached files and waits for nothing, so processor time varies less than elapsed time. It still
 # grows several times on a busy machine: measure on an idle one.
-# The import of torch leaves a collection of all its objects due, 70 ms that whatever comes next pays: it runs before.
+# The import of torch leaves a collection of all its objects due, 70 ms that the next import would pay: run it before.
 CLOCK = """
 import gc
 import time

@@ -1,8 +1,8 @@
 """A step of four attention blocks over sequences that two gloo processes share, keys and values gathered.
 
-As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn:
+As in `fsdp2_step`, each variant is divided by a copy that runs a hand-written loop in the same processes, in turn:
 `fully_shard`, and torch's collectives with gradients, since its `context_parallel` has no attention for CPUs. Nor has
-the peer, which calls that.
+Accelerate, which calls that.
 """
 
 from tools.bench.case import Case

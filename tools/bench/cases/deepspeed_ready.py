@@ -1,4 +1,4 @@
-"""How long until an ``Accelerator`` with a plugin of DeepSpeed stands, beyond the import of torch."""
+"""How long until an ``Accelerator`` with a DeepSpeed plugin is constructed, beyond the import of torch."""
 
 from tools.bench.case import Case
 from tools.bench.deepspeed_engines import NO_DEEPSPEED, SETTING, accelerator_of

@@ -1,8 +1,8 @@
 """Memory that `save_model` takes of 402 MB that two gloo processes share by ZeRO 3: of the writer, and of the other.
 
 The highest resident memory over that at the start, when each process has its shard. The largest tensor has 8 MiB.
-Whatever is freed is given back at once, from the beginning: else the save hides in what building the model has freed,
-or what it frees itself is counted.
+Freed memory is returned to the system at once, from the start: else the save hides in memory freed by building,
+or only the memory that it frees would be counted.
 """
 
 from tools.bench.case import Case
@@ -29,7 +29,7 @@ def save(path):
 
 GIVEN_BACK = """
 import ctypes
-ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger pieces have a mapping of their own
+ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger pieces have separate mappings
 """
 
 WAYS = {
@@ -46,7 +46,7 @@ def source(way: str, rank: int) -> str:
 
 
 case = Case(
-    title="memory that `save_model` of 402 MB under ZeRO 3 takes over the start, by rank (largest tensor: 8 MiB)",
+    title="memory that `save_model` of 402 MB under ZeRO 3 takes above the start, by rank (largest tensor: 8 MiB)",
     unit="MiB",
     variants={
         f"{way}, {who}": source(way, rank) for way in WAYS for rank, who in enumerate(("writer", "other"))

@@ -1,6 +1,6 @@
 """How long a full save of a model of 402 MB takes that two gloo processes share, to the end on both of them.
 
-What accel writes is on the disk then. The peer and torch leave it in the page cache; the variants with fsync do not.
+accel's files are on the disk then. Accelerate and torch leave them in the page cache; the variants with fsync do not.
 """
 
 from tools.bench.case import Case

@@ -14,7 +14,7 @@ PREPARED = {
 }
 
 case = Case(
-    title="memory that a full save of 402 MB takes over the start, by rank (the largest tensor: 8 MiB)",
+    title="memory that a full save of 402 MB takes above the start, by rank (the largest tensor: 8 MiB)",
     unit="MiB",
     variants={
         f"{name}, {who}": variant(prepared, MEASURED.format(rank=rank))

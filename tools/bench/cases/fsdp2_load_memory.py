@@ -2,7 +2,7 @@
 
 The highest resident memory (VmHWM, which the kernel keeps and which is reset before) over that at the start, on the
 rank that takes more. At the start, real weights are there already; a rank without them has an empty model. A shard has
-96 MiB and the largest unit 16, so that at most 176 MiB are asked for.
+96 MiB and the largest unit 16, so that at most 176 MiB are allocated.
 """
 
 from tools.bench.block_models import BLOCK_MODEL
@@ -37,7 +37,7 @@ OURS = """
 from accel import Accelerator, FullyShardedDataParallelPlugin
 plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
 accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-prepare(Model(8))  # what is imported and allocated once
+prepare(Model(8))  # imports and one-time allocations
 """
 
 FROM_FILES = """

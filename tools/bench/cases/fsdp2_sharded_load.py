@@ -1,6 +1,6 @@
 """How long loading a sharded checkpoint of a model of 402 MB takes over two gloo processes, to the end on both of them.
 
-Each reads what it wrote itself, from the page cache. accel also looks through its manifest.
+Each reads its own files, from the page cache. accel also looks through its manifest.
 """
 
 from tools.bench.case import Case

@@ -1,6 +1,6 @@
 """How long a sharded save of a model of 402 MB takes over two gloo processes, to the end on both of them.
 
-What accel and torch (`sync_files=True`) write is on the disk then; the variant of the peer with fsync as well.
+What accel and torch (`sync_files=True`) write is on the disk then, as with Accelerate's variant with fsync.
 """
 
 from tools.bench.case import Case

@@ -35,7 +35,7 @@ model, optimizer = accelerator.prepare(*with_optimizer(copy.deepcopy(initial)))
 backward = accelerator.backward
 """
 
-# The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run.
+# On a CPU, Accelerate trains with DDP despite the plugin, unless its state is set to FSDP afterwards.
 PEER = """
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType

@@ -1,4 +1,4 @@
-"""How long a process that has just started takes until its first step is done that goes on from a checkpoint.
+"""How long a process that has just started takes to load a checkpoint and finish its first step.
 
 What a load leaves in the file, to be copied when it is first written to, the first step of the optimizer pays for.
 """

@@ -1,4 +1,4 @@
-"""How long it takes to go on from a checkpoint of 100 million parameters with Adam that is in the page cache."""
+"""Time to load a checkpoint of 100 million parameters with Adam from the page cache."""
 
 from tools.bench.case import Case
 from tools.bench.cases.save_blocking import END, SAVE, SETTING, TORCH, prepared

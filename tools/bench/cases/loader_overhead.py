@@ -1,4 +1,4 @@
-"""What a prepared loader adds to a batch, on one process."""
+"""Overhead of a prepared loader per batch, on one process."""
 
 from tools.bench.case import Case
 

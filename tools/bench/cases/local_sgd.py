@@ -63,7 +63,7 @@ def both(width: int) -> dict[str, str]:
 
 
 case = Case(
-    title="LocalSGD synchronisation of 200 parameters of 8×8 and of 32×32, two gloo processes",
+    title="LocalSGD synchronization of 200 parameters of 8×8 and of 32×32, two gloo processes",
     unit="µs",
     variants=both(8) | both(32),
     baseline="flat 8",

@@ -1,8 +1,8 @@
 """A step of twelve blocks in two stages: what the pipeline adds to `torch.distributed.pipelining`, with 1F1B.
 
-As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn.
-By hand, each rank builds its stage, and the last one tells the other the loss; ours gets the whole model and cuts it.
-The peer trains no pipelines.
+As in `fsdp2_step`, each variant is divided by a copy that runs a hand-written loop in the same processes, in turn.
+By hand, each rank builds its stage, and the last one sends the loss; ours gets the full model and splits it.
+Accelerate trains no pipelines.
 """
 
 from tools.bench.case import Case

@@ -1,4 +1,4 @@
-"""How long until an ``Accelerator`` stands, beyond the import of torch."""
+"""How long until an ``Accelerator`` is constructed, beyond the import of torch."""
 
 from tools.bench.case import Case
 

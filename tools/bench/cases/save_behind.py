@@ -1,6 +1,6 @@
-"""How long a training loop stands still for a save that is written behind it, from the second save on.
+"""Blocking time of a save that is written in the background, from the second save on.
 
-Copies and saves take turns in one process: what the machine does beside changes both alike.
+Copies and saves take turns in one process: other load on the machine affects both equally.
 """
 
 from tools.bench.case import Case
@@ -25,7 +25,7 @@ copies, saves = zip(*((copy(), save()) for _ in range(6)))
 """
 
 case = Case(
-    title="a checkpoint of 1.2 GB written behind the loop, which stands still; the best of the second to sixth",
+    title="a checkpoint of 1.2 GB written in the background, blocking time; the best of the second to sixth",
     unit="times the best memcpy of the same process",
     variants={"ours": SETTING + prepared("accel") + TURNS + END + "print(min(saves[1:]) / min(copies[1:]))"},
     baseline="ours",

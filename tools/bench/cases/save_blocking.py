@@ -1,4 +1,4 @@
-"""How long a training loop stands still while a checkpoint of 100 million parameters with Adam is saved."""
+"""Blocking time of saving a checkpoint of 100 million parameters with Adam."""
 
 from tools.bench.case import Case
 
@@ -60,7 +60,7 @@ def save(number):
 """
 
 case = Case(
-    title="a checkpoint of 1.2 GB, the best of the second to sixth: the loop stands still",
+    title="a checkpoint of 1.2 GB, the best of the second to sixth: blocking time",
     unit="s",
     variants={
         "torch.save": SETTING + TORCH + TIMED + END + "print(duration_s)",

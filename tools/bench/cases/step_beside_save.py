@@ -1,7 +1,7 @@
-"""How much slower a training step is while a checkpoint is written behind it, on two threads, till it is committed.
+"""Slowdown of training steps while a checkpoint is written in the background, on two threads, until it is committed.
 
-Stretches with and without a save take turns in one process: what the machine does beside changes both alike. The
-same turns without any save show by how much the machine itself goes up and down.
+Stretches with and without a save take turns in one process: other load on the machine affects both equally. The
+same turns without any save show the machine's own variation.
 """
 
 from tools.bench.case import Case
@@ -49,7 +49,7 @@ QUARTER = SETTING.replace("range(40)", "range(10)") + prepared("accel")
 RATIO = "print(statistics.median(slow / fast for fast, slow in zip(free, busy)))"
 
 case = Case(
-    title="a training step while 0.3 GB are written behind it, on two threads",
+    title="a training step while 0.3 GB are written in the background, on two threads",
     unit="times a step of the same process without a save",
     variants={
         "no save": QUARTER + IDLE + TURNS + END + RATIO,

@@ -1,8 +1,8 @@
-"""A step of twelve blocks whose layers two gloo processes share: what the strategy adds to torch's own functions.
+"""A step of twelve blocks with tensor parallelism over two gloo processes: the overhead over torch's functions.
 
-As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn: by
-`parallelize_module` and `fully_shard` over a mesh of one rank by two, as the strategy does it, or by the first alone.
-The peer refuses `tp_size` on CPUs.
+As in `fsdp2_step`, each variant is divided by a copy that runs a hand-written loop in the same processes, in turn: by
+`parallelize_module` and `fully_shard` over a mesh of one rank by two, as the strategy does it, or only the first.
+Accelerate rejects `tp_size` on CPUs.
 """
 
 from tools.bench.case import Case
@@ -53,7 +53,7 @@ backward = accelerator.backward
 
 case = Case(
     title="one step of twelve blocks whose layers two gloo processes share, medians of 60",
-    unit="x what stands in brackets, by hand in the same processes",
+    unit="x the value in brackets, by hand in the same processes",
     variants={
         "raw (parallelize_module, fully_shard)": (
             TWO_RANKS + MODEL + SHARED + BESIDE_SHARDED + RAW + CLOCK + FAREWELL

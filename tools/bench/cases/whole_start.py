@@ -3,7 +3,7 @@
 from tools.bench.case import Case
 
 case = Case(
-    title="start Python, build an Accelerator on the CPU, and leave: whole process",
+    title="start Python, build an Accelerator on the CPU, and exit: complete process",
     unit="s",
     variants={
         "torch": "import torch",

@@ -18,10 +18,10 @@ class Bars:
 
     Args:
         pattern: Finds a label, a number, and perhaps more, in the output of all commands.
-        colour: Returns the colour of a bar from what the pattern found.
-        told: Returns what is written at the end of a bar.
+        colour: Returns the color of a bar from the pattern's match.
+        told: Returns the text at the end of a bar.
         labels: What the bars are called, if not by the first thing that the pattern finds.
-        target: Where a vertical line is drawn.
+        target: Position of a vertical line.
         more: Of `Axes.set`.
     """
 

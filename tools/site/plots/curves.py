@@ -46,7 +46,7 @@ class Curve:
 
 
 def undisturbed(pattern: str, *, step: int) -> Curve:
-    """Return the curve of a run without interruption, drawn wide and pale behind the others."""
+    """Return the curve of a run without interruption, drawn wide and pale in the background."""
     return Curve("not interrupted", pattern, step, WIDE)
 
 
@@ -55,8 +55,8 @@ class Curves:
     """A panel of curves.
 
     Args:
-        mark: A pattern with one group, where a vertical line is drawn, and what is written beside it.
-        level: A horizontal line, and what is written on it.
+        mark: A pattern with one group: a vertical line is drawn there, with a text.
+        level: A horizontal line, and its text.
         more: Of `Axes.set`, such as ``yscale`` or ``ylim``.
     """
 

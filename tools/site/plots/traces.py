@@ -15,7 +15,7 @@ KINDS = (
     ("autograd::engine", "backward", ORANGE, 2),
     ("aten::", "operators", BLUE, 3),
 )
-"""How names of events begin, what they are, in which colour and row."""
+"""Prefixes of event names, with their kind, color and row."""
 
 
 def timeline(axes: Axes, steps: Sequence[Step], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What trained models make of their data: pictures that ask the model which an example left behind."""
+"""Pictures of the predictions of models that examples have saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = 64
 
 @contextmanager
 def examples_on_path() -> Iterator[None]:
-    """Let modules of ``docs/examples`` be imported."""
+    """Make modules of ``docs/examples`` importable."""
     folder = str(ROOT / "docs" / "examples")
     sys.path.insert(0, folder)
     try:

@@ -53,7 +53,7 @@ def test_a_larger_release_widens_the_ranges_of_dependents_only(released, part, v
     report = bump(released.root, "accel-data", part, date=DATE)
     text = released.read("packages/accel/pyproject.toml")
     assert f'"accel-data~={version}", "accel-data[yaml]~={version}"' in text
-    assert f"accel: now accepts accel-data {version}; it needs a release of its own" in report
+    assert f"accel: now accepts accel-data {version}; it needs a separate release" in report
     assert '"accel-database~=0.1.0"' in released.read("packages/accel-ops/pyproject.toml")
 
 

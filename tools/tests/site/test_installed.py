@@ -37,5 +37,5 @@ def test_an_installed_site_has_the_licences_of_what_it_ships(site):
 
 def test_a_distribution_without_a_licence_is_refused(site):
     (site / "packages" / "mkdocs-9.8.1.dist-info" / "licenses" / "LICENSE").unlink()
-    with pytest.raises(SetupError, match="`mkdocs` is installed in .* without a file with its licence"):
+    with pytest.raises(SetupError, match="`mkdocs` is installed in .* without a file with its license"):
         install(site / "site", site / "packages", into=site / "copy")

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_backends import FullyShardedDataParallelPlugin
+from accel_backends.plans.policies import NoWrap
 from accel_backends.plugins.fsdp import allocate
 from accel_state.enums import DistributedType
 from accel_state.environment.settings import SECTIONS
@@ -83,7 +84,7 @@ def test_the_defaults_of_version_1():
     made = FullyShardedDataParallelPlugin()
     assert (made.fsdp_version, made.strategy) == (1, "fsdp")
     assert made.distributed_type is DistributedType.FSDP
-    assert made.sharding_strategy is made.reshard_after_forward is ShardingStrategy.FULL_SHARD
+    assert (made.sharding_strategy, made.reshard_after_forward) == (ShardingStrategy.FULL_SHARD, None)
     assert made.state_dict_type is StateDictType.FULL_STATE_DICT
     assert made.state_dict_config == FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
     assert made.optim_state_dict_config == FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True)
@@ -121,7 +122,8 @@ class TestSharding:
     @pytest.mark.parametrize("field", ["sharding_strategy", "reshard_after_forward"])
     def test_version_1_takes_names_numbers_and_members_under_both_names(self, field, given):
         made = plugin(1, **{field: given})
-        assert made.sharding_strategy is made.reshard_after_forward is ShardingStrategy.SHARD_GRAD_OP
+        assert made.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        assert made.reshard_after_forward is None
 
     @pytest.mark.parametrize("given", ["HYBRID_SHARD_ZERO2", "5", ShardingStrategy._HYBRID_SHARD_ZERO2])
     def test_the_private_member_of_torch_has_its_documented_name(self, given):
@@ -345,7 +347,7 @@ class TestUnits:
 
     def test_a_class_that_the_model_lacks_is_named_with_those_it_has(self):
         made = plugin(2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Blok"])
-        with pytest.raises(ConfigError, match=r"`Blok`, of which `Model` has no module.*Block, Linear"):
+        with pytest.raises(ConfigError, match=r"layer class Blok in the model\..*`Model` are: Block, Linear"):
             made.set_auto_wrap_policy(Model())
 
     def test_a_model_that_names_no_classes_is_refused(self):
@@ -358,9 +360,21 @@ class TestUnits:
         made.set_auto_wrap_policy(Model())
         assert made.auto_wrap_policy.keywords == {"min_num_params": 20}
 
-    def test_a_size_of_nothing_is_refused(self):
-        with pytest.raises(ConfigError, match="`min_num_params` must be a whole number of at least 1, got 0"):
-            plugin(1, auto_wrap_policy="size_based_wrap", min_num_params=0)
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_a_size_of_nothing_leaves_the_model_one_unit(self, version):
+        made = plugin(version, auto_wrap_policy="size_based_wrap", min_num_params=0)
+        assert made.units_policy() == NoWrap()
+        made.set_auto_wrap_policy(Model())
+        assert (made.auto_wrap_policy, made.units_policy()) == (None, NoWrap())
+
+    def test_a_size_below_nothing_is_refused(self):
+        with pytest.raises(
+            ConfigError, match="`min_num_params` must be a whole number of at least 0, got -1"
+        ):
+            plugin(1, auto_wrap_policy="size_based_wrap", min_num_params=-1)
+
+    def test_ignored_modules_may_be_a_pattern_of_names(self):
+        assert plugin(2, ignored_modules="block.*").ignored_modules == "block.*"
 
     def test_what_the_policy_does_not_look_at_is_refused(self):
         with pytest.raises(ConfigError, match="`transformer_cls_names_to_wrap` has no effect unless"):
@@ -465,7 +479,7 @@ def test_what_the_launcher_of_accelerate_sets_for_nobody_is_no_reason_to_complai
         warnings.simplefilter("error")
         made = FullyShardedDataParallelPlugin()
     assert made.fsdp_version == version
-    assert made.reshard_after_forward is (True if version == 2 else ShardingStrategy.FULL_SHARD)
+    assert made.reshard_after_forward is (True if version == 2 else None)
 
 
 class TestLoading:

@@ -196,10 +196,7 @@ def _as_json(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def as_table(checkpoints: list[Found]) -> str:
     """Return one line per checkpoint, oldest first."""
-    rows = [
-        ("checkpoint", "step", "size", "age", "processes", "state"),
-        *(_row(each) for each in checkpoints),
-    ]
+    rows = [("checkpoint", "step", "size", "age", "processes", "state"), *map(_row, checkpoints)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(f"{text:<{width}}" for text, width in zip(row, widths)).rstrip() for row in rows

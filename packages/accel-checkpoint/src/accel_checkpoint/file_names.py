@@ -175,7 +175,5 @@ def is_checkpoint_file(name: str) -> bool:
 def is_trained_file(name: str) -> bool:
     """Whether a file of this name has weights, or optimizer or scaler state: its values must be finite."""
     if name.endswith(".safetensors"):
-        return (
-            ACCUMULATED_GRADIENTS.pattern.fullmatch(name) is None
-        )  # gradients of a scaled loss may overflow
+        return ACCUMULATED_GRADIENTS.pattern.fullmatch(name) is None  # a scaled loss may overflow them
     return _IS_TRAINED.fullmatch(name) is not None

@@ -209,15 +209,12 @@ def _digest_threads() -> ThreadPoolExecutor:
 def _start_digest(path: Path, like: str, threads: ThreadPoolExecutor | None) -> Callable[[], str]:
     """Start to compute a digest in threads; return a function that waits for it, or without threads computes it."""
 
-    def start_in_thread(work: Callable[..., _T], *arguments: object) -> Callable[[], _T]:
+    def submit(work: Callable[..., _T], *arguments: object) -> Callable[[], _T]:
         return partial(work, *arguments) if threads is None else threads.submit(work, *arguments).result
 
     if like.startswith(_EARLIER_DIGEST):
-        return start_in_thread(_crc32_of, path)
-    blocks = [
-        start_in_thread(_digest_of_block, path, start)
-        for start in range(0, path.stat().st_size, _BLOCK_BYTES)
-    ]
+        return submit(_crc32_of, path)
+    blocks = [submit(_digest_of_block, path, start) for start in range(0, path.stat().st_size, _BLOCK_BYTES)]
     return lambda: f"{_DIGEST}:{xxhash.xxh3_128(b''.join(block() for block in blocks)).hexdigest()}"
 
 

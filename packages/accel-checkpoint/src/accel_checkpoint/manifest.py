@@ -233,7 +233,7 @@ def _check(manifest: Manifest, path: Path) -> None:
         manifest.world_size,
         manifest.step,
         manifest.place,
-        *(file.num_bytes for file in manifest.files),
+        *(each.num_bytes for each in manifest.files),
     ]
     numbers += [] if manifest.iteration is None else [manifest.iteration]
     texts = [

@@ -103,7 +103,7 @@ def from_file(
         return states, accumulation
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(
-            f"`{file_name}` does not contain random states as expected: {error!r}. Copy the checkpoint again."
+            f"`{file_name}` does not have random states as expected: {error!r}. Copy the checkpoint again."
         ) from error
 
 

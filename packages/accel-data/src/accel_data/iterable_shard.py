@@ -62,10 +62,8 @@ class IterableDatasetShard(Delegating, IterableDataset[Any]):
         self.dataset = dataset  # from now on other attributes are set on the stream
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_set_here = (
-            "dataset" not in self.__dict__ or name in self.__dict__ or not hasattr(self.dataset, name)
-        )
-        object.__setattr__(self if is_set_here else self.dataset, name, value)
+        is_local = "dataset" not in self.__dict__ or name in self.__dict__ or not hasattr(self.dataset, name)
+        object.__setattr__(self if is_local else self.dataset, name, value)
 
     @property
     def rows_per_rank(self) -> int:

@@ -80,9 +80,8 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         return _gather(input_data, use_gather_object)
     if not loader.counts_batches and (loader.will_pad or not shape.is_full):
         # At the first step already: a warning at the last one would appear only after a long evaluation.
-        problem = (items_without_rows if use_gather_object else tensor_without_rows)(
-            input_data, rows, full_rows
-        )
+        describe = items_without_rows if use_gather_object else tensor_without_rows
+        problem = describe(input_data, rows, full_rows)
         if problem:
             _warn_of_missing_rows(problem, rows)
     if needs_all:

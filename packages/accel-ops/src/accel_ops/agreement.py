@@ -21,7 +21,7 @@ from accel_state.errors import DistributedOperationException
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import OWN_PACKAGES, call_site
 
-#: Part of every digest, so that ranks with different versions of this exchange raise. Raise it with the format.
+#: Part of every digest, so that ranks with different versions of this exchange raise. Increase it with the format.
 _VERSION = 3
 _CPU = torch.device("cpu")
 #: The digest, and the size of the payload.
@@ -173,14 +173,12 @@ def _swap(transport: Transport, call: Call, payload: bytes) -> tuple[list[list[i
     return [head[:2] for head in heads], Payloads([head[2] for head in heads], rows[:, _HEADER_BYTES:])
 
 
-def _all_payloads(transport: Transport, payload: bytes, payloads: Payloads) -> list[bytes]:
+def _all_payloads(transport: Transport, sent: bytes, payloads: Payloads) -> list[bytes]:
     """Return the payloads of all ranks; a second all-gather if one is too large to be attached."""
     attached = [payloads.of(rank) for rank in range(transport.world_size)]
     if None not in attached:
         return [payload for payload in attached if payload is not None]
-    (rows,) = transport.all_gather(
-        [to_tensor(payload, size=max(payloads.sizes)).to(transport.device_for(_CPU))]
-    )
+    (rows,) = transport.all_gather([to_tensor(sent, size=max(payloads.sizes)).to(transport.device_for(_CPU))])
     return [row[:size].tobytes() for row, size in zip(rows.cpu().numpy(), payloads.sizes, strict=True)]
 
 

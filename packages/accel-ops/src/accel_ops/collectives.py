@@ -144,9 +144,7 @@ def _finished(total: torch.Tensor, reduction: str, scale: float, world_size: int
     if not (total.is_floating_point() or total.is_complex()):
         total = total.to(_widest_float(total.device))
     if reduction == "mean" and world_size > 1:
-        total = total.div_(
-            world_size
-        )  # in place: with several ranks this is a received buffer, not the input
+        total = total.div_(world_size)  # in place: a received buffer, never the input
     return total if scale == 1.0 else total * scale
 
 

@@ -33,7 +33,7 @@ class NamedTensor:
 def walk_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return what ``model.named_modules(remove_duplicate=False)`` yields, for models of many thousand modules.
 
-    ``named_modules`` passes each name through one generator per level, which takes seconds for such models.
+    ``named_modules`` passes each name through one generator per level, which is slow for such models.
     """
     modules: list[tuple[str, nn.Module]] = []
     _walk("", model, modules)

@@ -134,10 +134,8 @@ def copy_tensor_to_devices(tensor: Any = None) -> Any:
     if transport.world_size == 1:
         return tensor
     device = find_device(tensor)
-    structure = (
-        None if tensor is None else (get_data_structure(tensor), None if device is None else device.type)
-    )
-    structures = gather_each(transport, Call(copy_tensor_to_devices), structure)
+    header = None if tensor is None else (get_data_structure(tensor), None if device is None else device.type)
+    structures = gather_each(transport, Call(copy_tensor_to_devices), header)
     sources = [rank for rank, structure in enumerate(structures) if structure is not None]
     if len(sources) != 1:
         having = ", ".join(str(rank) for rank in sources) or "none"

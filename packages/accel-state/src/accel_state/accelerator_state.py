@@ -114,9 +114,7 @@ class AcceleratorState(ProcessState):
         distributed_type = _distributed_type(given) or runtime.distributed_type
         precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
         deepspeed = list((given["deepspeed_plugins"] or {}).values())
-        settled = [
-            each.settle_precision(precision) for each in deepspeed if hasattr(each, "settle_precision")
-        ]
+        settled = [dp.settle_precision(precision) for dp in deepspeed if hasattr(dp, "settle_precision")]
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
             config = ParallelismConfig()

@@ -217,12 +217,9 @@ class GradientState:
         """End the reading of ``dataloader``; nothing happens if it is not being read."""
         for reading in [each for each in self._loaders if each.loader() is dataloader]:
             self._loaders.remove(reading)
-            is_abandoned = self._ended is not None and self._ended[1] == self._clock == reading.latest
-            if (
-                is_abandoned
-                and not (self.sync_gradients or dataloader.end_of_dataloader)
-                and self.sync_with_dataloader
-            ):
+            is_early = self._ended is not None and self._ended[1] == self._clock == reading.latest
+            is_within = not (self.sync_gradients or dataloader.end_of_dataloader)
+            if is_early and is_within and self.sync_with_dataloader:
                 warn_user(
                     "The loop over a loader ended within an accumulation window, because a loader that is read after "
                     "it in each iteration ended. Windows end with the loader that is read first, so this window "

@@ -70,8 +70,16 @@ def forget_meshes() -> None:
     """Clear what torch caches by mesh: flattened meshes, and placements computed for operations on `DTensor`s.
 
     The groups of these meshes are destroyed, but torch compares meshes by their ranks: a second run in this process
-    would use the groups of the first.
+    would use the groups of the first, as it would those that DeepSpeed keeps.
     """
+    deepspeed_groups = sys.modules.get("deepspeed.utils.groups")
+    if deepspeed_groups is not None:
+        # DeepSpeed has it for its own `destroy_process_group`. Releases before 0.19.8 may lack it.
+        release = getattr(deepspeed_groups, "_release_process_group_references", None)
+        if release is not None:
+            release()
+        else:
+            vars(deepspeed_groups).update(_WORLD_GROUP=None, mesh_device=None)
     if "torch.distributed.device_mesh" in sys.modules:
         from torch.distributed.device_mesh import _mesh_resources
 
@@ -85,8 +93,7 @@ def forget_meshes() -> None:
         clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
         clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
         clear()
-        # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs, so
-        # one left in this cache would apply it to the next run's.
+        # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs.
         _redistribute._gen_transform_infos.cache_clear()
 
 

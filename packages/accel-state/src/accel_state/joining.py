@@ -64,9 +64,8 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
     problem = store.get("outcome").decode()
     if problem:
         if rank == 0:
-            time.sleep(
-                1
-            )  # rank 0 hosts the store: if it left now, the other ranks could not read the problem
+            # Rank 0 hosts the store: if it left now, the other ranks could not read the problem.
+            time.sleep(1)
         raise ConfigError(problem)
     return PrefixStore("group", store)
 

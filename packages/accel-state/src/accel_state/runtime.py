@@ -269,12 +269,10 @@ def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) ->
         )
     if runtime.backend is None:
         return
-    for name, requested in options.items():
+    for name, value in options.items():
         given = runtime.backend if name == "backend" else runtime.group_request.get(name)
-        if requested != given and not (
-            name == "backend" and requested and process_group.is_group_on(requested, given)
-        ):
+        if value != given and not (name == "backend" and value and process_group.is_group_on(value, given)):
             raise StateError(
-                f"`{name}` requests `{requested}`, but the process group was set up with `{given}` already. "
+                f"`{name}` requests `{value}`, but the process group was set up with `{given}` already. "
                 "Pass it the first time that `Accelerator` or `PartialState` is constructed."
             )

@@ -72,7 +72,7 @@ from accel_state.partial_state import ProcessView
 from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
 
-if TYPE_CHECKING:  # further names that users import from here, which are looked up lazily
+if TYPE_CHECKING:  # more names that users import from here, looked up lazily at run time
     from accel.accelerator_names import *  # noqa: F403
 
 T = TypeVar("T")
@@ -121,17 +121,17 @@ class Accelerator(ProcessView):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Settings that are left out come from the launcher (``accel launch``, ``accel config``), then from the defaults
-    below. The guides on training loops, accumulation, parallelism and checkpoints go through them one by one.
+    Omitted settings are taken from the launcher (``accel launch``, ``accel config``), then from the defaults below.
+    The guides on training loops, accumulation, parallelism and checkpoints explain them one by one.
 
     Args:
-        device_placement: Move prepared models, optimizer states and batches to this process's device. Default: True.
+        device_placement: Move prepared models, optimizer state and batches to this process's device. Default: True.
         split_batches: Deprecated: use `DataLoaderConfiguration(split_batches=...)`.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. Default: the launcher's setting, else `no`.
         gradient_accumulation_steps: Number of micro-batches per optimizer step. Default: 1.
         cpu: Run on the CPU even if an accelerator is available. Default: False.
         dataloader_config: How loaders are sharded, dispatched and shuffled. Default: `DataLoaderConfiguration()`.
-        deepspeed_plugin: Train with DeepSpeed: a `DeepSpeedPlugin`, or several by name, of which the first is selected.
+        deepspeed_plugin: Train with DeepSpeed: a `DeepSpeedPlugin`, or a dict of several; the first one is selected.
         fsdp_plugin: Shard parameters with FSDP: a `FullyShardedDataParallelPlugin`. Works on any device.
         torch_tp_plugin: Deprecated: use `ParallelismConfig(tp_size=...)`.
         megatron_lm_plugin: Train with Megatron-LM: a `MegatronLMPlugin`.
@@ -217,7 +217,7 @@ class Accelerator(ProcessView):
             raise
 
     def _make_components(self) -> None:
-        """Make the components, each from those that it needs."""
+        """Create the components, in the order of their dependencies."""
         configuration, state, runtime = self.configuration, self.state, current_runtime()
         self._is_triggered = False
         self._preemption: Preemption | None = None
@@ -315,11 +315,11 @@ class Accelerator(ProcessView):
     # Processes
 
     distributed_type: DistributedType = delegated("state.distributed_type")
-    """Kind of distributed run, for user code; accel itself never branches on it."""
+    """Kind of distributed run, for user code; accel never branches on it."""
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several processes, each with its own accelerator."""
+        """Whether there are several processes, each with an accelerator."""
         return self.use_distributed and self.device.type != "cpu"
 
     mixed_precision: str = delegated("state.mixed_precision")
@@ -454,12 +454,16 @@ class Accelerator(ProcessView):
 
     @property
     def native_amp(self) -> bool:
-        """Whether prepared models run their forward under `torch.autocast`."""
+        """Whether prepared models run their forward under `torch.autocast`.
+
+        Raises:
+            ConfigError: If another value is assigned.
+        """
         return self._precision.dtype is not None
 
     @native_amp.setter
     def native_amp(self, value: bool) -> None:
-        if value != self.native_amp:  # training scripts turn it off on MPS, where nothing is cast by default
+        if value != self.native_amp:  # scripts assign False on MPS, which is its value there by default
             raise ConfigError(
                 f"`native_amp` follows `mixed_precision`, which is {self.mixed_precision}, and cannot be {value}. "
                 f"Build the Accelerator with `mixed_precision={'bf16' if value else 'no'}`."
@@ -647,11 +651,13 @@ class Accelerator(ProcessView):
     def join_uneven_inputs(
         self, joinables: Sequence[nn.Module], even_batches: bool | None = None
     ) -> Iterator[None]:
-        """Train on a different number of batches per rank: finished ranks join the collectives of the others.
+        """Train on a different number of batches per rank: finished ranks join the collectives of unfinished ones.
 
             with accelerator.join_uneven_inputs([model], even_batches=False):
                 for inputs, targets in loader:
                     ...
+
+        Every rank must enter the block, and waits at its end for all others. See `torch.distributed.algorithms.Join`.
 
         Args:
             joinables: The prepared models that are trained in the block.
@@ -719,7 +725,7 @@ class Accelerator(ProcessView):
                     optimizer.zero_grad()
 
         The last batch of the loader that the loop goes over completes an accumulation, unless the plugin's
-        `sync_with_dataloader` is False. Loaders that are read beside it do not.
+        `sync_with_dataloader` is False. Other loaders that are read inside the loop do not.
 
         Args:
             *models: The prepared models that are trained in the block.
@@ -744,15 +750,15 @@ class Accelerator(ProcessView):
         Args:
             loss: A 0-dim tensor: the mean over this rank's micro-batch.
             num_items: Number of items (samples, tokens, pixels) that the loss is a mean over. With it, gradients equal
-                those of one batch with all items of all micro-batches and ranks, whatever their sizes. Without it, all
-                micro-batches have the same weight, so items of a short one weigh more. Pass it in all micro-batches of
-                an accumulation or in none; every rank must then call `backward` once per `accumulate` block.
+                the gradients of one batch with all items of all micro-batches and ranks. Without it, all micro-batches
+                have the same weight, so items of a short one weigh more. Pass it in all micro-batches of an
+                accumulation or in none; every rank must then call `backward` once per `accumulate` block.
             **kwargs: Passed to `Tensor.backward` or to the engine; `learning_rate` is passed to the `fused_backward` of
                 optimizers such as LOMO, whose `step` then does nothing.
 
         Raises:
             ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
-                looked at: none in a window, for instance, gives NaN as in plain torch.
+            ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
         try:
@@ -791,8 +797,12 @@ class Accelerator(ProcessView):
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Update each parameter as soon as its gradient is computed, and free the gradient.
 
-        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before gradients
-        could be averaged over ranks, so only one process is supported.
+        For optimizers with a `fused_backward`, such as LOMO (https://arxiv.org/abs/2306.09782). They update before
+        gradients could be averaged over ranks, so only one process is supported.
+
+        Args:
+            loss: A 0-dim tensor on this process's device.
+            learning_rate: The learning rate of this step.
 
         Raises:
             ConfigError: With several processes, or if no prepared optimizer has a `fused_backward`.
@@ -822,7 +832,7 @@ class Accelerator(ProcessView):
         clipped.
 
         Args:
-            parameters: Parameters of prepared models, sharded or not.
+            parameters: Parameters of prepared models, of any shape, sharded or not, on this process's device.
             max_norm: Largest norm allowed.
             norm_type: Order of the norm; may be ``float("inf")``.
 
@@ -832,7 +842,12 @@ class Accelerator(ProcessView):
         return self._stepper.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clamp all gradients to ``[-clip_value, clip_value]``, in micro-batches that complete an accumulation."""
+        """Clamp all gradients to ``[-clip_value, clip_value]``, in micro-batches that complete an accumulation.
+
+        Args:
+            parameters: Parameters of prepared models, of any shape, on this process's device.
+            clip_value: Largest absolute value allowed.
+        """
         self._stepper.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
@@ -886,7 +901,7 @@ class Accelerator(ProcessView):
     """Whether the batch size of a loader is the total over all ranks."""
 
     dispatch_batches: bool | None = delegated("configuration.loader.dispatch_batches")
-    """Whether rank 0 reads all batches and sends them to the others; None: for iterable data sets only."""
+    """Whether rank 0 reads all batches and sends them to other ranks; None: for iterable data sets only."""
 
     even_batches: bool = delegated("configuration.loader.even_batches")
     """Whether the last batches are padded so that all ranks get the same number."""
@@ -1042,14 +1057,18 @@ class Accelerator(ProcessView):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
         """Return the full state dict of a prepared model, with the names of the original model.
 
-        If parameters are sharded, every rank must call it: rank 0 gets full tensors on the CPU, the others an empty
-        dict.
+        If parameters are sharded, every rank must call it: rank 0 gets full tensors on the CPU, other ranks an empty
+        dict. Otherwise the tensors are the parameters, on their device, with their shapes.
+
+            weights = accelerator.get_state_dict(model)  # on every rank
+            if accelerator.is_main_process:
+                torch.save(weights, "weights.pt")
 
         Args:
             model: A prepared model.
             unwrap: Remove the prefixes that wrappers add to names.
         """
-        with torch.inference_mode(False):  # in which torch cannot detach a `DTensor`
+        with torch.inference_mode(False):  # torch cannot detach a `DTensor` in inference mode
             return self._strategy.model_state(model) if unwrap else model.state_dict()
 
     def save_model(
@@ -1062,7 +1081,7 @@ class Accelerator(ProcessView):
         """Save the weights of a prepared model in files that plain PyTorch and `from_pretrained` read.
 
         If the model is sharded, every rank must call it, and it returns when all files are written. Otherwise rank 0
-        does not wait for the others and may call it alone.
+        does not wait for other ranks, and may be the only rank that calls it.
 
             accelerator.save_model(model, "weights", max_shard_size="5GB")
 
@@ -1109,7 +1128,7 @@ class Accelerator(ProcessView):
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
         `models` are the prepared models without wrappers. A hook that removes an entry from `weights` must save it
-        itself into `output_dir`, a temporary folder that gets its final name when the checkpoint is complete.
+        to `output_dir`, a temporary folder that gets its final name when the checkpoint is complete.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
@@ -1120,7 +1139,7 @@ class Accelerator(ProcessView):
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
         `models` are the prepared models without wrappers; none if `load_state` does not load models. A hook that
-        removes a model from the list must load it itself.
+        removes a model from the list must load it.
 
         Returns:
             A handle; its `remove()` unregisters the hook.
@@ -1162,7 +1181,7 @@ class Accelerator(ProcessView):
 
             accelerator.save_state("checkpoints/step_1000")
 
-        Every rank must call it. If rank 0 alone does, it waits five seconds for the others and then saves without their
+        Every rank must call it. If only rank 0 does, it waits five seconds for the other ranks and saves without their
         random states, with one warning; if the model is sharded, that is an error. The checkpoint is written to a
         temporary folder and renamed when it is complete. Only then are an earlier checkpoint of the same name and those
         beyond `total_limit` removed. If the save fails, the earlier checkpoints are unchanged.
@@ -1173,8 +1192,8 @@ class Accelerator(ProcessView):
             safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
             blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
                 background. Default: True.
-            metrics: Values recorded with the checkpoint, such as a validation loss, by which a `Retention` keeps the
-                best ones. Those of rank 0 count.
+            metrics: Numbers or 0-dim tensors recorded with the checkpoint, such as a validation loss, for a `Retention`
+                that keeps the best checkpoints. Rank 0's values are used.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
                 `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
                 by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,
@@ -1212,7 +1231,7 @@ class Accelerator(ProcessView):
         trusted: bool = False,
         **load_model_func_kwargs: Any,
     ) -> bool:
-        """Load a checkpoint into the prepared and registered objects, in the order in which they were prepared.
+        """Load a checkpoint into the prepared and registered objects, in their order of preparation.
 
             accelerator.load_state("checkpoints/step_1000")
             accelerator.load_state("pretrained", only="models", key_map={"backbone.": "encoder."})

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from accel_backends import TorchTensorParallelPlugin
 
 NOT_GIVEN: Any = object()
-"""Default of arguments for which None is a value."""
+"""Default of arguments whose None is a value."""
 
 
 PLUGINS = ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "strategy_plugin")
-"""The arguments of `Accelerator` of which at most one selects the engine."""
+"""The arguments of `Accelerator` that select the engine; at most one may be passed."""
 # By the setting that selects an engine: its argument, and its class, which is imported only when it is used.
 _PLUGIN_OF_SETTING = {
     "use_fsdp": ("fsdp_plugin", "FullyShardedDataParallelPlugin"),
@@ -209,7 +209,7 @@ def resolve_accumulation(
     raise ConfigError(
         f"`gradient_accumulation_steps` is {steps_of_engine} by the {type(engine).__name__}, but {plugin.num_steps} by "
         "the Accelerator. Remove one of them; "
-        '`"auto"` in the config of the engine takes over the Accelerator\'s number.'
+        '`"auto"` in the engine config uses the Accelerator\'s number.'
     )
 
 

@@ -25,7 +25,7 @@ def make_state(configuration: RunConfiguration, **arguments: Any) -> Accelerator
 
     Args:
         configuration: The configuration of the run.
-        **arguments: Further arguments of `AcceleratorState`.
+        **arguments: Other arguments of `AcceleratorState`.
     """
     group = configuration.handlers.of(InitProcessGroupKwargs)
     before_device = getattr(configuration.plugin, "before_device", None)

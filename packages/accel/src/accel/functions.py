@@ -35,8 +35,8 @@ TORCH_DISTRIBUTED_OPERATION_TYPES = [
     "MULTI_HPU",
     "MULTI_NEURON",
 ]
-"""Names of `DistributedType` whose processes talk to each other through torch.distributed."""
-# From which version on a package can do something; libraries compare theirs with these.
+"""Names of `DistributedType` whose processes communicate through torch.distributed."""
+# The first version of a package with a feature. Libraries compare installed versions with these.
 BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
 BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
 BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"
@@ -51,7 +51,7 @@ USE_TORCH_XLA = True
 
 
 def wait_for_everyone() -> None:
-    """Wait until all processes have called this."""
+    """Block until every rank has called it. Every rank must call it."""
     accel_state.PartialState().wait_for_everyone()
 
 
@@ -144,7 +144,7 @@ def do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def patch_optimizer_step(accelerated_optimizer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `method` such that a call of it sets `accelerated_optimizer._accelerate_step_called`."""
+    """Return a wrapper of `method` that also sets `accelerated_optimizer._accelerate_step_called`."""
 
     def patched_step(*args: Any, **kwargs: Any) -> Any:
         accelerated_optimizer._accelerate_step_called = True
@@ -157,7 +157,7 @@ class ThreadLocalSharedDict:
     """A class attribute: one dict for all objects of the class, or one in each thread.
 
     Args:
-        thread_local: Whether each thread has its own, as when the cores of a TPU are threads.
+        thread_local: Whether each thread has a separate dict, for TPU cores that are threads.
     """
 
     def __init__(self, thread_local: bool = False) -> None:
@@ -179,9 +179,9 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """Return `tqdm.auto.tqdm`, shown on each machine's main process only.
 
     Args:
-        *args: What `tqdm` takes; first the iterable, or nothing with `total`.
+        *args: Arguments of `tqdm`: the iterable, or none with `total`.
         main_process_only: Turn off to show a bar in every process.
-        **kwargs: What `tqdm` takes.
+        **kwargs: Keyword arguments of `tqdm`.
 
     Raises:
         NotAvailableError: If the package `tqdm` is not installed.

@@ -23,6 +23,15 @@ __all__ = ["Accelerator", "DistributedType", "LocalSGD"]
 class LocalSGD:
     """Leaves each rank's gradients unsynchronized, and averages the weights of all ranks every `local_sgd_steps` steps.
 
+        with LocalSGD(accelerator, model, local_sgd_steps=8) as local_sgd:
+            for inputs, targets in loader:
+                accelerator.backward(loss_fn(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+                local_sgd.step()
+
+    Every rank must enter and leave the block: at its end the ranks communicate.
+
     Args:
         accelerator: The accelerator that prepared `model`.
         model: The prepared model.

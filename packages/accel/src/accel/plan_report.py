@@ -50,8 +50,8 @@ def _stage_data(stage: StageEstimate) -> Data:
         "memory": {**stage.memory, "total": stage.total},
         "bytes_sent": round(stage.bytes_sent),
         "collectives": [
-            {"kind": one.kind, "axes": list(one.axes), "ranks": one.num_ranks, "bytes": one.num_bytes, "count": count}
-            for one, count in sorted(stage.collectives.items())
+            {"kind": op.kind, "axes": list(op.axes), "ranks": op.num_ranks, "bytes": op.num_bytes, "count": count}
+            for op, count in sorted(stage.collectives.items())
         ],
     }  # fmt: skip
 
@@ -83,25 +83,25 @@ def plan_text(data: Data) -> str:
 def _stage_text(stage: Data, *, title: str) -> str:
     rows = []
     for label, unit in _unit_rows(stage["units"]):
-        sizes = [sum(one[size] for one in unit["parameters"]) for size in ("bytes", "largest_shard_bytes")]
+        sizes = [sum(item[size] for item in unit["parameters"]) for size in ("bytes", "largest_shard_bytes")]
         rows.append([label, "", "", *map(convert_bytes, sizes)])
-        for one in unit["parameters"]:
-            name = f"  {_relative_name(unit, one)}" + ("" if one["is_trainable"] else " (frozen)")
-            shape = "×".join(map(str, one["shape"])) or "scalar"
-            sizes = [one["bytes"], one["largest_shard_bytes"]]
-            rows.append([name, shape, one["placement"], *map(convert_bytes, sizes)])
+        for item in unit["parameters"]:
+            name = f"  {_relative_name(unit, item)}" + ("" if item["is_trainable"] else " (frozen)")
+            shape = "×".join(map(str, item["shape"])) or "scalar"
+            sizes = [item["bytes"], item["largest_shard_bytes"]]
+            rows.append([name, shape, item["placement"], *map(convert_bytes, sizes)])
     width = max(map(len, stage["memory"]))
     lines = [
         _table(("Unit", "Shape", "Placement", "Whole", "Largest shard"), rows, title),
         "Memory of the rank that needs most:",
         *(f"  {part.ljust(width)}  {convert_bytes(size)}" for part, size in stage["memory"].items()),
-        f"One process alone has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer states.",
+        f"One process has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer state in total.",
     ]
     if stage["collectives"]:
         lines.append(f"In a step each rank sends {convert_bytes(stage['bytes_sent'])}:")
-    for one in stage["collectives"]:
-        what = f"{one['kind'].replace('_', '-')} of {convert_bytes(one['bytes'])}"
-        lines.append(f"  {one['count']} × {what} among {one['ranks']} ranks ({', '.join(one['axes'])})")
+    for op in stage["collectives"]:
+        what = f"{op['kind'].replace('_', '-')} of {convert_bytes(op['bytes'])}"
+        lines.append(f"  {op['count']} × {what} among {op['ranks']} ranks ({', '.join(op['axes'])})")
     return "\n".join(lines)
 
 
@@ -114,7 +114,7 @@ def _unit_rows(units: Sequence[Data]) -> list[tuple[str, Data]]:
         return (
             parent,
             unit["is_tail"],
-            [{**one, "name": _relative_name(unit, one)} for one in unit["parameters"]],
+            [{**item, "name": _relative_name(unit, item)} for item in unit["parameters"]],
         )
 
     return [(_label(run), run[0]) for run in (list(run) for _, run in groupby(units, key=kind))]
@@ -140,12 +140,12 @@ def fitting_data(proposals: Sequence[Proposal], *, memory: int) -> list[Data]:
     """Return all layouts in bytes, sorted by their traffic, and whether they fit ``memory`` bytes on each rank."""
     return [
         {
-            "layout": _layout_data(one.layout),
-            "memory": one.num_bytes,
-            "sent_per_sequence": round(one.sent_per_sequence),
-            "fits": one.num_bytes <= memory,
+            "layout": _layout_data(proposal.layout),
+            "memory": proposal.num_bytes,
+            "sent_per_sequence": round(proposal.sent_per_sequence),
+            "fits": proposal.num_bytes <= memory,
         }
-        for one in proposals
+        for proposal in proposals
     ]
 
 
@@ -159,20 +159,20 @@ def fitting_text(proposals: Sequence[Proposal], *, memory: int, wanted: str) -> 
     """
     if not proposals:
         return f"There is no layout for {wanted}."
-    fitting = [one for one in proposals if one.num_bytes <= memory]
+    fitting = [proposal for proposal in proposals if proposal.num_bytes <= memory]
     if not fitting:
-        nearest = min(proposals, key=lambda one: one.num_bytes)
+        nearest = min(proposals, key=lambda proposal: proposal.num_bytes)
         return (
             f"No layout fits {wanted}. Closest comes {_layout_text(_layout_data(nearest.layout))}, with "
             f"{convert_bytes(nearest.num_bytes)} on the rank that needs most."
         )
     rows = [
         [
-            _layout_text(_layout_data(one.layout)),
-            convert_bytes(one.num_bytes),
-            convert_bytes(round(one.sent_per_sequence)),
+            _layout_text(_layout_data(proposal.layout)),
+            convert_bytes(proposal.num_bytes),
+            convert_bytes(round(proposal.sent_per_sequence)),
         ]
-        for one in fitting[:_MOST_PROPOSALS]
+        for proposal in fitting[:_MOST_PROPOSALS]
     ]
     table = _table(("Layout", "Memory", "Sent per sequence"), rows, wanted)
     more = len(fitting) - len(rows)

@@ -33,7 +33,7 @@ REQUEUE = 75
 """`EX_TEMPFAIL` in sysexits.h: a temporary failure; try again."""
 
 POLL_S = 0.5
-"""How often a rank checks for another rank's request to stop; its own request wakes it at once."""
+"""Seconds between checks for other ranks' requests to stop; a request on this rank is handled at once."""
 
 AGREEMENT_TIMEOUT_S = 60.0
 """How long to wait for the answers of the other ranks; their watcher threads send them at once."""
@@ -51,7 +51,7 @@ class Preemption:
     for Ctrl-C), and `close` restores them.
 
     Args:
-        signals: Signals that ask the run to stop.
+        signals: Signals that request a stop.
         grace_period_s: Time from the signal until the process is killed with ``exit_code``; None means never.
         exit_code: The exit code that `leave` uses.
         end: Called by `leave` before the process exits.
@@ -59,7 +59,7 @@ class Preemption:
     Raises:
         ConfigError: If a signal cannot be handled, the grace period is not positive, the exit code is out of range,
             or the ranks share no store.
-        StateError: Outside the main thread, where signals cannot be handled.
+        StateError: Outside the main thread, because Python handles signals only there.
     """
 
     def __init__(
@@ -117,6 +117,9 @@ class Preemption:
         """End the training, and exit the process with the exit code. Every rank must call it.
 
         From here on signals are ignored, since launchers send them as soon as the first rank has exited.
+
+        Raises:
+            SystemExit: Always, with the exit code.
         """
         self._is_leaving = True
         atexit.unregister(self.close)
@@ -150,7 +153,12 @@ class Preemption:
 
 
 def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: int) -> None:
-    """Validate the arguments before any handler is installed."""
+    """Validate the arguments before any handler is installed.
+
+    Raises:
+        StateError: Outside the main thread.
+        ConfigError: If an argument is invalid.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise StateError("Signals can be handled in the main thread only. Call `handle_preemption` there.")
     if not signals:
@@ -161,11 +169,11 @@ def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: in
     if grace_period_s is not None and not grace_period_s > 0:
         raise ConfigError(f"`grace_period_s` must be positive or None (no limit), got {grace_period_s}.")
     if not 0 <= exit_code <= 255:
-        raise ConfigError(f"`exit_code` must lie between 0 and 255, got {exit_code}.")
+        raise ConfigError(f"`exit_code` must be between 0 and 255, got {exit_code}.")
 
 
 def shared_store(number: int) -> Store:
-    """Return the store of the process group, with its own prefix and connection.
+    """Return the store of the process group, with a separate prefix and connection.
 
     Args:
         number: Makes the prefix unique; the same on every rank.
@@ -184,7 +192,7 @@ def shared_store(number: int) -> Store:
 
 
 class PreemptionSync:
-    """Agrees on the same last step on every rank, at almost no cost until a rank is asked to stop.
+    """Agrees on the same last step on every rank, at almost no cost until a stop is requested.
 
     A watcher thread waits for a request on this rank, and polls the store every half second for requests on other
     ranks. When there is one, the thread reports the number of this rank's next step, and the rank does not continue
@@ -235,7 +243,7 @@ class PreemptionSync:
         return self._failure is None
 
     def ask(self) -> None:
-        """Ask all ranks to stop; safe in a signal handler."""
+        """Request a stop on all ranks; safe in a signal handler."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         if self._store is None:
@@ -282,7 +290,7 @@ class PreemptionSync:
             self._enforce(self._grace_period_s)
 
     def _wait_for_request(self) -> bool:
-        """Return True once any rank is asked to stop, False if this rank closes or rank 0 ends its training first."""
+        """Return True when any rank requests a stop, False if this rank closes or rank 0 ends its training first."""
         store = self._store
         while True:
             if self.asked_at is not None and store is not None:
@@ -299,7 +307,7 @@ class PreemptionSync:
                 self._wake.get(timeout=None if store is None else POLL_S)
 
     def _agree(self, store: Store, *, is_asked: bool) -> None:
-        """Report this rank's next step, also if it ends its training; if asked to stop, wait for all reports."""
+        """Report this rank's next step, also if it ends its training; after a request to stop, wait for all reports."""
         # Set the flag before reading the step: the main thread then either waits at its next step, or has already
         # counted that step.
         self._is_pending = is_asked

@@ -34,7 +34,7 @@ from accel_state.runtime import current_runtime
 class Prepared:
     """The prepared models, optimizers, schedulers and loaders, each once, in the order of preparation.
 
-    Loaders are held weakly, so that a run that prepares one for each epoch keeps only the current one.
+    Loaders are referenced weakly, so that a run that prepares one for each epoch keeps only the current one.
 
     Args:
         configuration: The configuration of the run.
@@ -73,11 +73,15 @@ class Prepared:
         self._strategy.release()
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
-        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`."""
+        """Return the prepared objects, a single one without a tuple; see `Accelerator.prepare`.
+
+        Raises:
+            ConfigError: If `device_placement` has another length, or the objects do not fit this run.
+        """
         if device_placement is not None and len(device_placement) != len(objects):
             raise ConfigError(
                 f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
-                "Give one per object, or leave it out."
+                "Pass one per object, or omit it."
             )
         places = device_placement or [self._configuration.device_placement] * len(objects)
         given: dict[str, list[Any]] = {kind.name: [] for kind in fields(Bundle)}
@@ -96,7 +100,7 @@ class Prepared:
         for name, things in given.items():
             done.update(zip(map(id, things), getattr(ready, name), strict=True))
         results = tuple(done.get(id(thing), thing) for thing in objects)
-        results = tuple(one.take() if isinstance(one, InTurn) else one for one in results)
+        results = tuple(result.take() if isinstance(result, InTurn) else result for result in results)
         return results[0] if len(results) == 1 else results
 
     def _prepare(self, bundle: Bundle, placement: Placement) -> Bundle:
@@ -158,14 +162,18 @@ class Prepared:
         device_placement: bool | None,
         slice_fn_for_dispatch: Callable[..., Any] | None,
     ) -> PreparedLoader:
-        """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
+        """Return the prepared loader; see `Accelerator.prepare_data_loader`.
+
+        Raises:
+            ConfigError: If batches are to be dispatched but not moved to the device.
+        """
         settings, is_placed = self._configuration.loader, self._place(device_placement)
         if settings.dispatch_batches and not is_placed:
             raise ConfigError(
                 "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
                 "one of them out."
             )
-        options = {one.name: getattr(settings, one.name) for one in fields(DataLoaderConfiguration)}
+        options = {field.name: getattr(settings, field.name) for field in fields(DataLoaderConfiguration)}
         if not is_placed:
             options["dispatch_batches"] = False
         ready = accel_data.prepare_data_loader(
@@ -209,7 +217,7 @@ class Prepared:
         unwrap = self._strategy.unwrap
         for ready in self._trained_models:
             inner = unwrap(ready), unwrap(ready, keep_torch_compile=False)
-            if any(model is one for one in (ready, *inner)):
+            if any(model is candidate for candidate in (ready, *inner)):
                 return ready
         return None
 
@@ -221,7 +229,7 @@ class Prepared:
             (self._evaluation_only.add if evaluation_only else self._evaluation_only.discard)(model)
 
     def _add_loader(self, loader: DataLoader[Any]) -> None:
-        if not any(loader is one for one in self.loaders.values()):
+        if not any(loader is known for known in self.loaders.values()):
             self.loaders[self._num_loaders] = loader
             self._num_loaders += 1
             loader._is_accelerate_prepared = True  # read by libraries
@@ -231,7 +239,7 @@ class Prepared:
         num_processes = runtime.topology.world_size
         known: list[torch.Tensor] = []
         if optimizers:
-            # The Trainer of transformers prepares a model that a library has sharded for evaluation only.
+            # transformers' Trainer prepares a model that a library has sharded with `evaluation_mode`, but trains it.
             sharded = [model for model in self.models if has_library_mesh(model)]
             # A model may override `parameters()`, but the gradients of all parameters are reduced.
             for model in (*models, *self._trained_models, *sharded):
@@ -258,7 +266,7 @@ class Prepared:
 
 
 def _add(things: list[Any], new: Iterable[Any]) -> None:
-    for one in new:
-        one._is_accelerate_prepared = True  # read by libraries
-        if not any(one is old for old in things):
-            things.append(one)
+    for item in new:
+        item._is_accelerate_prepared = True  # read by libraries
+        if not any(item is old for old in things):
+            things.append(item)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.profile]:
     """Profile the block with the settings of `handler`; with `output_trace_dir`, write each trace when it is complete.
 
-    The first trace of rank 0 is `profile_0.json`; those of further cycles of a schedule are
-    `profile_0_1.json`, `profile_0_2.json`, ….
+    The first trace of rank 0 is `profile_0.json`; later cycles of a schedule write `profile_0_1.json`,
+    `profile_0_2.json`, ….
     """
     if handler.output_trace_dir is None:
         with handler.build() as profiler:
@@ -54,9 +54,10 @@ def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.prof
 class Throughput:
     """Measures the steps of a training loop, each in a `with` block.
 
-    Floating-point operations are counted in the first block, which is slower and not timed. They are those of torch's
+    Floating-point operations are counted in the first block, which is slower and not timed, with torch's
     `FlopCounterMode`: matrix products, convolutions and attention, forward and backward, including recomputed
-    activations; custom kernels of compilers and libraries are not counted.
+    activations; custom kernels of compilers and libraries are not counted. MFU is defined in the PaLM paper, appendix
+    B (https://arxiv.org/abs/2204.02311).
 
     Args:
         device: The device of the model.
@@ -87,7 +88,7 @@ class Throughput:
         self._began = 0.0
 
     def step(self, num_items: int) -> Throughput:
-        """Return a context for one step, in which this rank trains on ``num_items`` tokens or samples."""
+        """Return a context for one step, with the number of tokens or samples that this rank trains on."""
         self._num_items += num_items
         return self
 
@@ -112,8 +113,8 @@ class Throughput:
         """Return the measurements since the last call, for `Accelerator.log`, and reset them. Waits for the device.
 
         ``items_per_s`` is the total of all ranks, assumed to have equally many items, and ``step_s`` the time of a
-        step. ``flops_per_step`` and ``flops_per_s`` are those of this rank, and ``mfu`` is their share of the device's
-        bf16 peak, also in FP8. Unknown values are left out.
+        step. ``flops_per_step`` and ``flops_per_s`` are per rank, and ``mfu`` is the share of the device's bf16 peak,
+        also in FP8. Unknown values are omitted.
         """
         if not self._num_steps:
             return {}
@@ -141,7 +142,7 @@ def device_name(device: torch.device) -> str:
 
 # Operations per second in bf16 (fp16 on V100) without sparsity, by a part of the name that torch gives the device. From
 # the data sheets at https://www.nvidia.com/en-us/data-center/ and https://www.amd.com/en/products/accelerators/instinct/.
-# A longer name comes before one that is part of it.
+# Longer names precede names that are a part of them.
 PEAKS: dict[str, float] = {
     "GB200": 2500e12,
     "B200": 2250e12,

@@ -45,7 +45,11 @@ class Trackers:
         init_kwargs: Mapping[str, Mapping[str, Any]] | None,
         on_error: OnError,
     ) -> None:
-        """Start all chosen trackers; see `Accelerator.init_trackers`."""
+        """Start all chosen trackers; see `Accelerator.init_trackers`. Every rank must call it.
+
+        Raises:
+            ConfigError: If trackers were already started, or `on_error` is invalid.
+        """
         if self._background is not None:
             raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
         accel_trackers.check_on_error(on_error)
@@ -67,10 +71,14 @@ class Trackers:
         return self._started
 
     def take(self, name: str, *, unwrap: bool) -> Any:
-        """Return one started tracker for direct use; see `Accelerator.get_tracker`."""
-        tracker = next((one for one in self._started if one.name == name), None)
+        """Return one started tracker for direct use; see `Accelerator.get_tracker`.
+
+        Raises:
+            ConfigError: If no such tracker was started.
+        """
+        tracker = next((started for started in self._started if started.name == name), None)
         if tracker is None:
-            known = ", ".join(one.name for one in self._started) or "none"
+            known = ", ".join(started.name for started in self._started) or "none"
             raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")
         if self._background is not None:
             self._background.call_directly([tracker])

@@ -141,7 +141,7 @@ def test_a_state_of_something_else_is_refused(tmp_path, value):
     first.accelerator.save_state(tmp_path)
     states = torch.load(tmp_path / "random_states_0.pkl")
     states["accumulation"]["items"] = value
-    with pytest.raises(CheckpointError, match="`it` does not contain random states as expected"):
+    with pytest.raises(CheckpointError, match="`it` does not have random states as expected"):
         from_file(states, device_index=0, file_name="it")
 
 

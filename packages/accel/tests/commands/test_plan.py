@@ -53,7 +53,7 @@ Memory of the rank that needs most:
   buffers                   28 bytes
   gathered units            11.09 KiB
   total                     27.19 KiB
-One process alone has 61.36 KiB of parameters, gradients and optimizer states.
+One process has 61.36 KiB of parameters, gradients and optimizer state in total.
 In a step each rank sends 39.9 KiB:
   4 × all-gather of 4.78 KiB among 4 ranks (dp_shard)
   2 × all-gather of 6.7 KiB among 4 ranks (dp_shard)

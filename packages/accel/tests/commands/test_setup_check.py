@@ -46,7 +46,7 @@ class Confused:
 
 @pytest.mark.usefixtures("fresh_state")
 def test_it_finds_a_set_up_without_a_main_process_bad():
-    with pytest.raises(CheckError, match="0 processes take themselves for the main one"):
+    with pytest.raises(CheckError, match="0 processes have `is_main_process` set"):
         check_processes(Confused())
 
 

@@ -1,4 +1,4 @@
-"""The strategy `delayed_averaging`: every process has the whole model; gradients are averaged once, after backward."""
+"""The strategy `delayed_averaging`: every process has a full replica; gradients are averaged once, after backward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DelayedAveragingPlugin:
 
 
 class DelayedAveraging(Strategy):
-    """Averages the gradients of all prepared models in one all-reduce, behind the last backward of an accumulation."""
+    """Averages the gradients of all prepared models in one all-reduce, after the last backward of an accumulation."""
 
     name: ClassVar[str] = "delayed_averaging"
     capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
@@ -66,7 +66,7 @@ class DelayedAveraging(Strategy):
             self._waits -= 1
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are averaged, or only added up on this rank."""
+        """Return a context that averages gradients, or only accumulates them on this rank."""
         return self._waiting() if sync is Sync.LATER else super().gradient_sync(model, sync=sync)
 
     def _average(self) -> None:
@@ -80,6 +80,6 @@ class DelayedAveraging(Strategy):
             parameter.grad.copy_(mean.view_as(parameter))
 
     def release(self) -> None:
-        """Let go of all that was prepared."""
+        """Release all prepared objects."""
         super().release()
         self._models.clear()

@@ -146,7 +146,7 @@ def units_policy(
     Args:
         policy: One of `POLICY_NAMES`, in any case; or a function with the arguments of torch's policies.
         class_names: ``transformer_cls_names_to_wrap``.
-        min_num_params: ``min_num_params``; torch's 100 million by default.
+        min_num_params: ``min_num_params``; torch's 100 million by default, and 0 for no unit but the model.
 
     Raises:
         ConfigError: If the name is unknown, or it is no policy.
@@ -163,8 +163,8 @@ def units_policy(
     name = policy.upper()
     if name == "TRANSFORMER_BASED_WRAP":
         return TransformerBased(tuple(class_names or ()))
+    if name == "NO_WRAP" or (name == "SIZE_BASED_WRAP" and min_num_params == 0):
+        return NoWrap()
     if name == "SIZE_BASED_WRAP":
         return SizeBased() if min_num_params is None else SizeBased(min_num_params)
-    if name == "NO_WRAP":
-        return NoWrap()
     raise UnknownNameError.of("auto-wrap policy", policy, POLICY_NAMES)

@@ -122,7 +122,8 @@ class FullyShardedDataParallelPlugin:
         cpu_ram_efficient_loading: Whether only the first process holds the weights before the model is prepared.
         transformer_cls_names_to_wrap: Classes of the layers that are units, by ``transformer_based_wrap``; without
             them, those that the model names in ``_no_split_modules``.
-        min_num_params: Parameters from which a module is a unit, by ``size_based_wrap``; 100 million by default.
+        min_num_params: Parameters from which a module is a unit, by ``size_based_wrap``; 100 million by default, and
+            0 for none but the model itself.
         reduce_dtype: Number format in which gradients are averaged where ``mixed_precision_policy`` is not given;
             None is fp32.
         parallel_plan: What the model is made of, where it does not say so itself (version 2).
@@ -262,9 +263,9 @@ class FullyShardedDataParallelPlugin:
                 transformer_auto_wrap_policy, transformer_layer_cls=self._layer_classes(model)
             )
         elif self.auto_wrap_policy is size_based_auto_wrap_policy and self.min_num_params is not None:
-            self.auto_wrap_policy = functools.partial(
-                size_based_auto_wrap_policy, min_num_params=self.min_num_params
-            )
+            self._is_no_wrap = self.min_num_params == 0
+            policy = functools.partial(size_based_auto_wrap_policy, min_num_params=self.min_num_params)
+            self.auto_wrap_policy = None if self._is_no_wrap else policy
 
     def set_mixed_precision(
         self, mixed_precision: str | torch.dtype, buffer_autocast: bool = False, override: bool = False
@@ -336,8 +337,8 @@ class FullyShardedDataParallelPlugin:
             )
 
     def _complete_version_1(self) -> None:
-        strategy = values.sharding_of(1, self.sharding_strategy, self.reshard_after_forward)
-        self.sharding_strategy = self.reshard_after_forward = strategy
+        self.sharding_strategy = values.sharding_of(1, self.sharding_strategy, self.reshard_after_forward)
+        self.reshard_after_forward = None
         self.backward_prefetch = values.prefetch_of(self.backward_prefetch)
         self._read_switches("use_orig_params", "forward_prefetch")
         self._read_switches("activation_checkpointing", "cpu_ram_efficient_loading")
@@ -429,7 +430,7 @@ class FullyShardedDataParallelPlugin:
         if self.auto_wrap_policy is size_based_auto_wrap_policy:
             size = self.min_num_params if is_given else environ.read("fsdp_min_num_params")
             self.min_num_params = (
-                None if size is None else values.number_of("min_num_params", size, minimum=1)
+                None if size is None else values.number_of("min_num_params", size, minimum=0)
             )
         elif self.min_num_params:
             raise ConfigError(
@@ -464,8 +465,9 @@ class FullyShardedDataParallelPlugin:
         if missing and (self.transformer_cls_names_to_wrap or len(missing) == len(names)):
             present = sorted({type(module).__name__ for module in model.modules()})
             raise ConfigError(
-                f"`transformer_cls_names_to_wrap` names {_listed(missing)}, of which `{type(model).__name__}` has no "
-                f"module. Its modules are: {', '.join(present)}."
+                f"Could not find the transformer layer class {', '.join(missing)} in the model. "
+                f"`transformer_cls_names_to_wrap` names it, and the modules of `{type(model).__name__}` are: "
+                f"{', '.join(present)}. Name some of these."
             )
         return {kind for kind in found.values() if kind is not None}
 

@@ -15,7 +15,7 @@ _SETTINGS = ("shard_output",)
 # Values of other fields, once completed, that ask for nothing else than what the compiler does.
 _MEANT: dict[str, tuple[Any, ...]] = {
     "sharding_strategy": (None, ShardingStrategy.FULL_SHARD),
-    "reshard_after_forward": (True, ShardingStrategy.FULL_SHARD),
+    "reshard_after_forward": (True, None),
     "mixed_precision_policy": (None,),
     "reduce_dtype": (None,),
     "ignored_modules": (None,),

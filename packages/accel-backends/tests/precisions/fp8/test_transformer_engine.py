@@ -1,4 +1,4 @@
-"""Transformer Engine through a stand-in with its signatures; `tools/gpu/transformer_engine.py` runs the real one."""
+"""Transformer Engine through a stand-in with its signatures; `tools/gpu/training.py` runs the real one."""
 
 from __future__ import annotations
 

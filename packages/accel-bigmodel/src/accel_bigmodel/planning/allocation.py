@@ -232,11 +232,11 @@ class _Planner:
 
     def warn_of_prefetching(self) -> None:
         """Warn that the limit of this device has room for one offloaded module, and none for one that is prefetched."""
-        warn_user(
-            f"Device `{self._main}` may hold {convert_bytes(self._limits[self._main])}: this has room for one "
-            "offloaded module at a time, and the next one is copied while it runs. Pass `prefetch=False` to "
-            "`dispatch_model` to stay below it.",
-            main_process_only=False,
+        logger.warning(
+            "Device `%s` may hold %s: this has room for one offloaded module at a time, and the next one is copied "
+            "while it runs. Pass `prefetch=False` to `dispatch_model` to stay below it.",
+            self._main,
+            convert_bytes(self._limits[self._main]),
         )
 
     @property

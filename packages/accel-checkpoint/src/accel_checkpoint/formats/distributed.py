@@ -49,7 +49,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     (
         "builtins",
         "getattr",
-    ): _Record,  # Python 3.11.0 to 3.11.3 saves members of enumerations by it. Delete when we require 3.12
+    ): _Record,  # Python 3.11.0 to 3.11.3 saves members of enumerations by it
     # The folder of the save, which is unused here.
     **{
         (module, kind): _Record

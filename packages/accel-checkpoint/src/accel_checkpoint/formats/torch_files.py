@@ -345,7 +345,5 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
             raise ValueError("it is truncated")
         if awaited and re.fullmatch(awaited[0], latest, re.DOTALL) is None:
             raise ValueError("it calls something whose argument is not written out")
-        is_unknown = latest == b"" and awaited[:1] == (
-            _AFTER_DTYPE,
-        )  # not a state, if the two become a tuple
+        is_unknown = latest == b"" and awaited[:1] == (_AFTER_DTYPE,)  # no state, if the two become a tuple
         awaited = ((b"\x86",) if is_unknown else _ARGUMENTS.get(latest, ())) + awaited[1:]

@@ -52,7 +52,7 @@ class Connection:
             while isinstance(inner, PrefixStore):
                 inner = inner.underlying_store
             try:
-                # Without a listener, `clone` would retry for minutes and print stack traces (torch 2.13).
+                # Without a listener, `clone` would retry for minutes and print stack traces.
                 socket.create_connection((inner.host, inner.port), timeout=10).close()  # type: ignore[attr-defined]
             except OSError as error:
                 raise dist.DistNetworkError(f"a new connection failed: {error}") from error

@@ -12,8 +12,8 @@ import torch
 
 from accel_checkpoint.file_names import PICKLED, SAFETENSORS, WeightFormat, weight_format
 from accel_checkpoint.files import force_to_disk, resolved
+from accel_checkpoint.progress import Advance
 from accel_checkpoint.saving.pending_files import (
-    Advance,
     JsonFile,
     PendingFile,
     SafetensorsFile,

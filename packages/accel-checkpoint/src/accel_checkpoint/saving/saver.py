@@ -99,9 +99,7 @@ class Saver:
             wait_s = ALL_RANKS_WAIT_S
 
         def merged(reports: Sequence[str]) -> str:
-            missing = [
-                r for r, report in enumerate(reports) if not report or (wait_s == 0 and report != reports[0])
-            ]
+            missing = [r for r, text in enumerate(reports) if not text or (not wait_s and text != reports[0])]
             return json.dumps([called, step, new_token(), number, missing])
 
         while True:

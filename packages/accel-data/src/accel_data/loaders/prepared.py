@@ -91,9 +91,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.synchronized_generator = self._source.generator
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        is_finalizing = (
-            sys.is_finalizing
-        )  # a pass that is open at exit may end when module globals have been deleted
+        is_finalizing = sys.is_finalizing  # a pass open at exit may end when module globals have been deleted
         reading, note_batch = self.begin(), self.gradient_state._note_batch
         current = None
         try:

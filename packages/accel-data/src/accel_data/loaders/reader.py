@@ -110,7 +110,7 @@ class Reader:
         self.loader: DataLoader[Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of samplers and data set; end persistent workers, which have copies of the old data set.
+        """Set the epoch of samplers and data set; end persistent workers, whose copies have the old epoch.
 
         They are kept if a shared tensor of the data set has the epoch, as in the package `datasets`.
         """
@@ -350,8 +350,8 @@ class _ReadingLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         generator = self.generator
         if self.num_workers and self._accel_rank:
-            # Torch draws the seed of workers from this generator, which is in the same state on all ranks: without the
-            # rank in it, workers of all ranks would augment alike.
+            # Torch draws the seed of workers from this generator, which may be in the same state on all ranks:
+            # without the rank in the seed, workers of all ranks would augment alike.
             drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
             self.generator = torch.Generator(drawn.device).manual_seed(int(drawn) + self._accel_rank)
         try:

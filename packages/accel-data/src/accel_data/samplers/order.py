@@ -117,9 +117,8 @@ class EpochOrder:
         if self._default_state is None:
             yield
             if self.is_shared and self._draws_from_default:
-                self._default_state = (
-                    torch.get_rng_state()
-                )  # other draws of this rank must not change the order
+                # Other draws of this rank must not change the order.
+                self._default_state = torch.get_rng_state()
         else:
             before = torch.get_rng_state()
             torch.set_rng_state(self._default_state)
@@ -178,8 +177,8 @@ def check_same_order(source: Any, first: Sequence[Any]) -> None:
     if len(set(gather_object([digest]))) > 1:
         raise ConfigError(
             f"The sampler `{type(source).__name__}` yields different indices on each process, so samples would be read "
-            "twice or never. Draw from an attribute `generator` in the same state on all "
-            "processes, or from a fixed seed and `set_epoch`; or pass `dispatch_batches=True`."
+            "twice or never. Use an attribute `generator` in the same state on all "
+            "processes, or a fixed seed and `set_epoch`; or pass `dispatch_batches=True`."
         )
 
 

@@ -1,4 +1,4 @@
-"""Print what a shell needs to complete the commands and flags of ``accel``."""
+"""Print what a shell needs to complete commands and flags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ complete -c accel -a '(accel completion words (commandline -opc)[2..] "$(command
 class CompletionCommand:
     """``accel completion``; the scripts that it prints call it."""
 
-    help = "Print what a shell needs to complete the commands and flags of `accel`"
+    help = "Print what a shell needs to complete commands and flags"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "accel completion {bash,zsh,fish}"

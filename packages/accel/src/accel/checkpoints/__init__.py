@@ -1,1 +1,1 @@
-"""What a checkpoint of a run is made of, and is loaded into."""
+"""The parts of a run's checkpoint, and the objects that they are loaded into."""

@@ -1,4 +1,4 @@
-"""Save and load the whole state of a run."""
+"""Save and load the complete state of a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Checkpointer:
         self.custom_objects: list[Any] = []
         self.project: ProjectConfiguration = configuration.project
         """Folders of the project, and how its checkpoints are named and kept."""
-        # A script may change the working directory, and one that has vanished matters to relative paths alone.
+        # A script may change the working directory later. `Path.cwd()` raises if it was removed, so only if it is used.
         self._start = Path() if Path(self.project.project_dir or "/").is_absolute() else Path.cwd()
         self._processes = processes
         self._strategy = strategy
@@ -83,26 +83,31 @@ class Checkpointer:
         self._newest_number: int | None = None
 
     def register(self, *objects: Any) -> None:
-        """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
+        """Add `objects` to the state of the run; see `Accelerator.register_for_checkpointing`.
+
+        Raises:
+            ConfigError: If an object lacks one of the methods.
+            CheckpointError: If a state could not be loaded again safely.
+        """
         bad = [
-            f"Item at index {index} ({type(one).__name__})"
-            for index, one in enumerate(objects)
-            if not callable(getattr(one, "state_dict", None))
-            or not callable(getattr(one, "load_state_dict", None))
+            f"Item at index {index} ({type(item).__name__})"
+            for index, item in enumerate(objects)
+            if not callable(getattr(item, "state_dict", None))
+            or not callable(getattr(item, "load_state_dict", None))
         ]
         if bad:
             raise ConfigError(
                 "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing. "
-                f"{', '.join(bad)} lack one. Give them both."
+                f"{', '.join(bad)} lack one. Implement both."
             )
         from accel_checkpoint.file_names import CUSTOM_OBJECTS
         from accel_checkpoint.strictness import MISMATCH_ERRORS
         from accel_checkpoint.tensors import check_plain
 
-        for number, one in enumerate(objects, len(self.custom_objects)):
+        for number, item in enumerate(objects, len(self.custom_objects)):
             state = None
-            with suppress(*MISMATCH_ERRORS):  # of an object that registers itself while it is built
-                state = one.state_dict()
+            with suppress(*MISMATCH_ERRORS):  # a constructor may register `self` before its state is complete
+                state = item.state_dict()
             check_plain(state, file_name=CUSTOM_OBJECTS.name(number))
         self.custom_objects.extend(objects)
 
@@ -115,14 +120,19 @@ class Checkpointer:
         metrics: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> str | SaveHandle:
-        """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
+        """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it.
+
+        Raises:
+            CheckpointError: If saving failed on any rank.
+            ConfigError: If there is no folder to save to, or it exists and is no checkpoint.
+        """
         from accel_checkpoint.saving.saver import checked_metrics
 
         saver = self._get_saver()
         self._stepper.check_loaded("save_state")
         is_main = saver.topology.rank == 0
         run, choices = self._run_and_choices(options, safe=safe_serialization)
-        # Before the ranks meet: a rank that fails afterwards would leave the others waiting.
+        # Before the first collective: an error on one rank after it would leave the other ranks waiting.
         numbers = checked_metrics(metrics, self.project.retention) if is_main else {}
         is_numbered, step = self.project.automatic_checkpoint_naming, self._stepper.num_windows
         token, number, absence = saver.call(
@@ -166,13 +176,13 @@ class Checkpointer:
         if self.project.automatic_checkpoint_naming:
             self.project.iteration = number + 1
 
-    @torch.inference_mode(False)  # in which torch cannot detach a `DTensor`
+    @torch.inference_mode(False)  # torch cannot detach a `DTensor` in inference mode
     def _write(
         self, stage: Stage, run: RunObjects, choices: SaveChoices, *, number: int
     ) -> SaveHandle | None:
         """Write the files, on all ranks; return the handle if that is done in the background."""
         saver, is_sharded = self._get_saver(), self._strategy.capabilities.shards_parameters
-        # Hooks on replicated models may run on rank 0 alone.
+        # Hooks on replicated models may run on rank 0 only.
         needs_all = is_sharded or run.form.needs_shared_disk
         value_of_rank_0 = partial(saver.agreement.agree_on, "value", merge=first) if needs_all else str
         with stage:
@@ -184,7 +194,7 @@ class Checkpointer:
                 value_of_rank_0=value_of_rank_0,
             )
             stage.gather(files, is_collective=is_sharded)
-            self._count(number)  # before the commit, so that no interrupt leaves the number of what is there
+            self._count(number)  # before the commit: after it, the number is in use
         return stage.handle
 
     def load(
@@ -200,7 +210,11 @@ class Checkpointer:
     ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it.
 
-        ``options`` are those of `LoadOptions.of`.
+        ``options`` are passed to `LoadOptions.of`.
+
+        Raises:
+            CheckpointError: On every rank, if any rank cannot load it.
+            ConfigError: If an argument is unknown or has no effect.
         """
         from accel.checkpoints.loading import LoadOptions, load_checkpoint
         from accel.checkpoints.numbered import newest_checkpoint
@@ -224,7 +238,7 @@ class Checkpointer:
             folder, is_shown = resolved(chosen), saver.topology.rank == 0
             shown = watched(f"Loading {folder.name}", lambda: Digest.num_bytes_of_all, is_shown=is_shown)
             try:
-                # What optimizers create while they load must stay trainable.
+                # Tensors that optimizers create while they load must stay trainable.
                 with torch.inference_mode(False), shown:
                     next_iteration = load_checkpoint(
                         self._run(),
@@ -246,7 +260,7 @@ class Checkpointer:
         return True
 
     def _run_and_choices(self, options: Mapping[str, Any], *, safe: bool) -> tuple[RunObjects, SaveChoices]:
-        """Return what to save and how, by the further arguments of `save_state`.
+        """Return the objects to save and the save options, from the keyword arguments of `save_state`.
 
         Raises:
             ConfigError: If the format of the checkpoint knows no such argument.
@@ -286,7 +300,7 @@ class Checkpointer:
         max_shard_size: int | str,
         safe_serialization: bool,
     ) -> None:
-        """Write the weights of `model`; see `Accelerator.save_model`."""
+        """Write the weights of `model`; see `Accelerator.save_model`. If it is sharded, every rank must call it."""
         from accel_backends.sharding.full_state import deferred_state
         from accel_checkpoint.saving.model_weights import save_weights
 
@@ -316,7 +330,7 @@ class Checkpointer:
             self._saver.release_memory()
 
     def _run(self, format_name: str = "") -> RunObjects:
-        """Return what has a state at present, to be saved in that format or the strategy's."""
+        """Return the objects that have a state now, to be saved in that format or the strategy's."""
         from accel.checkpoints.runs import RunObjects
 
         strategy, prepared, runtime = self._strategy, self._prepared, current_runtime()
@@ -388,7 +402,7 @@ class Checkpointer:
         return self._saver
 
     def _is_of_project(self, folder: Path) -> bool:
-        """Whether a folder lies in that of the run's own checkpoints."""
+        """Whether a folder is in the run's folder of checkpoints."""
         own = self._folder_of_checkpoints()
         return own is not None and folder.is_relative_to(own.resolve())
 
@@ -401,7 +415,7 @@ class Checkpointer:
     def _target(
         self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool
     ) -> tuple[Path, Retention | None]:
-        """Return where to save, and which numbered checkpoints to keep there."""
+        """Return the path of the checkpoint, and the retention of numbered checkpoints."""
         from accel_checkpoint.saving.retention import Retention
 
         project = self.project
@@ -427,7 +441,7 @@ def add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
 
 
 def _manifest_of(run: RunObjects) -> Manifest:
-    """Return what the manifest of a checkpoint records of the run."""
+    """Return the manifest of a checkpoint of the run, without its files."""
     from accel.checkpoints.items import class_names
     from accel_checkpoint.manifest import Manifest
 

@@ -63,7 +63,7 @@ class StateItem(ABC):
 
     Attributes:
         run: The run.
-        index: How many of its kind come before it.
+        index: Its index among the objects of its kind.
         value: The object.
     """
 
@@ -73,7 +73,7 @@ class StateItem(ABC):
 
     kind: ClassVar[str]
     key: ClassVar[str] = ""
-    """Under which the manifest records the classes of this kind, if it does."""
+    """Key of the classes of this kind in the manifest; empty if they are not recorded."""
     is_collective: ClassVar[bool] = False
     """Whether all ranks must call `save` together."""
 
@@ -102,7 +102,7 @@ class StateItem(ABC):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.kind} {self.index} ({self.of_class.__name__})"
 
     def file_in(self, saved: SavedRun) -> str | None:
@@ -120,7 +120,7 @@ class StateItem(ABC):
 
         Raises:
             AccelError: If the state cannot be read.
-            ValueError: If it does not fit; says why.
+            ValueError: If it does not fit, with the reason.
         """
 
     @abstractmethod
@@ -155,7 +155,7 @@ class ModelItem(StateItem):
     @property
     def of_class(self) -> type:
         kind = type(self.value)
-        # `fully_shard` gives each module a class of its own, with the user's class as its second base.
+        # `fully_shard` replaces the class of each module by a new one, whose second base is the user's class.
         return kind.__bases__[1] if issubclass(kind, FSDPModule) else kind
 
     def file_in(self, saved: SavedRun) -> str | None:
@@ -166,7 +166,11 @@ class ModelItem(StateItem):
         return self.run.form.model_files(self.state, index=self.index, choices=choices)
 
     def read(self, saved: SavedRun, name: str) -> SavedModel:
-        """Open and check its files."""
+        """Open and check its files.
+
+        Raises:
+            CheckpointError: If the model has parameters on the meta device, or the files do not fit it.
+        """
         self._reject_meta_parameters()
         into = PreparedModel(self.run.strategy, self.value, saved.key_map)
         model = saved.formats.models[self.index].open_model(saved.files, into, index=self.index)
@@ -274,7 +278,11 @@ class SchedulerItem(CustomItem):
         return type(getattr(self.value, "scheduler", self.value))
 
     def read(self, saved: SavedRun, name: str) -> Any:
-        """Return the content of the file; torch's schedulers would load any dict."""
+        """Return the content of the file, checked, because torch's schedulers would load any dict.
+
+        Raises:
+            ValueError: If it is the state of another kind of scheduler.
+        """
         saved.check_class(self.key, self.index, self.of_class)
         content = read_torch_file(saved.files.path(name))
         for key in self.value.state_dict():
@@ -284,7 +292,7 @@ class SchedulerItem(CustomItem):
 
 
 def keep_rates_together(run: RunObjects, loaded: Sequence[StateItem]) -> None:
-    """Give optimizers the learning rates of their schedules where only one of both has been loaded, with a warning."""
+    """Copy the learning rates of schedules to their optimizers if only one of both was loaded, with a warning."""
     values = {id(item.value) for item in loaded}
     optimizers = {id(run.strategy.bare_optimizer(optimizer)): optimizer for optimizer in run.optimizers}
     for scheduler in run.schedulers:
@@ -324,7 +332,7 @@ class LoaderItem(StateItem):
     """A prepared loader. A checkpoint may have more or fewer of them."""
 
     number: int = 0
-    """Number of its files: its own when saving; when loading, that of the loader saved in its place."""
+    """Number of its files: when saving, its index; when loading, the index of the corresponding saved loader."""
 
     kind = "loader"
     files = LOADERS
@@ -369,7 +377,7 @@ class LoaderItem(StateItem):
             saved.restarted_loaders.append(self.label)
 
     def report_missing(self, saved: SavedRun) -> None:
-        """Warn that the loader begins at its start, unless the checkpoint is of a package that saves no loaders."""
+        """Warn that the loader starts from the beginning, unless the checkpoint's package saves no loaders."""
         if saved.found.manifest is not None:
             logger.warning(
                 "The checkpoint has no state of %s. Skip what was read with `skip_first_batches`.", self.label
@@ -388,7 +396,7 @@ class LoaderItem(StateItem):
 class RankItem(StateItem):
     """This rank: its random states, and its gradients within an accumulation.
 
-    It is the last item, so that loading the others does not draw random numbers.
+    It is the last item, so that loading the other items does not draw random numbers afterwards.
     """
 
     kind = "rank"
@@ -451,7 +459,7 @@ def loader_items(run: RunObjects, saved: SavedRun | None = None) -> list[LoaderI
 
 
 def other_items(run: RunObjects, saved: SavedRun | None = None) -> list[StateItem]:
-    """Return an item for each object that is no model, and for this rank, in the order in which they are loaded.
+    """Return an item for each object that is not a model, and for this rank, in their loading order.
 
     Args:
         run: The run.
@@ -489,11 +497,14 @@ def files_to_save(
 
     Args:
         run: The objects to save.
-        folder: The temporary folder, for hooks that write files themselves.
+        folder: The temporary folder, for hooks that write files.
         choices: How to write the checkpoint, and this rank's part in it.
         hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
-            weights from the list must save them itself.
-        value_of_rank_0: Returns rank 0's value for that of this rank.
+            weights from the list must save them.
+        value_of_rank_0: Broadcasts a value: called with this rank's, returns rank 0's.
+
+    Raises:
+        CheckpointError: If gradients of an unfinished accumulation would be lost.
     """
     if run.accumulation["is_accumulating"] and not run.strategy.has_gradients_in_parameters:
         raise CheckpointError(
@@ -508,7 +519,7 @@ def files_to_save(
             hook(models, weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
-        # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
+        # A hook may remove weights on rank 0 only, but all ranks must write the same remaining weights.
         kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
         kept_on_0 = value_of_rank_0(kept)
         weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
@@ -519,7 +530,7 @@ def files_to_save(
 
 @contextmanager
 def _without_placeholder_warnings() -> Iterator[None]:
-    """Suppress torch's warning that copying into a meta parameter has no effect; for offloaded weights it has."""
+    """Suppress torch's warning that copying into a meta parameter has no effect: hooks store offloaded weights."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint")
         yield

@@ -54,7 +54,7 @@ KINDS: Mapping[str, type[StateItem]] = MappingProxyType(
         "scaler": ScalerItem,
     }
 )
-"""By the names that users give them, in the order in which files that nothing was prepared for are listed."""
+"""Item classes by their names for users, in the order of the list of unused files."""
 _ALL_KINDS: Mapping[str, type[StateItem]] = {**KINDS, "random_states": RankItem}
 Content = tuple[StateItem, str, Any]
 """An item, its file, and what `StateItem.read` has returned."""
@@ -67,7 +67,7 @@ _DEEPSPEED_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What to load, and how strictly.
+    """The kinds to load, and the strictness.
 
     Attributes:
         verify: Whether to read all files and compare their digests first.
@@ -159,20 +159,20 @@ def load_checkpoint(
     """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
 
     With ``is_trusted``, or if this process has saved it, its pickles are read by any torch; see `trusted_files`.
-    With ``may_vanish``, a folder that is removed meanwhile counts as replaced.
+    With ``may_vanish``, a folder that is removed during the load counts as replaced.
 
     Returns:
         Number of the next checkpoint; None if the checkpoints have no numbers.
 
     Raises:
         CheckpointError: On every rank, if any rank failed.
-        ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
+        ReplacedError: On every rank, if another save has replaced the checkpoint during the load.
     """
     folder, topology = input_dir, saver.topology
     saver.log_failure()
     has_nodes = topology.num_nodes > 1
     if topology.world_size > 1:
-        # No rank looks before rank 0 does, which may still be saving the checkpoint without a rank that came late.
+        # Rank 0 looks first: it may still be saving the checkpoint without a rank that arrived late.
         token = token_of(folder) if has_nodes and topology.rank == 0 else ""
         of_rank_0 = saver.agreement.agree_on("token", token, first)
     if has_nodes:
@@ -305,12 +305,12 @@ def _warn_of_unused(items: Sequence[StateItem], saved: SavedRun, kinds: Sequence
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
-    agree = partial(saver.agreement.agree_on, is_begun=stage != "checked")  # all ranks came to that
+    agree = partial(saver.agreement.agree_on, is_begun=stage != "checked")  # all ranks reached that stage
     return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
 def _is_replaced(folder: Path, version: tuple[int, ...] | None, *, may_vanish: bool) -> bool:
-    """Whether a folder with a manifest holds another one than at first; if it has been removed, ``may_vanish``."""
+    """Whether a folder with a manifest now has another one than at first; if it has been removed, ``may_vanish``."""
     if not os.path.isdir(folder):  # noqa: PTH112 (raises nothing)
         return may_vanish
     return version is not None and version_of(folder) != version

@@ -17,7 +17,14 @@ logger = get_logger(__name__)
 
 
 def newest_checkpoint(folder: Path | None, saver: Saver, *, missing_ok: bool) -> Path | None:
-    """Return the newest checkpoint that the main process sees, the same on every rank; warns of damaged ones."""
+    """Return the newest checkpoint that the main process sees, the same on every rank. Every rank must call it.
+
+    Damaged checkpoints are skipped with a warning.
+
+    Raises:
+        ConfigError: If the project has no folder.
+        CheckpointError: If there is no complete checkpoint, unless ``missing_ok``.
+    """
     if folder is None:
         raise ConfigError(
             "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
@@ -34,7 +41,11 @@ def newest_checkpoint(folder: Path | None, saver: Saver, *, missing_ok: bool) ->
 def target_of(
     number: int, folder: Path | None, *, output_dir: str | os.PathLike[str] | None, may_exist: bool
 ) -> Path:
-    """Return the path of a new checkpoint with that number."""
+    """Return the path of a new checkpoint with that number.
+
+    Raises:
+        ConfigError: If the project has no folder, or the checkpoint exists.
+    """
     if output_dir is not None:
         warn_user(
             f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
@@ -43,7 +54,7 @@ def target_of(
     if folder is None:
         raise ConfigError("`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one.")
     target = folder.resolve() / CHECKPOINTS.name(number)
-    # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
+    # A part of one machine, whose checkpoint was never completed, is invisible to the main process and replaced here.
     if target.exists() and not may_exist and not is_part(target):
         raise ConfigError(
             f"The checkpoint `{target}` is there already. Load it to go on from it, or set "

@@ -1,4 +1,4 @@
-"""The objects of a run, and the checkpoint of a run that is loaded into them: of which ranks, in which formats."""
+"""The objects of a run, and a checkpoint that is loaded into them: the saving ranks and the formats."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _NEW_ORDER = (
 
 @dataclass(frozen=True)
 class RunObjects:
-    """The objects of a run that have a state, in the order in which they were prepared.
+    """The objects of a run that have a state, in their order of preparation.
 
     Attributes:
         strategy: Saves and loads the states of models and optimizers.
         precision: Saves and loads the state of the gradient scaler.
         stepper: Resumes the gradient accumulation.
         accumulation: The state of the gradient accumulation, before anything is loaded.
-        form: The format in which models and optimizers are saved.
+        form: The format of saved models and optimizers.
         rank: This process.
         device_index: Index of this rank's device on its machine.
         models: The users' models, without wrappers.
@@ -78,7 +78,7 @@ class SavedFormats:
     @property
     def are_open(self) -> bool:
         """Whether opening a model or an optimizer opens all its files, so that another save may replace them then."""
-        return all(one.opens_all for one in (*self.models.values(), *self.optimizers.values()))
+        return all(form.opens_all for form in (*self.models.values(), *self.optimizers.values()))
 
 
 def saved_formats(
@@ -89,14 +89,14 @@ def saved_formats(
     num_models: int,
     num_optimizers: int,
 ) -> SavedFormats:
-    """Return the formats in which models and optimizers are in a checkpoint.
+    """Return the formats of the models and optimizers in a checkpoint.
 
-    Formats are asked in turn until all prepared objects are found. The first is the one that the manifest names, then
-    follow the others by name, on every rank the same.
+    Formats are tried in turn until all prepared objects have a file: first the format in the manifest, then the other
+    formats sorted by name, so that the order is the same on every rank.
 
     Args:
         names: The files of the checkpoint.
-        form: The format of the run, which comes first if the checkpoint has no manifest.
+        form: The format of the run, tried first if the checkpoint has no manifest.
         saved_as: The format that the manifest names; empty if there is none.
         num_models: Number of prepared models.
         num_optimizers: Number of prepared optimizers.
@@ -105,12 +105,12 @@ def saved_formats(
         UnknownNameError: If no format is called ``saved_as``.
     """
     saved = SavedFormats()
-    for one in _in_turn(form, saved_as):
-        models, optimizers = one.indexes_in(names)
+    for candidate in _in_turn(form, saved_as):
+        models, optimizers = candidate.indexes_in(names)
         for index in models:
-            saved.models.setdefault(index, one)
+            saved.models.setdefault(index, candidate)
         for index in optimizers:
-            saved.optimizers.setdefault(index, one)
+            saved.optimizers.setdefault(index, candidate)
         if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
             break
     return saved
@@ -166,7 +166,7 @@ class SavedRun:
 
     @cached_property
     def has_same_ranks(self) -> bool:
-        """Whether the ranks have the layout of those that saved it, each of which saved its state."""
+        """Whether the ranks have the layout of the saving ranks, and each of these saved its state."""
         return self.saved_layout == self.layout and not self.is_of_rank_0_alone
 
     @cached_property
@@ -217,7 +217,7 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class RankState:
-    """What a checkpoint has for one rank.
+    """The state of one rank in a checkpoint.
 
     Attributes:
         states: Random states of the saving rank that read the same share of the data, or else of another rank.
@@ -231,7 +231,7 @@ class RankState:
 
     @classmethod
     def read(cls, saved: SavedRun, name: str, *, device_index: int) -> Self:
-        """Return what a checkpoint has for this rank; ``name`` is the file of its random states."""
+        """Return the state of this rank in a checkpoint; ``name`` is the file of its random states."""
         content = read_torch_file(saved.files.path(name))
         states, accumulation = from_file(content, device_index=device_index, file_name=name)
         gradients_name, gradients = ACCUMULATED_GRADIENTS.name(saved.rank), None
@@ -304,7 +304,7 @@ class RankState:
 
 
 def _described(layout: MeshLayout) -> str:
-    """Describe a layout: the number of processes, and the mesh axes unless each process has the whole model."""
+    """Describe a layout: the number of processes, and the mesh axes unless each process has a full model."""
     used = [f"{axis}={size}" for axis, size in asdict(layout).items() if size > 1]
     is_plain = layout == MeshLayout.of_replicas(layout.world_size)
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"

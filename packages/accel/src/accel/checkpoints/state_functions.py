@@ -1,4 +1,4 @@
-"""`save_accelerator_state` and `load_accelerator_state`, for users who pass the objects themselves.
+"""`save_accelerator_state` and `load_accelerator_state`, for callers that pass the objects.
 
 They write directly to the folder, one file after another, without a manifest. Only `Accelerator.save_state` is atomic.
 """
@@ -58,7 +58,7 @@ def save_accelerator_state(
         for index, weights in enumerate(model_states):
             files += pending_weights(weights, index=index, safe=safe_serialization, max_shard_size=None)
         for kind, objects in ((OPTIMIZERS, optimizers), (SCHEDULERS, schedulers)):
-            files += [TorchFile(kind.name(i), one.state_dict()) for i, one in enumerate(objects)]
+            files += [TorchFile(kind.name(i), item.state_dict()) for i, item in enumerate(objects)]
         if scaler is not None:
             files.append(TorchFile(SCALER_NAME, scaler.state_dict()))
     states = to_file(capture_rng_states(), accumulation={"step": step}, device_index=state.device.index or 0)
@@ -95,7 +95,7 @@ def load_accelerator_state(
         **load_model_func_kwargs: Passed to each model's `load_state_dict`.
 
     Raises:
-        CheckpointError: If a file is missing, damaged, or holds more than plain data.
+        CheckpointError: If a file is missing, damaged, or contains more than plain data.
         ConfigError: If ``map_location`` is no device.
     """
     check_map_location(None if map_location == "on_device" else map_location)
@@ -103,8 +103,8 @@ def load_accelerator_state(
     for index, model in enumerate(models):
         model.load_state_dict(read_model(files, index), **load_model_func_kwargs)
     for kind, objects in ((OPTIMIZERS, optimizers), (SCHEDULERS, schedulers)):
-        for index, one in enumerate(objects):
-            one.load_state_dict(read_torch_file(files.path(kind.name(index))))
+        for index, item in enumerate(objects):
+            item.load_state_dict(read_torch_file(files.path(kind.name(index))))
     if scaler is not None:
         scaler.load_state_dict(read_torch_file(files.path(SCALER_NAME)))
     name = RANDOM_STATES.name(process_index)

@@ -89,7 +89,7 @@ def is_ours(script: Path) -> bool:
 
 
 def state_of(script: Path) -> str:
-    """Return one sentence: what the command `accelerate` is here, and what to use in its place if it is not accel's."""
+    """Return a sentence that describes the command `accelerate` here, and the alternative if it is not accel's."""
     instead = "use `accel`, or `python -m accelerate.commands.accelerate_cli`."
     if is_ours(script):
         return f"The command `{script}` starts it."
@@ -100,10 +100,10 @@ def state_of(script: Path) -> str:
 
 
 def install(file: Path, script: Path) -> None:
-    """Write the files; a command that is not ours is left alone, and on Windows there is none.
+    """Write the files. A command of another package is not replaced, and on Windows no command is written.
 
     Raises:
-        StateError: If Accelerate itself is installed.
+        StateError: If Accelerate is installed.
         ConfigError: If a folder cannot be written to; then neither file is new.
     """
     require_no_accelerate()
@@ -120,14 +120,22 @@ def install(file: Path, script: Path) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file; if that is not possible, raise a `ConfigError`."""
+    """Write a file.
+
+    Raises:
+        ConfigError: If that is not possible.
+    """
     hint = "Use a virtual environment (`python -m venv`), or `python -m accel.drop_in script.py`, without installing."
     with _explained(file, "written", hint=hint):
         file.write_text(text, encoding="utf-8")
 
 
 def remove(file: Path) -> bool:
-    """Remove the file, and return whether it was there; if that is not possible, raise a `ConfigError`."""
+    """Remove the file, and return whether it existed.
+
+    Raises:
+        ConfigError: If it cannot be removed.
+    """
     if not os.path.lexists(file):
         return False
     with _explained(file, "removed", hint="Check who owns it, and remove it by hand."):

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _AXES = {
     "dp_replicate": "replicas of the sharded model",
     "dp_shard": "ranks over which each replica is sharded (default: the remaining ones)",
-    "tp": "tensor-parallel ranks, which share each layer",
+    "tp": "tensor-parallel ranks, which shard each layer",
     "pp": "pipeline stages",
-    "cp": "context-parallel ranks, which share each sequence",
-    "sp": "sequence-parallel ranks, which share each sequence by attention heads",
-    "ep": "expert-parallel ranks, which are no further ranks",
+    "cp": "context-parallel ranks, which shard each sequence",
+    "sp": "sequence-parallel ranks, which shard each sequence, and attention by heads",
+    "ep": "expert-parallel ranks, a subdivision of the data-parallel ranks",
 }
 _POSITIVE = ("num_processes", "batch_size", "sequence_length", *(f"{axis}_size" for axis in _AXES))
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -37,10 +37,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--cp_comm_strategy": {"choices": ("allgather", "alltoall"), "default": "allgather", "help": "how keys and values travel with --cp_size: gathered, or in a ring"},
     "--pp_schedule": {"choices": ("1f1b", "gpipe", "zero_bubble"), "default": "1f1b", "help": "how micro-batches pass through --pp_size stages (default 1f1b)"},
     "--mixed_precision": {"choices": ("no", "bf16", "fp16"), "default": "no", "help": "precision of the computation"},
-    "--fit": {"metavar": "RANKS:MEMORY", "help": "propose layouts that fit, such as `64:80GB`; those that send least come first"},
+    "--fit": {"metavar": "RANKS:MEMORY", "help": "propose layouts that fit, such as `64:80GB`; sorted by communication, least first"},
     "--fsdp_auto_wrap_policy": {"metavar": "POLICY", "help": "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP; by default the plan of the model"},
     "--fsdp_transformer_layer_cls_to_wrap": {"metavar": "NAMES", "help": "classes that become units, separated by commas"},
-    "--fsdp_min_num_params": {"type": int, "help": "number of parameters from which a module becomes a unit"},
+    "--fsdp_min_num_params": {"type": int, "help": "smallest number of parameters of a unit"},
     "--library_name": {"choices": ("timm", "transformers"), "help": "the library that defines the model"},
     "--trust_remote_code": {"action": "store_true", "help": "run code from the Hub; read it first"},
     "--json": {"action": "store_true", "help": "print bytes as JSON"},
@@ -63,7 +63,11 @@ class PlanCommand:
             parser.add_argument(flag, **options)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the plan, or propose layouts."""
+        """Print the plan, or propose layouts.
+
+        Raises:
+            ConfigError: If flags contradict each other, or the layout does not fit the model.
+        """
         _check_flags(arguments)
         from accel_backends.plans.policies import units_policy
         from accel_backends.plans.sources import resolve_plan

@@ -27,17 +27,21 @@ class CheckError(Exception):
 
 
 def expect(condition: object, text: str) -> None:
-    """Fail the check with ``text`` unless ``condition`` holds."""
+    """Fail the check with ``text`` unless ``condition`` is true.
+
+    Raises:
+        CheckError: If it is false.
+    """
     if not condition:
         raise CheckError(text)
 
 
 def check_processes(accelerator: Accelerator) -> str:
-    """Ranks are numbered without gaps, one is the main one, and items are split among them completely."""
+    """Ranks have no gaps, one is the main process, and items are split completely. Every rank must call it."""
     ranks = gather_object([accelerator.process_index])
     expect(ranks == list(range(accelerator.num_processes)), f"the ranks are {ranks}")
     mains = gather_object([accelerator.is_main_process])
-    expect(mains.count(True) == 1, f"{mains.count(True)} processes take themselves for the main one")
+    expect(mains.count(True) == 1, f"{mains.count(True)} processes have `is_main_process` set")
     items = list(range(2 * accelerator.num_processes + 1))
     with accelerator.split_between_processes(items) as mine:
         parts = gather_object(list(mine))
@@ -48,7 +52,7 @@ def check_processes(accelerator: Accelerator) -> str:
 
 
 def check_collectives(accelerator: Accelerator) -> str:
-    """Gather, reduce, broadcast and pad return the expected values."""
+    """Gather, reduce, broadcast and pad return the expected values. Every rank must call it."""
     rank, size = accelerator.process_index, accelerator.num_processes
     mine = torch.full((2,), float(rank), device=accelerator.device)
     everyone = gather(mine)
@@ -64,7 +68,7 @@ def check_collectives(accelerator: Accelerator) -> str:
 
 
 def check_random_numbers(accelerator: Accelerator) -> str:
-    """One seed gives the same numbers everywhere."""
+    """One seed gives the same numbers on all ranks. Every rank must call it."""
     set_seed(7)
     drawn = gather(torch.rand(1).to(accelerator.device))
     expect(torch.equal(drawn, drawn[:1].expand_as(drawn)), f"one seed gave {drawn.tolist()}")

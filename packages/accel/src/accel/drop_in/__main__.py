@@ -9,11 +9,11 @@ from accel_state.environment import export, variable
 
 
 def command(words: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return a command line without this module: Python with its options, and what follows.
+    """Return a command line without this module: Python, its options, and the remaining arguments.
 
     Args:
         words: The command line of a process that runs this module, the interpreter's options included.
-        arguments: What follows the module in it.
+        arguments: The arguments after the module.
     """
     options = list(words[1 : len(words) - len(arguments)])
     last = options.pop()

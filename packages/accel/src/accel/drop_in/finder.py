@@ -27,7 +27,7 @@ class DropInFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where `accelerate` or a module of it comes from, None for what accel does not have."""
+        """Return the spec of `accelerate` or one of its modules, None for modules that accel does not have."""
         if fullname == THEIRS:
             require_no_accelerate()
             return ModuleSpec(fullname, _Alias(_Root(THEIRS)), origin=__file__, is_package=True)
@@ -53,7 +53,7 @@ class DropInFinder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Hands out a module under a second name."""
+    """Loads a module under a second name."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -105,7 +105,7 @@ def activate() -> None:
     """Make `import accelerate` import accel in this process; a second call does nothing.
 
     Raises:
-        StateError: If Accelerate itself is installed, or has been imported.
+        StateError: If Accelerate is installed, or has been imported.
     """
     if is_active():
         return

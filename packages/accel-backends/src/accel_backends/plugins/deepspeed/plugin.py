@@ -100,7 +100,7 @@ class DeepSpeedPlugin:
         self._read_back()
         values.check_stage(self.zero_stage, self.facts, self.deepspeed_config)
         self.zero3_init_flag = self._is_zero3_init_wanted()
-        if self.zero3_init_flag and has_runtime():
+        if self.zero3_init_flag and has_runtime() and not current_runtime().has_ended:
             # The Trainer of transformers builds models before its Accelerator.
             join_group(load_deepspeed(current_runtime()))
         if self.transformer_moe_cls_names is None:

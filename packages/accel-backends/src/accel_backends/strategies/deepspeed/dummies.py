@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class DummyOptim:
@@ -33,6 +33,10 @@ class DummyOptim:
         single = [parameter for parameter in self.params if not isinstance(parameter, Mapping)]
         return [*map(dict, groups), *([{"params": single}] if single else [])]
 
+    if TYPE_CHECKING:  # `prepare` returns an optimizer for it
+
+        def __getattr__(self, name: str) -> Any: ...
+
 
 class DummyScheduler:
     """Says how long a schedule is where the DeepSpeed config has a ``scheduler``, or makes one for its optimizer.
@@ -59,3 +63,7 @@ class DummyScheduler:
         self.warmup_num_steps = warmup_num_steps
         self.lr_scheduler_callable = lr_scheduler_callable
         self.kwargs = kwargs
+
+    if TYPE_CHECKING:  # `prepare` returns a scheduler for it
+
+        def __getattr__(self, name: str) -> Any: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,8 +82,32 @@ def start_engine(
     dtype = _dtype_of(config)
     if dtype is not None:  # inputs are the engine's: it casts them with `fp16.auto_cast`
         wrap_forward(part.model, device_type=context.device.type, dtype=dtype, enabled=False)
+        engine.forward = _name_dtypes(engine.forward, dtype)
     _compile(engine, context.dynamo)
     return engine
+
+
+def _name_dtypes(forward: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """Return ``forward`` with errors about dtypes that name those of the inputs."""
+
+    @functools.wraps(forward)
+    def forward_named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except RuntimeError as error:
+            inputs = {**{f"argument {index}": one for index, one in enumerate(args)}, **kwargs}.items()
+            floats = {
+                key: one.dtype for key, one in inputs if torch.is_tensor(one) and one.is_floating_point()
+            }
+            others = [f"`{key}` is {found}" for key, found in floats.items() if found != dtype]
+            if "dtype" not in str(error) or not others:
+                raise
+            raise ConfigError(
+                f"The parameters of the engine are {dtype}, but of the inputs {', '.join(others)}: {error}. Cast "
+                f"features (`batch.to({dtype})`), or use a `torch_autocast` section in the DeepSpeed config."
+            ) from error
+
+    return forward_named
 
 
 def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,10 @@ class MegatronLMDummyScheduler:
         self.total_num_steps = total_num_steps
         self.warmup_num_steps = warmup_num_steps
         self.kwargs = kwargs
+
+    if TYPE_CHECKING:  # `prepare` returns a scheduler for it
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
