@@ -60,8 +60,7 @@ class Reading:
 
 
 class GradientState:
-    """The state that crosses batches. There is one per process, and every call returns it:
-    see docs/decisions/0008-an-accumulation-has-one-owner.md.
+    """The state that crosses batches. There is one per process, and every call returns it.
 
     Args:
         gradient_accumulation_plugin: How gradients accumulate; replaces what was set before. None leaves it.

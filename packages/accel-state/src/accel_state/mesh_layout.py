@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 #: All axes, outermost first: neighbors on the last axis share a machine, and communicate most.
-#: See docs/decisions/0007-one-layout-says-which-rank-does-what.md.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 #: Ranks that differ on these read different samples.
 DATA_AXES = ("dp_replicate", "dp_shard")
