@@ -33,7 +33,7 @@ class Staged:
         self.copied: Any = None  # event of the last copy out of the buffer
 
     def reuse(self) -> torch.Tensor:
-        """Return the memory, a one-dimensional uint8 tensor on the CPU, after the copies out of it are complete."""
+        """Return the memory, of shape ``(num_bytes,)`` on the CPU, after the copies out of it are complete."""
         if self.copied is not None:
             self.copied.synchronize()  # the host waits: it is about to overwrite what the device still reads
             self.copied = None

@@ -416,8 +416,8 @@ class Accelerator(ProcessView):
                 accelerator.backward(loss)
 
         Args:
-            buffers: Tensors with full sequences of the same length: tokens, labels shifted by one token, positions,
-                padding mask.
+            buffers: Tensors ``(*, sequence, *)`` on the device of this process, with full sequences of the same length:
+                tokens, labels shifted by one token, positions, padding mask.
             buffer_seq_dims: Sequence dimension of each buffer.
             no_restore_buffers: Buffers that need not be restored after the block.
 
@@ -748,7 +748,7 @@ class Accelerator(ProcessView):
             accelerator.backward(loss, num_items=num_tokens)
 
         Args:
-            loss: A 0-dim tensor: the mean over this rank's micro-batch.
+            loss: A 0-dim tensor on any device: the mean over this rank's micro-batch.
             num_items: Number of items (samples, tokens, pixels) that the loss is a mean over. With it, gradients equal
                 the gradients of one batch with all items of all micro-batches and ranks. Without it, all micro-batches
                 have the same weight, so items of a short one weigh more. Pass it in all micro-batches of an
@@ -790,7 +790,8 @@ class Accelerator(ProcessView):
                 over, if rows have different numbers. See `backward`.
 
         Returns:
-            The detached loss, the same on all stages. Under `torch.no_grad` no gradients are computed.
+            The detached loss, 0-dim on the device of this process, the same on all stages. Under `torch.no_grad` no
+            gradients are computed.
         """
         return self._stepper.forward_backward(model, batch, loss_fn, num_items)
 
@@ -1192,8 +1193,8 @@ class Accelerator(ProcessView):
             safe_serialization: Save weights as safetensors, else by `torch.save`. Default: True.
             blocking: Return when the checkpoint is complete. Otherwise copy the state, return, and write in the
                 background. Default: True.
-            metrics: Numbers or 0-dim tensors recorded with the checkpoint, such as a validation loss, for a `Retention`
-                that keeps the best checkpoints. Rank 0's values are used.
+            metrics: Numbers, or 0-dim tensors on any device, recorded with the checkpoint, such as a validation loss,
+                for a `Retention` that keeps the best checkpoints. Rank 0's values are used.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: the largest size of one weight file.
                 `checkpoint_format`: the format of models and optimizers, in place of the strategy's; `"full"` is read
                 by every strategy and by plain PyTorch. In DeepSpeed's format also `exclude_frozen_parameters`,

@@ -137,7 +137,10 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def replaced(
         self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
     ) -> OffloadedWeightsLoader:
-        """Return a loader of other weights, as in the constructor, that maps the files again: no write is shared."""
+        """Return a loader of other weights that maps the files again: no write is shared.
+
+        Both arguments are as in the constructor; tensors have any shape and are on the CPU.
+        """
         made = OffloadedWeightsLoader(state_dict, None, index, self.device)
         made.save_folder = self.save_folder
         return made

@@ -27,6 +27,9 @@ class BnbQuantizationConfig:
         torch_dtype: Dtype of the other weights. Default: float16 on accelerators, the model's dtypes on the CPU.
         skip_modules: Names of modules that are not quantized. Default: the last one, and modules with tied weights.
         keep_in_fp32_modules: Names of modules that stay in float32.
+
+    Raises:
+        ConfigError: If a value has another type, or settings contradict each other.
     """
 
     load_in_8bit: bool = False
