@@ -14,6 +14,8 @@ from documented_scripts import problems, write_scripts
 ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
+from typing import cast
+
 import accel
 import accel.utils
 from accel import Accelerator, PartialState, load_checkpoint_and_dispatch, skip_first_batches
@@ -30,6 +32,7 @@ from accel.utils import ProjectConfiguration, gather_object, merge_dicts, set_se
 from accel.utils.dataclasses import DeepSpeedPlugin
 from accel.utils.modeling import infer_auto_device_map
 from accel.utils.operations import send_to_device
+from torch.utils.data import DataLoader
 """
 TYPES = {
     "Accelerator().device": "device",
@@ -52,6 +55,10 @@ TYPES = {
     "accel.utils.operations.find_batch_size": "-> int",
     "accel.state.PartialState()": "PartialState",
     "accel.utils.tqdm": "main_process_only: bool",
+    "Accelerator().unwrap_model(RegressionModel())": "RegressionModel",
+    "Accelerator().gather({'a': 1})": "dict[str, int]",
+    "Accelerator().on_main_process(merge_dicts)({}, {})": "MutableMapping[Any, Any] | None",
+    "Accelerator().prepare(cast(DataLoader[int], 0)).set_epoch": "epoch: int",
 }
 WRONG = (
     "from accel.utils import set_sed",
@@ -59,6 +66,8 @@ WRONG = (
     "from accel.data_loader import prepare_loader",
     "accel.utils.operations.gathr",
     "accel.state.PartialStat",
+    "Accelerator(mixed_precision='bf17')",
+    "Accelerator().on_main_process(merge_dicts)({}, 1, 2)",
 )
 
 
