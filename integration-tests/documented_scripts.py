@@ -86,11 +86,11 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def problems(output: str, scripts: dict[str, list[str]]) -> list[str]:
-    """Return the errors in a checker's output but those of lines that plain PyTorch has, too."""
+    """Return the errors in these scripts but those of lines that plain PyTorch has, too."""
     reports = re.findall(r"([\w]+\.py):(\d+)(?::\d+)?( - error: | error: |: error: )(.*)", output)
     of_torch = {(name, line) for name, line, _, text in reports if OF_TORCH.search(text)}
     return [
         f"{name}:{line}: {text}\n    {scripts[name][int(line) - 1].strip()}"
         for name, line, _, text in reports
-        if (name, line) not in of_torch
+        if name in scripts and (name, line) not in of_torch
     ]

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -79,34 +80,26 @@ def lines_by_number(output: str) -> dict[int, str]:
     return found
 
 
-def check(command: list[str], folder: Path) -> None:
-    """Run a type checker on a script: no error but on each wrong name, and the types are the real ones."""
-    lines = [*SCRIPT.strip().splitlines(), *(f"reveal_type({expression})" for expression in TYPES)]
+def write_script(folder: Path) -> Path:
     script = folder / "script.py"
+    lines = [*SCRIPT.strip().splitlines(), *(f"reveal_type({expression})" for expression in TYPES)]
     script.write_text("\n".join([*lines, *WRONG, ""]))
-    done = subprocess.run([*command, script], cwd=ROOT, capture_output=True, text=True, check=False)
-    reports = lines_by_number(done.stdout)
-    first_type, first_wrong = len(lines) - len(TYPES) + 1, len(lines) + 1
-    problems = [reports[number] for number in range(1, first_wrong) if "error" in reports.get(number, "")]
-    assert not problems, done.stdout + done.stderr
+    return script
+
+
+def check_names(output: str) -> None:
+    """Assert that a checker reports each wrong line of the script and no other, and the real types."""
+    reports = lines_by_number(output)
+    first_type = len(SCRIPT.strip().splitlines()) + 1
+    first_wrong = first_type + len(TYPES)
+    assert not [line for line in range(1, first_wrong) if "error" in reports.get(line, "")], output
     for number, (expression, expected) in enumerate(TYPES.items(), start=first_type):
-        assert expected in reports.get(number, ""), (expression, done.stdout + done.stderr)
+        assert expected in reports.get(number, ""), (expression, output)
     for number, line in enumerate(WRONG, start=first_wrong):
-        assert "error" in reports.get(number, ""), (line, done.stdout + done.stderr)
+        assert "error" in reports.get(number, ""), (line, output)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # without its cache, mypy reads all of torch
-def test_mypy_sees_the_names(tmp_path):
-    check([sys.executable, "-m", "mypy", "--config-file", "pyproject.toml"], tmp_path)
-
-
-@pytest.mark.engine("pyright")
-def test_pyright_sees_the_names(tmp_path):
-    check([sys.executable, "-m", "pyright", "--pythonpath", sys.executable], tmp_path)
-
-
-PAGES_WITH_MYPY = """
+MYPY = """
 [mypy]
 allow_redefinition = true
 disable_error_code = no-redef
@@ -117,7 +110,7 @@ ignore_missing_imports = true
 follow_imports = skip
 ignore_missing_imports = true
 """
-PAGES_WITH_PYRIGHT = {
+PYRIGHT = {
     "reportMissingImports": False,
     "reportMissingModuleSource": False,
     "reportPossiblyUnboundVariable": False,
@@ -126,32 +119,31 @@ PAGES_WITH_PYRIGHT = {
 """Left out: what a page gives a second meaning, packages that are not installed, and loops that may have no batch."""
 
 
+def run(command: Sequence[str | Path], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # without its cache, mypy reads all of torch
-def test_mypy_finds_nothing_in_the_documentation(tmp_path):
-    scripts = write_scripts(tmp_path)
+def test_mypy_sees_the_names_and_finds_nothing_in_the_documentation(tmp_path):
+    pages, script = write_scripts(tmp_path), write_script(tmp_path)
     config = tmp_path / "mypy.ini"
-    config.write_text(PAGES_WITH_MYPY)
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file",
-        config,
-        "--cache-dir",
-        ROOT / ".mypy_cache/pages",
-    ]
-    done = subprocess.run([*command, *scripts], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    assert not problems(done.stdout, scripts), "\n".join(problems(done.stdout, scripts))
+    config.write_text(MYPY)
+    cache = ROOT / ".mypy_cache" / "pages"
+    mypy = [sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", cache]
+    output = run([*mypy, script.name, *pages], tmp_path)
+    check_names(output)
+    assert not problems(output, pages), "\n".join(problems(output, pages))
 
 
 @pytest.mark.engine("pyright")
 @pytest.mark.timeout(600)
-def test_pyright_finds_nothing_in_the_documentation(tmp_path):
-    scripts = write_scripts(tmp_path)
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(PAGES_WITH_PYRIGHT))
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    assert not problems(done.stdout, scripts), "\n".join(problems(done.stdout, scripts))
+def test_pyright_sees_the_names_and_finds_nothing_in_the_documentation(tmp_path):
+    pages = write_scripts(tmp_path)
+    write_script(tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
+    output = run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", tmp_path], tmp_path)
+    check_names(output)
+    assert not problems(output, pages), "\n".join(problems(output, pages))
