@@ -219,7 +219,7 @@ def a_rank_is_killed(folder):
     """The others hear of it at once, not after the half hour that the process group would wait."""
     told = Ranks(folder, "rank-1-is-killed").told()
     assert list(told) == [0], told
-    assert "Rank 1 has ended before it came to" in told[0], told
+    assert "Rank 1 has ended before it reached" in told[0], told
     must_still_be_there(folder, 0)
 
 

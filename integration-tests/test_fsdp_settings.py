@@ -205,7 +205,6 @@ WRONG = [
     {"fsdp_version": "1", "fsdp_reshard_after_forward": "false"},
     {"fsdp_sharding_strategy": "NO_SHARD", "fsdp_reshard_after_forward": "SHARD_GRAD_OP"},
     {"fsdp_transformer_layer_cls_to_wrap": "Block"},
-    {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": "0"},
     {"fsdp_activation_checkpointing_offload": "true"},
     {"fsdp_version": "2", "fsdp_activation_checkpointing_offload": "true"},
     {"fsdp_version": "3"},

@@ -93,4 +93,4 @@ def test_an_unknown_engine_is_refused_with_those_that_are_known(capsys):
 
 def test_paths_are_refused_beside_engines(capsys):
     assert main(["test", "packages/accel-ops", "--engines"]) == 1
-    assert "error: `--engines` chooses the tests itself" in capsys.readouterr().err
+    assert "error: `--engines` selects the tests" in capsys.readouterr().err

@@ -211,7 +211,7 @@ def test_a_state_that_contains_itself_is_refused_by_name(tmp_path):
     run = Run(tmp_path)
     run.accelerator.register_for_checkpointing(state := Itself())
     state.state["self"] = state.state
-    with pytest.raises(CheckpointError, match=r"`custom_checkpoint_0.pkl` cannot be saved.*contains itself"):
+    with pytest.raises(CheckpointError, match=r"`custom_checkpoint_0.pkl` cannot be saved.*is cyclic"):
         run.save(1.0)
 
 

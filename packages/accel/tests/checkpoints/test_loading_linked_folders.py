@@ -59,7 +59,7 @@ def test_a_run_loads_a_folder_of_links(tmp_path, places, capsys):
     accelerator.load_state(folder, verify=True)
     assert (model[0].weight == 2.5).all()
     for action in ("list", "verify"):
-        assert command.run(Namespace(action=action, dir=str(folder.parent))) == 0
+        assert command.run(Namespace(action=action, dir=str(folder.parent), json=False)) == 0
     assert capsys.readouterr().out.count(folder.name) == 2
     # What is saved there replaces the links, not what they lead to.
     before = {path.name: path.read_bytes() for path in places[1].iterdir()}
