@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 TYPES = {
     "Accelerator().device": "device",
     "SameAccelerator().process_index": "int",
-    "skip_first_batches": "DataLoader",
+    "skip_first_batches": "dataloader: Loader",
     "load_checkpoint_and_dispatch": "Module",
     "GradientState()": "GradientState",
     "get_logger('here')": "MultiProcessAdapter",
