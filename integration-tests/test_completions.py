@@ -15,10 +15,8 @@ from accel import Accelerator
 
 accelerator = Accelerator()
 model, optimizer = nn.Linear(1, 1), torch.optim.AdamW([])
-loader, held_out = DataLoader([]), DataLoader([])
-schedule = torch.optim.lr_scheduler.LinearLR(torch.optim.AdamW([]))
+loader = DataLoader([])
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-net, adam, train, test, _ = accelerator.prepare(model, optimizer, loader, held_out, schedule)
 inner = accelerator.unwrap_model(model)
 """
 EXPECTED = {
@@ -43,7 +41,6 @@ EXPECTED = {
         "state_dict",
         "total_batch_size",
     },
-    "test": {"set_epoch"},
     "inner": {"parameters", "weight"},
 }
 
