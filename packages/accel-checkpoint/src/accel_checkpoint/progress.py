@@ -34,32 +34,38 @@ def progress_bar(
 
 @contextmanager
 def watched(
-    label: str, num_bytes: Callable[[], int], *, total: int | None = None, is_shown: bool = True
+    label: str,
+    num_bytes: Callable[[], int],
+    *,
+    total: int | None = None,
+    is_shown: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
     """Show how far the work in the block is, which ``num_bytes`` counts, if it takes longer than `QUIET_S`.
 
-    A thread looks at the count, so that the work itself waits for nothing.
+    A thread looks at the count, so that the work itself waits for nothing; only then ``is_shown`` is called.
     """
     ended = threading.Event()
-    watching = threading.Thread(
-        target=_watch, args=(ended, label, num_bytes, num_bytes(), total), daemon=True
-    )
-    if is_shown:
-        watching.start()
+    arguments = (ended, label, num_bytes, num_bytes(), total, is_shown)
+    watching = threading.Thread(target=_watch, args=arguments, daemon=True)
+    watching.start()
     try:
         yield
     finally:
         ended.set()
-        if is_shown:
-            watching.join()
+        watching.join()
 
 
 def _watch(
-    ended: threading.Event, label: str, num_bytes: Callable[[], int], before: int, total: int | None
+    ended: threading.Event,
+    label: str,
+    num_bytes: Callable[[], int],
+    before: int,
+    total: int | None,
+    is_shown: Callable[[], bool],
 ) -> None:
     if QUIET_S and ended.wait(QUIET_S):
         return
-    with progress_bar(label, total=total, quiet_s=0) as advance:
+    with progress_bar(label, is_shown=is_shown(), total=total, quiet_s=0) as advance:
         has_ended = False
         while advance is not None and not has_ended:
             has_ended = ended.wait(_POLL_S)

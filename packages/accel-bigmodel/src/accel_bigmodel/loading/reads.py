@@ -90,7 +90,7 @@ class ParallelReads:
             self._ring.put(Staged(_READ_BYTES, is_pinned=bool(self._streams)))
         total = sum(part.num_bytes for parts in self._parts.values() for part in parts)
         try:
-            with watched("Loading weights", lambda: self._num_bytes, total=total, is_shown=is_main_process()):
+            with watched("Loading weights", lambda: self._num_bytes, total=total, is_shown=is_main_process):
                 for path, parts in self._parts.items():
                     with (
                         path.open("rb", buffering=0) as file,

@@ -235,8 +235,9 @@ class Checkpointer:
                 chosen = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
             if chosen is None:
                 return False
-            folder, is_shown = resolved(chosen), saver.topology.rank == 0
-            shown = watched(f"Loading {folder.name}", lambda: Digest.num_bytes_of_all, is_shown=is_shown)
+            folder = resolved(chosen)
+            label, is_shown = f"Loading {folder.name}", lambda: saver.topology.rank == 0
+            shown = watched(label, lambda: Digest.num_bytes_of_all, is_shown=is_shown)
             try:
                 # Tensors that optimizers create while they load must stay trainable.
                 with torch.inference_mode(False), shown:
