@@ -758,7 +758,7 @@ class Accelerator(ProcessView):
 
         Raises:
             ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
-            ConfigError: If `loss` is None, or `num_items` is negative or not finite. A number on an accelerator is not
+                checked: zero items in a window, for instance, give NaN as in plain torch.
             StateError: If only some micro-batches of an accumulation pass `num_items`, or one passes it twice.
         """
         try:
