@@ -12,7 +12,7 @@ from deepspeed_disks import CLIP, KINDS, NUM_STEPS, make_model, make_optimizer, 
 from deepspeed_launch import results_of
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.engine("deepspeed")
+pytestmark = pytest.mark.engine("disks")
 
 
 def run_all(folder: Path) -> tuple[Path, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tools.commands.protocol import Command
-from tools.engines import NAMES, load_engine
+from tools.engines import NAMES, ONLY_IF_NAMED, load_engine
 from tools.engines.running import run_engines
 from tools.setup.failures import SetupError
 from tools.setup.presets import development
@@ -35,7 +35,8 @@ def test(arguments: argparse.Namespace) -> int:
     if arguments.engines is not None:
         if arguments.paths:
             raise SetupError("`--engines` selects the tests: pass engines, not paths.")
-        return run_engines(arguments.engines or NAMES, arguments.handed_on)
+        every = [name for name in NAMES if name not in ONLY_IF_NAMED]
+        return run_engines(arguments.engines or every, arguments.handed_on)
     environment = development().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
     if not arguments.paths:
@@ -120,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=known_engine,
         metavar="NAME",
-        help="run the tests of engines instead, of all if none is named; installs their requirements",
+        help="run the tests of engines instead, of all but `disks` if none is named; installs their requirements",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     engines = "\n".join(f"  {name:<10}  {load_engine(name).purpose}" for name in NAMES)

@@ -7,9 +7,11 @@ from importlib import import_module
 from tools.engines.protocol import Engine
 
 NAMES = (
-    "aim", "alone", "clearml", "deepspeed", "kubernetes", "libraries", "megatron", "mpich", "openmpi",
+    "aim", "alone", "clearml", "deepspeed", "disks", "kubernetes", "libraries", "megatron", "mpich", "openmpi",
     "pyright", "ray", "sagemaker", "site", "slurm", "ssh", "xla",
 )  # fmt: skip
+ONLY_IF_NAMED = ("disks",)
+"""Their set-up takes longer than the tests of all others."""
 
 
 def load_engine(name: str) -> Engine:
