@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 
 import pytest
 
 from accel_launch.launchers.ports import free_port
 from accel_launch.rendezvous import address_towards, machine_of, meeting_of
+from accel_state.environment import snapshot
+from tools.harness.fork_server import fork_server
 
 
 def machine(machine_rank: int, num_processes: int = 2, restarts: int = 0) -> dict[str, object]:
@@ -70,28 +71,37 @@ def test_a_value_that_no_machine_writes_is_refused_by_the_name_of_its_key(value)
 
 
 class Program:
-    """The program of one machine, asked through its pipes."""
+    """The program of one machine, asked through its pipes; forked, since it imports torch."""
 
     def __init__(self, machine_rank: int, port: int, *flags: str, num_machines: int = 2) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "accel_launch.rendezvous", "--id=accel", "--backend=static"),
-                f"--endpoint=127.0.0.1:{port}",
-                *(f"--num-machines={num_machines}", f"--machine-rank={machine_rank}", "--num-processes=1"),
-                *flags,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        code = "import sys; from accel_launch.rendezvous import main; sys.exit(main())"
+        argv = ("-c", code, "--id=accel", "--backend=static", f"--endpoint=127.0.0.1:{port}",
+                f"--num-machines={num_machines}", f"--machine-rank={machine_rank}", "--num-processes=1", *flags)  # fmt: skip
+        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin, self.stdout, self.stderr = (
+            os.fdopen(ours_in, "w"),
+            os.fdopen(ours_out),
+            os.fdopen(ours_err),
         )
+        with os.fdopen(theirs_in) as stdin, os.fdopen(theirs_out) as out, os.fdopen(theirs_err) as err:
+            self.process = fork_server().start(argv, environ=snapshot(), streams=(stdin, out, err))
 
     def ask(self, **question: object) -> None:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps(question) + "\n")
+        self.stdin.flush()
 
     def answer(self) -> dict[str, object]:
-        return json.loads(self.process.stdout.readline())
+        return json.loads(self.stdout.readline())
+
+    def ends(self) -> tuple[int, str]:
+        """Return the exit code, and what it wrote to standard error."""
+        return self.process.wait(timeout=60), self.stderr.read()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
 
 
 @pytest.fixture
@@ -107,8 +117,7 @@ def start():
 
     yield of_machine
     for program in started:
-        program.process.kill()
-        program.process.communicate()
+        program.close()
 
 
 @pytest.fixture
@@ -116,7 +125,6 @@ def programs(start):
     return [start(0), start(1)]
 
 
-@pytest.mark.slow
 def test_a_machine_that_starts_anew_calls_the_others(start):
     programs = [start(rank, num_machines=3) for rank in range(3)]
     first = [program.answer()["meeting"] for program in programs]
@@ -132,7 +140,6 @@ def test_a_machine_that_starts_anew_calls_the_others(start):
     assert [program.process.wait(timeout=60) for program in programs] == [0, 0, 0]
 
 
-@pytest.mark.slow
 def test_a_second_launch_of_a_machine_takes_the_place_of_the_first(start, programs):
     for program in programs:
         program.answer()
@@ -141,12 +148,11 @@ def test_a_second_launch_of_a_machine_takes_the_place_of_the_first(start, progra
         assert program.answer() == {"called": True}
         program.ask(meet=0)
     assert [program.answer()["meeting"]["group_rank"] for program in (programs[0], second)] == [0, 1]
-    _, stderr = programs[1].process.communicate(timeout=60)
-    assert programs[1].process.returncode == 1
+    code, stderr = programs[1].ends()
+    assert code == 1
     assert "another launch has `--machine_rank 1`, too. Give each machine its own." in stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conf", "message"),
     [
@@ -158,13 +164,12 @@ def test_a_second_launch_of_a_machine_takes_the_place_of_the_first(start, progra
     ],
 )
 def test_a_machine_that_meets_nobody_says_why(start, conf, message):
-    _, stderr = (program := start(0, f"--conf={conf}")).process.communicate(timeout=60)
-    assert program.process.returncode == 1
+    code, stderr = start(0, f"--conf={conf}").ends()
+    assert code == 1
     assert stderr.startswith("error: The machines do not meet by `--rdzv_backend static` at `127.0.0.1:")
     assert message in stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("question", [{"leave": True}, {"meet": 1}])
 def test_a_machine_that_has_succeeded_does_not_wait_for_one_that_has_not(programs, question):
     for program in programs:
