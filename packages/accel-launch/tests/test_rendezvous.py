@@ -75,8 +75,12 @@ class Program:
 
     def __init__(self, machine_rank: int, port: int, *flags: str, num_machines: int = 2) -> None:
         code = "import sys; from accel_launch.rendezvous import main; sys.exit(main())"
-        argv = ("-c", code, "--id=accel", "--backend=static", f"--endpoint=127.0.0.1:{port}",
-                f"--num-machines={num_machines}", f"--machine-rank={machine_rank}", "--num-processes=1", *flags)  # fmt: skip
+        place = (
+            f"--endpoint=127.0.0.1:{port}",
+            f"--machine-rank={machine_rank}",
+            f"--num-machines={num_machines}",
+        )
+        argv = ("-c", code, "--id=accel", "--backend=static", "--num-processes=1", *place, *flags)
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
         self.stdin, self.stdout, self.stderr = (
             os.fdopen(ours_in, "w"),
