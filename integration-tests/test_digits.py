@@ -138,10 +138,10 @@ def test_metrics_are_in_the_tensorboard_log(outcome):
 
 
 def in_bf16(folder):
-    return train(folder, "--epochs", "8", num_processes=1, env={"ACCELERATE_MIXED_PRECISION": "bf16"})
+    return train(folder, "--epochs", "6", num_processes=1, env={"ACCELERATE_MIXED_PRECISION": "bf16"})
 
 
 @job(in_bf16)
 def test_it_trains_in_bf16(outcome):
-    assert outcome["accuracy"][-1] >= 0.97
+    assert outcome["accuracy"][-1] >= 0.95
     assert outcome["precision"] == "bf16"

@@ -62,21 +62,19 @@ def test_accumulating_gives_the_weight_that_can_be_worked_out_by_hand(outcome, n
     assert weights == ["2.04000", "2.04000", "1.22000", "2.04000"]
 
 
-def calm_and_torn(folder, *, num_processes):
+def calm_and_torn(folder):
     """Train once undisturbed, and once in two runs, the first of which is told to stop."""
     calm, torn = folder / "calm", folder / "torn"
-    launch("preemption.py", "--project_dir", str(calm), num_processes=num_processes)
+    launch("preemption.py", "--project_dir", str(calm))
     words = ("preemption.py", "--project_dir", str(torn))
     slowly = ("--step_s", "0.02", "--stop_at", "5")
-    stopped = launch(*words, *slowly, num_processes=num_processes, code=75)
+    stopped = launch(*words, *slowly, code=75)
     assert not (torn / "result.json").exists()
-    went_on = launch(*words, num_processes=num_processes)
+    went_on = launch(*words)
     return calm, torn, stopped, went_on
 
 
-@pytest.mark.parametrize(
-    "outcome", [partial(calm_and_torn, num_processes=num) for num in (1, 2)], ids=[1, 2], indirect=True
-)
+@pytest.mark.parametrize("outcome", [calm_and_torn], ids=[""], indirect=True)
 def test_a_preempted_run_goes_on_where_it_was(outcome):
     """Bit for bit: the same weights as a run that nobody disturbed."""
     calm, torn, stopped, went_on = outcome
@@ -100,7 +98,7 @@ def test_every_rank_leaves_a_trace_of_each_cycle(outcome):
     assert sum(event.get("name") == "aten::convolution" for event in events) == 3
 
 
-HOOKS = ["no", "fp16", "power_sgd", "power_sgd in fp16"]
+HOOKS = ["fp16", "power_sgd in fp16"]
 
 
 def communication_hooks(folder):
@@ -228,17 +226,16 @@ def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_pat
 
 
 def distributed_inference(folder):
-    return [launch("distributed_inference.py", num_processes=number) for number in (1, 2, 3)]
+    return [launch("distributed_inference.py", num_processes=number) for number in (1, 3)]
 
 
 @pytest.mark.parametrize("outcome", [distributed_inference], ids=[""], indirect=True)
 def test_shares_and_stages_give_the_scores_of_one_process(outcome):
-    alone, *several = ([line.split()[-2:] for line in printed.splitlines()[1:]] for printed in outcome)
-    assert len(alone) == 7  # which neither 2 nor 3 processes share evenly
-    for shared in several:
-        for (one, _), (first, second) in zip(alone, shared, strict=True):
-            assert float(first) == pytest.approx(float(one), abs=2e-4)
-            assert float(second) == pytest.approx(float(one), abs=2e-4)
+    alone, shared = ([line.split()[-2:] for line in printed.splitlines()[1:]] for printed in outcome)
+    assert len(alone) == 7  # which 3 processes do not share evenly
+    for (one, _), (first, second) in zip(alone, shared, strict=True):
+        assert float(first) == pytest.approx(float(one), abs=2e-4)
+        assert float(second) == pytest.approx(float(one), abs=2e-4)
 
 
 def every_axis(folder):
@@ -271,7 +268,6 @@ def test_one_model_has_the_same_losses_in_every_layout(outcome):
         ("communication_hooks.py",),
         ("local_sgd.py",),
         ("own_tracker.py",),
-        ("profiling.py",),
         ("sharded.py", *SMALL),
     ],
     ids=lambda words: words[0],

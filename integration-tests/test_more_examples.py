@@ -26,6 +26,10 @@ def launch(name, *arguments, num_processes, preload=preloaded.EXAMPLES, env=None
     return done.stdout
 
 
+def on_two(name, *arguments):
+    return launch(name, *arguments, num_processes=2)
+
+
 def on_one_and_two(name, *arguments):
     return [launch(name, *arguments, num_processes=number) for number in (1, 2)]
 
@@ -150,16 +154,10 @@ def test_a_language_model_learns_and_goes_on(outcome):
 
 
 def lora(folder):
-    """Both ways, on one process and on two; and sharded."""
+    """Plain on one process, quantized and sharded on two."""
     epochs = {1: 2, 2: 4}  # as many steps
     sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    ways = [
-        ("plain", 1, {}),
-        ("plain", 2, {}),
-        ("quantized", 1, {}),
-        ("quantized", 2, {}),
-        ("sharded", 2, sharded),
-    ]
+    ways = [("plain", 1, {}), ("quantized", 2, {}), ("sharded", 2, sharded)]
     printed = [
         launch(
             *("lora.py", *(["--quantize"] if name == "quantized" else [])),
@@ -181,7 +179,7 @@ def test_adapters_learn_what_the_model_could_not(outcome):
         before, after = re.findall(r"in threes ([\d.]+)", text)
         assert float(before) < 0.3
         assert float(after) > 0.9
-    for run in ("plain_1", "plain_2", "quantized_1", "quantized_2", "sharded_2"):
+    for run in ("plain_1", "quantized_2", "sharded_2"):
         sizes = [
             (folder / run / part).stat().st_size
             for part in ("base/model.safetensors", "adapters/adapter_model.safetensors")
@@ -192,8 +190,8 @@ def test_adapters_learn_what_the_model_could_not(outcome):
 def drawings(folder):
     """A GAN and a diffusion model, briefly."""
     return {
-        "gan": on_one_and_two("gan.py", "--epochs", 10, "--picture", folder / "gan.png"),
-        "diffusion": on_one_and_two(
+        "gan": on_two("gan.py", "--epochs", 10, "--picture", folder / "gan.png"),
+        "diffusion": on_two(
             "diffusion.py", "--epochs", 12, "--output_dir", folder, "--picture", folder / "diffusion.png"
         ),
         "folder": folder,
@@ -202,11 +200,9 @@ def drawings(folder):
 
 @pytest.mark.parametrize("outcome", [drawings], ids=[""], indirect=True)
 def test_models_learn_to_draw(outcome):
-    for printed in outcome["gan"]:
-        assert numbers(printed, r"off by ([\d.]+) of 1")[0] < 0.3
-    for printed in outcome["diffusion"]:
-        assert numbers(printed, r"guessed noise ([\d.]+)")[0] < 0.7
-        assert numbers(printed, r"(\d+) of 30 drawings")[0] > 6  # 3 by chance
+    assert numbers(outcome["gan"], r"off by ([\d.]+) of 1")[0] < 0.3
+    assert numbers(outcome["diffusion"], r"guessed noise ([\d.]+)")[0] < 0.7
+    assert numbers(outcome["diffusion"], r"(\d+) of 30 drawings")[0] > 6  # 3 by chance
     assert any(
         name.startswith("layers.0.")
         for name in load_file(outcome["folder"] / "weights" / "model.safetensors")
@@ -216,27 +212,26 @@ def test_models_learn_to_draw(outcome):
 
 
 def reinforcement_learning(folder):
-    return on_one_and_two("reinforcement_learning.py", "--rounds", 40)
+    return on_two("reinforcement_learning.py", "--rounds", 40)
 
 
 @pytest.mark.parametrize("outcome", [reinforcement_learning], ids=[""], indirect=True)
 def test_players_learn_from_the_games_of_all(outcome):
-    for printed in outcome:
-        first, *_, last = (float(count) for count in re.findall(r"round \d+: (\d+) moves", printed))
-        assert last > 2 * first
+    first, *_, last = (float(count) for count in re.findall(r"round \d+: (\d+) moves", outcome))
+    assert last > 2 * first
 
 
 def small(folder):
     """Examples that take a second or two."""
     return {
         "cross_validation": on_one_and_two("cross_validation.py"),
-        "early_stopping": on_one_and_two("early_stopping.py", "--output_dir", folder),
+        "early_stopping": on_two("early_stopping.py", "--output_dir", folder),
         "automatic_batch_size": on_one_and_two("automatic_batch_size.py"),
-        "schedule_free": on_one_and_two("schedule_free.py", "--epochs", 3),
-        "metrics": [launch("metrics.py", num_processes=number) for number in (1, 2, 3)],
+        "schedule_free": on_two("schedule_free.py", "--epochs", 3),
+        "metrics": [launch("metrics.py", num_processes=number) for number in (1, 3)],
         "fp8": [
-            *on_one_and_two("fp8.py", "--epochs", 3),
-            *on_one_and_two("fp8.py", "--precision", "bf16", "--epochs", 3),
+            launch("fp8.py", "--epochs", 3, num_processes=1),
+            on_two("fp8.py", "--precision", "bf16", "--epochs", 3),
         ],
     }
 
@@ -250,23 +245,22 @@ class TestSmallExamples:
             assert numbers(printed, r"together: (\d+) of 36")[0] > 30
 
     def test_training_ends_when_the_held_out_loss_has_risen(self, outcome):
-        for printed in outcome["early_stopping"]:
-            epochs, best, now = numbers(printed, r"after (\d+) epochs: best ([\d.]+), now ([\d.]+)")
-            assert 10 < epochs < 200
-            assert best < now
+        pattern = r"after (\d+) epochs: best ([\d.]+), now ([\d.]+)"
+        epochs, best, now = numbers(outcome["early_stopping"], pattern)
+        assert 10 < epochs < 200
+        assert best < now
 
     def test_the_largest_batch_that_fits_everywhere_is_found(self, outcome):
         alone, two = (numbers(text, r"(\d+) rows fit")[0] for text in outcome["automatic_batch_size"])
         assert alone == two == 32  # of 40 that fit, in halves of 256
 
     def test_an_optimizer_with_modes_trains(self, outcome):
-        for printed in outcome["schedule_free"]:
-            assert numbers(printed, r"epoch 2: (\d+) of 360")[0] > 300
+        assert numbers(outcome["schedule_free"], r"epoch 2: (\d+) of 360")[0] > 300
 
     def test_metrics_are_those_of_one_process(self, outcome):
-        one, *several = outcome["metrics"]
+        one, three = outcome["metrics"]
         assert one.startswith("285 samples, 285 names, in order: True\nF1 ")
-        assert several == [one, one]
+        assert three == one
 
     def test_8_bits_are_as_good_as_16(self, outcome):
         for printed in outcome["fp8"]:
@@ -279,7 +273,6 @@ def checkpointing(folder):
     launch("checkpointing.py", *torn, "--stop_after", 30, num_processes=2)
     printed["newest"] = launch("checkpointing.py", *torn, "--resume", num_processes=2)
     printed["epoch"] = launch("checkpointing.py", *torn, "--resume", "epoch_0", num_processes=2)
-    printed["alone"] = launch("checkpointing.py", "--output_dir", folder / "alone", num_processes=1)
     return printed
 
 
@@ -290,7 +283,6 @@ def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
     last = outcome["calm"].splitlines()[-1]
     assert last.startswith("step 60: sum of the weights")
     assert outcome["newest"].splitlines()[-1] == outcome["epoch"].splitlines()[-1] == last
-    assert outcome["alone"].splitlines()[-1].startswith("step 120: sum")
 
 
 def own_strategy(folder):

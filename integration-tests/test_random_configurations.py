@@ -6,7 +6,7 @@ import pytest
 import random_configurations as configurations
 from documented import DOCS
 
-SAMPLE = {1: range(40), 2: range(10), 3: range(6)}
+SAMPLE = {1: range(20), 2: range(8), 3: range(4)}
 """How many configurations are run, by the number of processes."""
 PAGE = (DOCS / "start" / "from_accelerate.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)

@@ -1,17 +1,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from accel_state.availability import why_not
+from tools.harness.scripts import run_script
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not("mlflow") is not None, reason="needs the extra accel-trackers[mlflow]"),
 ]
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with mlflow's tables, which takes seconds to make."""
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    code = "import sys, mlflow; mlflow.MlflowClient(sys.argv[1]).search_experiments()"
+    quiet = {"HOME": str(file.parent), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = run_script("-c", code, f"sqlite:///{file}", env=quiet)
+    assert done.returncode == 0, done.stderr
+    return file
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
 
 
 def in_database(tmp_path: Path) -> dict[str, str]:
