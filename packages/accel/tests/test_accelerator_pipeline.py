@@ -191,14 +191,11 @@ def train_alone_on(kind):
 SHARDED = [
     # model, ranks of a stage, schedule, whether activations are computed again
     ("tied", {"dp_shard_size": 2}, "1f1b", False),
-    ("tied", {"dp_shard_size": 2}, "interleaved_1f1b", False),
     ("tied", {"dp_shard_size": 2}, "zero_bubble", False),
     ("scaled", {"dp_shard_size": 2}, "interleaved_1f1b", True),
     ("scaled", {"dp_shard_size": 2}, "zero_bubble", True),
     ("adapted", {"dp_replicate_size": 2}, "1f1b", False),
-    ("adapted", {"dp_replicate_size": 2}, "zero_bubble", False),
     ("shared-tied", {"tp_size": 2}, "1f1b", False),
-    ("shared-tied", {"tp_size": 2}, "interleaved_1f1b", False),
     ("shared-tied", {"tp_size": 2}, "zero_bubble", False),
     pytest.param("shared-tied", {"tp_size": 2, "dp_shard_size": 2}, "1f1b", False, marks=pytest.mark.slow),
 ]

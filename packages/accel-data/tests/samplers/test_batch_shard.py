@@ -102,7 +102,7 @@ def check_steps(ranks: list[list[list[int]]], size: int, rows: int, *, even: boo
 @pytest.mark.parametrize("num", range(1, 9))
 @pytest.mark.parametrize("split", [False, True])
 def test_every_small_epoch(num: int, split: bool) -> None:
-    for size, rows, even, drop_last in product(range(65), range(1, 9), (False, True), (False, True)):
+    for size, rows, even, drop_last in product(range(33), (1, 2, 3, 5, 8), (False, True), (False, True)):
         batch_size = rows * num if split else rows
         source = BatchSampler(SequentialSampler(range(size)), batch_size, drop_last)
         ranks = shards(source, num, split_batches=split, even_batches=even)
