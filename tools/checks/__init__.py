@@ -10,6 +10,7 @@ CHECKS = (
     "structure",
     "docstrings",
     "links",
+    "workflows",
     "origin",
     "surface",
     "settings_page",
