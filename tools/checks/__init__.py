@@ -11,6 +11,7 @@ CHECKS = (
     "docstrings",
     "links",
     "workflows",
+    "ceilings",
     "origin",
     "surface",
     "settings_page",
