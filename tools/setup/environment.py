@@ -174,7 +174,7 @@ def is_reachable(url: str) -> bool:
         with urlopen(url, timeout=10):  # noqa: S310 (a constant https address)
             return True
     except URLError:
-        say(f"{url} is unreachable: torch comes from the index, maybe with several GB of CUDA")
+        say(f"{url} is unreachable: torch comes from the indexes of pip")
         return False
 
 

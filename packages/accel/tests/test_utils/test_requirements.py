@@ -5,8 +5,8 @@ import unittest
 import pytest
 import torch
 
-from accel_state.testing import requirements
-from accel_state.testing.requirements import requirement
+from accel.test_utils import requirements
+from accel.test_utils.requirements import requirement
 
 NEED_A_DEVICE = (
     "require_cuda",

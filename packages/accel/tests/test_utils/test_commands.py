@@ -6,8 +6,8 @@ import sys
 import psutil
 import pytest
 
-from accel_state.testing import commands
-from accel_state.testing.commands import SubprocessCallException, execute_subprocess_async, run_command
+from accel.test_utils import commands
+from accel.test_utils.commands import SubprocessCallException, execute_subprocess_async, run_command
 
 
 def python(code: str) -> list[str]:

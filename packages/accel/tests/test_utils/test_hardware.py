@@ -1,7 +1,7 @@
 import pytest
 
+from accel.test_utils import hardware
 from accel_state.devices import current_device_backend
-from accel_state.testing import hardware
 
 
 def test_the_device_at_hand_is_described():

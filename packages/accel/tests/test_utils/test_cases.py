@@ -6,14 +6,14 @@ from unittest import mock
 
 import pytest
 
-from accel_state import AcceleratorState, PartialState
-from accel_state.testing.cases import (
+from accel.test_utils.cases import (
     AccelerateTestCase,
     MockingTestCase,
     TempDirTestCase,
     assert_exception,
     capture_call_output,
 )
+from accel_state import AcceleratorState, PartialState
 
 
 def run(tests: type[unittest.TestCase]) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accel_state.testing.regression import RegressionDataset, RegressionModel
+from accel.test_utils.regression import RegressionDataset, RegressionModel
 
 
 def test_points_are_those_that_users_know():

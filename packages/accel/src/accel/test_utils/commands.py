@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import psutil
 
+from accel.test_utils.hardware import get_backend
 from accel_state.environment import variable
-from accel_state.testing.hardware import get_backend
 
 _FIRST_PORT = 29500
 

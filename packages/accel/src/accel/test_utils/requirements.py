@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from accel.test_utils.hardware import get_backend
 from accel_state import availability as has
 from accel_state.environment import parse_flag_from_env
-from accel_state.testing.hardware import get_backend
 from accel_state.versions import is_torch_version
 
 Test = TypeVar("Test", bound=Callable[..., Any])
