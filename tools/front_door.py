@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from tools.commands.protocol import Command
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 
-COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "gpu", "clean")
+COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "gpu")
 EPILOG = """\
 Start with `python tools/dev.py demo`: it trains an image classifier on the devices here. Then `… test`.
-The first command makes .venv and installs everything (one to three minutes); later ones start at once.
-All generated files are in .venv, .venvs, build, dist, runs and site; `clean` removes it.
+The first command makes .venv and installs everything (about a minute); later ones start at once.
+All generated files are in .venv, .venvs, build, dist, runs and site; `git clean -fdX` removes them.
 """
 
 
@@ -59,11 +58,6 @@ def main(words: Sequence[str]) -> int:
         code: int = arguments.run(arguments)
     except SetupError as problem:
         print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except OSError as problem:
-        if problem.errno != errno.ENOSPC:
-            raise
-        print("error: The disk is full. Free some space and run this again.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

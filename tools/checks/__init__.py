@@ -10,6 +10,8 @@ CHECKS = (
     "structure",
     "docstrings",
     "links",
+    "workflows",
+    "ceilings",
     "origin",
     "surface",
     "settings_page",

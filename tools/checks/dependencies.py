@@ -51,9 +51,6 @@ OF_THE_DEVICE = {
 }
 """Part of a vendor's software, or built for its device: in no extra. Imported inside functions only."""
 
-MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
-"""Modules that are of no use without an extra and may import it at module level."""
-
 DECLARED_AHEAD: dict[tuple[str, str], str] = {}
 """``(package, distribution)``: why it is declared although nothing imports it yet."""
 
@@ -70,18 +67,16 @@ def is_foreign(module: str, package: Package) -> bool:
     return top != package.import_name and top not in sys.stdlib_module_names
 
 
-def allowed_names(package: Package, module: str, found: Import) -> set[str]:
+def allowed_names(package: Package, found: Import) -> set[str]:
     """Return the distributions that ``found`` may come from."""
     if found.kind is not Kind.ALWAYS:
         return package.required_names | package.extra_names
-    extras = [extra for prefix, extra in MODULES_OF_EXTRA.items() if f"{module}.".startswith(f"{prefix}.")]
-    of_extras = {requirement_name(each) for extra in extras for each in package.extras.get(extra, [])}
-    return package.required_names | of_extras
+    return package.required_names
 
 
 def undeclared(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
     """Yield imports that ``package`` does not declare."""
-    for module, file in package.modules():
+    for _, file in package.modules():
         for found in imports_of(file):
             top = found.module.split(".")[0]
             if not is_foreign(found.module, package):
@@ -91,7 +86,7 @@ def undeclared(package: Package, siblings: Mapping[str, Package]) -> Iterator[st
             if top in OF_THE_DEVICE and found.kind is not Kind.ALWAYS:
                 continue
             distribution = distribution_of(found.module)
-            if distribution not in allowed_names(package, module, found):
+            if distribution not in allowed_names(package, found):
                 declared = distribution in package.extra_names
                 hint = (
                     "it is an extra: import it inside the function that needs it"

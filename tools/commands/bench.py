@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from tools.commands.protocol import Command
-from tools.setup.presets import benchmarks
+from tools.setup.environment import Environment
 from tools.setup.running import run
 from tools.workspace import ROOT
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    environment = benchmarks().ensure()
+    environment = Environment("bench").ensure()
     words = [*arguments.cases, "--rounds", str(arguments.rounds)]
     words += ["--profile"] if arguments.profile else []
     words += ["--json", arguments.json] if arguments.json else []

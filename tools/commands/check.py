@@ -1,4 +1,4 @@
-"""Run the checks one after another, carry on after a failure, and end with a table."""
+"""Run the checks, two at a time, carry on after a failure, and end with a table."""
 
 from __future__ import annotations
 
@@ -6,27 +6,13 @@ import argparse
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tools.checks import CHECKS
 from tools.commands.protocol import Command
 from tools.setup.environment import Environment
-from tools.setup.presets import development
 from tools.workspace import ROOT
-
-REPAIRING = (
-    "lint",
-    "formatting",
-    "surface",
-    "settings_page",
-    "settings_table",
-    "tracker_table",
-    "device_table",
-    "gpu_table",
-    "engine_table",
-    "client_table",
-    "dependency_table",
-)  # the checks that can fix their findings
 
 
 @dataclass(frozen=True)
@@ -41,16 +27,15 @@ class Outcome:
 
 def run_check(name: str, environment: Environment, *, fix: bool) -> Outcome:
     begun = time.monotonic()
-    words = [
-        str(environment.python),
-        "-m",
-        f"tools.checks.{name}",
-        *(["--update"] if fix and name in REPAIRING else []),
-    ]
+    command = [str(environment.python), "-m", f"tools.checks.{name}", *(["--update"] if fix else [])]
     done = subprocess.run(
-        words, cwd=ROOT, env=environment.child_environ(), capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment.child_environ(), capture_output=True, text=True, check=False
     )
-    return Outcome(name, time.monotonic() - begun, done.returncode == 0, (done.stdout + done.stderr).rstrip())
+    outcome = Outcome(
+        name, time.monotonic() - begun, done.returncode == 0, (done.stdout + done.stderr).rstrip()
+    )
+    print(f"[dev] {name}: {'ok' if outcome.passed else 'FAILED'}", file=sys.stderr, flush=True)
+    return outcome
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -70,34 +55,24 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    environment = development().ensure()
-    outcomes = []
-    for name in arguments.names or CHECKS:
-        outcome = run_check(name, environment, fix=arguments.update)
-        outcomes.append(outcome)
+    environment = Environment().ensure()
+    with ThreadPoolExecutor(1 if arguments.update else 2) as pool:  # two updates may write the same file
+        outcomes = list(
+            pool.map(
+                lambda name: run_check(name, environment, fix=arguments.update), arguments.names or CHECKS
+            )
+        )
+    for outcome in outcomes:
         if not outcome.passed:
-            print(f"--- {name} ---\n{outcome.output}\n", flush=True)
-        else:
-            print(f"[dev] {name}: ok", file=sys.stderr, flush=True)
+            print(f"--- {outcome.name} ---\n{outcome.output}\n")
     print(table(outcomes))
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
-def known_check(name: str) -> str:
-    """Return ``name`` if there is such a check."""
-    if name not in CHECKS:
-        raise argparse.ArgumentTypeError(f"there is no check `{name}`; known: {', '.join(CHECKS)}")
-    return name
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="CHECK", help=f"any of: {', '.join(CHECKS)}")
     parser.add_argument(
-        "names", nargs="*", metavar="CHECK", type=known_check, help=f"any of: {', '.join(CHECKS)}"
-    )
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help=f"let {', '.join(REPAIRING)} fix what they can: simple findings, layout, snapshots",
+        "--update", action="store_true", help="repair what a check can repair: layout, snapshots, tables"
     )
 
 

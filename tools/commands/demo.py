@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tools.commands.protocol import Command
-from tools.setup.presets import demonstration
+from tools.setup.environment import Environment
 from tools.setup.running import run, say, timed
 from tools.workspace import ROOT
 
@@ -30,7 +30,7 @@ def launch_options(kind: str, count: int) -> tuple[list[str], str]:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    environment = demonstration().ensure()
+    environment = Environment("demo").ensure()
     environ = environment.child_environ()
     asked: list[str | Path] = [environment.python, "-c", DEVICES]
     kind, count = subprocess.run(

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from tools.commands.protocol import Command
-from tools.setup.presets import documentation
+from tools.setup.environment import Environment
 from tools.setup.running import run, say, timed
 from tools.site.built import problems
 from tools.site.installed import install
@@ -18,9 +18,14 @@ SITE = ROOT / "site"
 def docs(arguments: argparse.Namespace) -> int:
     if arguments.serve:
         return mkdocs("serve", "--livereload", *arguments.handed_on)
-    code = build(*arguments.handed_on)
-    if code == 0 and arguments.install:
-        (site_packages,) = documentation().folder.glob("lib/python*/site-packages")
+    return build_into_wheel() if arguments.install else build(*arguments.handed_on)
+
+
+def build_into_wheel() -> int:
+    """Build the site and copy it to where wheels of accel-launch take it from; return the exit code."""
+    code = build()
+    if code == 0:
+        (site_packages,) = Environment("docs").folder.glob("lib/python*/site-packages")
         install(SITE, site_packages)
     return code
 
@@ -41,7 +46,7 @@ def build(*words: str) -> int:
 
 def mkdocs(*words: str) -> int:
     """Run mkdocs, which finds our packages by their sources; return its exit code."""
-    environment = documentation().ensure()
+    environment = Environment("docs").ensure()
     sources = [ROOT, *(package.folder / "src" for package in read_packages().values())]
     environ = environment.child_environ() | {
         "PYTHONPATH": os.pathsep.join(map(str, sources)),

@@ -12,9 +12,8 @@ from tools.commands.protocol import Command
 from tools.gpu import results
 from tools.gpu.driver import PARTS, Driver
 from tools.gpu.interpreter import environ_of
-from tools.setup.failures import SetupError
-from tools.setup.presets import development
-from tools.setup.running import run
+from tools.setup.environment import Environment
+from tools.setup.running import SetupError, run
 from tools.workspace import ROOT
 
 
@@ -25,10 +24,10 @@ def gpu(arguments: argparse.Namespace) -> int:
     found = arguments.python and shutil.which(arguments.python)
     if arguments.python and not found:
         raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")
-    python = str(Path(found).absolute() if found else development().ensure().python)
+    python = str(Path(found).absolute() if found else Environment().ensure().python)
     driver = Driver(
         python=python,
-        environ=environ_of(python) if found else development().child_environ(),
+        environ=environ_of(python) if found else Environment().child_environ(),
         out=arguments.out.resolve(),
         device=arguments.device,
         is_small=arguments.small,
@@ -42,7 +41,7 @@ def gpu(arguments: argparse.Namespace) -> int:
 
 
 def _update(check: str) -> int:
-    environment = development().ensure()
+    environment = Environment().ensure()
     command: list[str | Path] = [environment.python, "-m", f"tools.checks.{check}", "--update"]
     return run(command, cwd=ROOT, environ=environment.child_environ())
 

@@ -1,66 +1,36 @@
-"""Test each package in an environment with only its declared dependencies."""
+"""Test each package from its wheel, in an environment with only its declared dependencies."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tools.commands.protocol import Command
-from tools.release.floors import floors_of, siblings_at_floors
-from tools.setup.environment import CONSTRAINTS, Environment
+from tools.release.floors import floors_of, with_siblings_at_floors
+from tools.setup.environment import Environment
 from tools.setup.running import run, say, timed
-from tools.setup.torch_release import constraints_with_torch
-from tools.workspace import ROOT, Package, dependency_group, read_packages, with_siblings
-
-
-def isolated_environment(
-    packages: Mapping[str, Package], name: str, *, floors: bool = False, torch: str | None = None
-) -> Environment:
-    """Return the environment of one package: it, its siblings, their dependencies, pytest and hypothesis.
-
-    Args:
-        packages: Every package of the checkout.
-        name: The package to test.
-        floors: Install the lowest declared version of each dependency, and siblings from their tags.
-        torch: A release of torch, such as ``2.9``; None for the one that every other environment has.
-    """
-    needed = siblings_at_floors(packages, name) if floors else with_siblings(packages, name)
-    folder = f"floors-{name}" if floors else f"isolated-{name}"
-    constraints = CONSTRAINTS
-    if torch is not None:
-        folder += f"-torch-{torch}"
-        constraints = constraints_with_torch(torch, needed, constraints=CONSTRAINTS)
-    return Environment(
-        ROOT / ".venvs" / folder,
-        needed,
-        dependency_group("test"),
-        constraints=constraints,
-        extra_constraints=floors_of(needed) if floors else (),
-    )
-
-
-def test_alone(environment: Environment, package: Package, *, handed_on: Sequence[str]) -> int:
-    environment.ensure()
-    if environment.extra_constraints:
-        siblings = [f"{each.name}=={each.version}" for each in environment.packages if each != package]
-        say("floors: " + " ".join([*siblings, *environment.extra_constraints]))
-    tests = package.tests.relative_to(ROOT)
-    with timed(f"testing only {package.name}"):
-        return run(
-            [environment.python, "-m", "pytest", tests, "-p", "no:cacheprovider", *handed_on],
-            cwd=ROOT,
-            environ=environment.child_environ(),
-        )
+from tools.setup.wheels import build, pinned
+from tools.workspace import ROOT, read_packages, with_siblings
 
 
 def isolated(arguments: argparse.Namespace) -> int:
     packages = read_packages()
     results: dict[str, int] = {}
     for name in arguments.packages or packages:
-        environment = isolated_environment(packages, name, floors=arguments.floors, torch=arguments.torch)
-        results[name] = test_alone(environment, packages[name], handed_on=arguments.handed_on)
-        if not arguments.keep and results[name] == 0:
-            environment.remove()
+        needed = (
+            with_siblings_at_floors(packages, name) if arguments.floors else with_siblings(packages, name)
+        )
+        floors = floors_of(needed) if arguments.floors else []
+        say(" ".join([*(f"{each.name}=={each.version}" for each in needed), *floors]))
+        wheels = build([each.folder for each in needed], ROOT / "build" / "isolated" / name)
+        constraints = pinned(wheels, torch=arguments.torch, floors=floors)
+        environment = Environment(f"isolated.{name}", constraints)
+        environment.remove()
+        environment.ensure()
+        tests: list[str | Path] = [packages[name].tests.relative_to(ROOT), "-p", "no:cacheprovider"]
+        command = [environment.python, "-m", "pytest", *tests, *arguments.handed_on]
+        with timed(f"testing only {name}"):
+            results[name] = run(command, cwd=ROOT, environ=environment.child_environ())
     for name, code in results.items():
         print(f"  {name:<16} {'ok' if code == 0 else f'FAILED (pytest exit {code})'}")
     return max(results.values())
@@ -76,12 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="install the lowest declared version of each dependency, and siblings from their tags",
     )
     parser.add_argument(
-        "--torch",
-        metavar="RELEASE",
-        help="a release of torch instead of the pinned one, e.g. 2.9 (without a CPU build in pip's index: several GB)",
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the environments (about 1 GB each) after success"
+        "--torch", metavar="RELEASE", help="a release of torch instead of the pinned one, e.g. 2.9"
     )
 
 

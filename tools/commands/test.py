@@ -10,10 +10,8 @@ from pathlib import Path
 from tools.commands.protocol import Command
 from tools.engines import NAMES, ONLY_IF_NAMED, load_engine
 from tools.engines.running import run_engines
-from tools.setup.failures import SetupError
-from tools.setup.presets import development
-from tools.setup.running import run, say
-from tools.setup.torch_build import has_gpu
+from tools.setup.environment import Environment, has_gpu
+from tools.setup.running import SetupError, run, say
 from tools.workspace import ROOT
 
 NUM_SLOWEST = 20
@@ -37,7 +35,7 @@ def test(arguments: argparse.Namespace) -> int:
             raise SetupError("`--engines` selects the tests: pass engines, not paths.")
         every = [name for name in NAMES if name not in ONLY_IF_NAMED]
         return run_engines(arguments.engines or every, arguments.handed_on)
-    environment = development().ensure()
+    environment = Environment().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
     if not arguments.paths:
         command += in_parallel(os.cpu_count() or 1)

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools.setup.environment import shown
-from tools.setup.failures import SetupError
-from tools.setup.running import environment_with, timed
+from tools.setup.running import SetupError, environment_with, timed
 from tools.workspace import ROOT
 
 LOG = ROOT / "build" / "logs" / "apt.log"

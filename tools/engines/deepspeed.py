@@ -10,9 +10,7 @@ from pathlib import Path
 from tools.engines.protocol import Engine
 from tools.setup.apart import PEER_FOLDER, install_apart, install_peer
 from tools.setup.environment import Environment, shown
-from tools.setup.failures import SetupError
-from tools.setup.presets import heavy_engines
-from tools.setup.running import timed
+from tools.setup.running import SetupError, timed
 from tools.workspace import ROOT
 
 OPERATORS = ("cpu.ShareMemCommBuilder", "cpu.CPUAdamBuilder")
@@ -103,7 +101,7 @@ engine = Engine(
         "integration-tests/test_guides.py",
         "packages/accel-backends/tests/strategies/deepspeed/test_cpu_optimizers.py",
     ),
-    environment=heavy_engines,
+    environment=Environment("engines"),
     debian=(
         "g++",
         "iproute2",

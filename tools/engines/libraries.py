@@ -5,7 +5,6 @@ import subprocess
 from tools.engines.protocol import Engine
 from tools.setup.apart import install_clients, install_peer
 from tools.setup.environment import Environment
-from tools.setup.presets import libraries
 from tools.setup.running import environment_with
 
 
@@ -33,7 +32,7 @@ engine = Engine(
         "integration-tests/test_trainer_options.py",
         "integration-tests/test_trainer_parallel.py",
     ),
-    environment=libraries,
+    environment=Environment("libraries"),
     prepare=prepare,
     num_workers=2,
 )

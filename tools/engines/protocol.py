@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tools.setup.environment import Environment
-from tools.setup.presets import development
 
 
 def nothing(environment: Environment) -> None:
@@ -21,7 +20,7 @@ class Engine:
         name: What its tests are marked with: ``@pytest.mark.engine(name)``.
         purpose: The subject of its tests, in a few words for ``--help``.
         tests: The files and folders with its tests, from the root of the checkout.
-        environment: The environment of its tests: the ordinary environment, or one that has its Python packages.
+        environment: The environment of its tests in ``pyproject.toml``: the ordinary one, or one that has its packages.
         debian: The Debian packages that it needs.
         needs_root: Whether its tests need root: they start daemons or make network namespaces.
         variables: What its tests find in the process environment.
@@ -33,7 +32,7 @@ class Engine:
     name: str
     purpose: str
     tests: tuple[str, ...]
-    environment: Callable[[], Environment] = development
+    environment: Environment = field(default_factory=Environment)
     debian: tuple[str, ...] = ()
     needs_root: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)

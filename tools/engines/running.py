@@ -12,9 +12,8 @@ from pathlib import Path
 from tools.engines import load_engine
 from tools.engines.debian import install_packages, missing_packages
 from tools.engines.protocol import Engine
-from tools.setup.environment import Environment, shown
-from tools.setup.failures import SetupError
-from tools.setup.running import run, say
+from tools.setup.environment import Environment
+from tools.setup.running import SetupError, run, say
 from tools.workspace import ROOT
 
 
@@ -43,10 +42,7 @@ def require_root(engines: Sequence[Engine], missing: Sequence[str]) -> None:
 
 def set_up(engine: Engine) -> Environment:
     """Make what the tests of one engine need, its Debian packages excepted."""
-    environment = engine.environment()
-    if not environment.is_ready():
-        say(f"{engine.name}: {shown(environment.folder)} gets {', '.join(environment.requirements)}")
-    environment.ensure()
+    environment = engine.environment.ensure()
     engine.prepare(environment)
     return environment
 
@@ -57,16 +53,18 @@ def set_up_all(engines: Sequence[Engine]) -> list[tuple[Engine, Environment, flo
     Returns:
         Each engine in the given order, with its environment and the seconds that it took.
     """
-    by_folder: dict[Path, list[Engine]] = {}
+    by_environment: dict[str, list[Engine]] = {}
     for engine in engines:
-        by_folder.setdefault(engine.environment().folder, []).append(engine)
+        by_environment.setdefault(engine.environment.name, []).append(engine)
 
     def set_up_timed(engine: Engine) -> tuple[Engine, Environment, float]:
         begun = time.monotonic()
         return engine, set_up(engine), time.monotonic() - begun
 
     with ThreadPoolExecutor(2) as pool:
-        groups = pool.map(lambda members: [set_up_timed(member) for member in members], by_folder.values())
+        groups = pool.map(
+            lambda members: [set_up_timed(member) for member in members], by_environment.values()
+        )
         ready = {
             engine.name: (engine, environment, setup_s)
             for group in groups

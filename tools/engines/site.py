@@ -3,8 +3,7 @@
 from tools.commands.docs import build
 from tools.engines.protocol import Engine
 from tools.setup.environment import Environment
-from tools.setup.failures import SetupError
-from tools.setup.presets import browser
+from tools.setup.running import SetupError
 
 
 def build_site(environment: Environment) -> None:
@@ -17,7 +16,7 @@ engine = Engine(
     name="site",
     purpose="the documentation site in Chromium: search without a server, accessibility, phones, dark and light",
     tests=("tools/tests/site/test_browser.py",),
-    environment=browser,
+    environment=Environment("browser"),
     debian=("chromium",),
     prepare=build_site,
 )

@@ -6,8 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tools.setup.failures import SetupError
-from tools.setup.running import environment_with, say
+from tools.setup.running import SetupError, environment_with, say
 from tools.workspace import ROOT, Package, dependency_group, read_packages, requirement_name
 
 SITE = ROOT / "build" / "gpu" / "site"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
 from pathlib import Path
 
-from tools.setup.environment import Environment, shown
-from tools.setup.pip_runs import pip_install, run_pip
+from tools.setup.environment import CONSTRAINTS, HATCH, Environment, must_run, program_in, uv_variables
+from tools.setup.running import environment_with
 from tools.workspace import ROOT, dependency_group, requirement_name
 
 PEER_FOLDER = ROOT / "build" / "peer"
@@ -15,26 +13,12 @@ PEER_FOLDER = ROOT / "build" / "peer"
 CLIENTS_FOLDER = ROOT / "build" / "clients"
 """Folder of small clients of Accelerate, without their image libraries, which are unused here."""
 
-_one_at_a_time = threading.Lock()  # two engines that are set up side by side may want the same folder
-
 
 def install_apart(environment: Environment, folder: Path, *requirements: str) -> None:
     """Install packages into ``folder``, without their requirements: the ones in use are installed already."""
-    stamp, wanted = folder / "installed.txt", "\n".join(requirements)
-    with _one_at_a_time:
-        if stamp.is_file() and stamp.read_text() == wanted:
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        log = ROOT / "build" / "logs" / f"pip-{folder.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        run_pip(
-            f"{', '.join(requirements)} into {shown(folder)}",
-            [*pip_install(environment.python), "--no-deps", "--target", str(folder), *requirements],
-            cwd=ROOT,
-            environ=environment.child_environ() | {"DS_BUILD_OPS": "0"},
-            log=log,
-        )
-        stamp.write_text(wanted)
+    words = ["pip", "install", "--quiet", "--no-deps", "--python", environment.python, "--target", folder]
+    environ = environment_with({**uv_variables(), "UV_CONSTRAINT": str(CONSTRAINTS), "DS_BUILD_OPS": "0"})
+    must_run([program_in(HATCH, "uv"), *words, *requirements], environ)
 
 
 def install_peer(environment: Environment) -> None:

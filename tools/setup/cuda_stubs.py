@@ -7,21 +7,17 @@ library; every function in it answers "no device". Needs gcc and binutils.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tools.setup.failures import SetupError
-from tools.setup.pip_runs import pip_install, run_pip
-from tools.setup.running import environment_with
+from tools.setup.running import SetupError, environment_with
 from tools.workspace import ROOT
 
 LOG = ROOT / "build" / "logs" / "cuda-stubs.log"
 CUDA_LIBRARY = re.compile(r"NEEDED\s+(lib(?:cu|nv|nccl)\S+)")
 CUDA_SYMBOL = re.compile(r"\bU ((?:__)?(?:cu|nv|nccl)\w+)")
 DEFINED_SYMBOL = re.compile(r"\b[A-TV-Z] (\w+)")
-CUDA_REQUIREMENT = re.compile(r"^Requires-Dist: (?:nvidia|cuda|triton)\b.*\n", re.MULTILINE)
 NO_DEVICE = 100
 """``cudaErrorNoDevice`` and ``CUDA_ERROR_NO_DEVICE``."""
 
@@ -68,35 +64,3 @@ def make_stubs(torch_libraries: Path, stubs: Path) -> None:
             ["gcc", "-shared", "-o", stubs / name, empty, f"-Wl,-soname,{name}", "-Wl,--no-as-needed", library,
              "-Wl,-rpath,$ORIGIN"]
         )  # fmt: skip
-
-
-def install_torch_with_stubs(
-    python: Path, *, constraints: Sequence[Path], environ: Mapping[str, str], log: Path
-) -> None:
-    """Install the CUDA build of torch that ``constraints`` admit, and stubs where its libraries are looked for.
-
-    Its CUDA requirements are removed from its metadata, so that no later run of pip installs them.
-    """
-    pins = [word for file in constraints for word in ("-c", str(file))]
-    run_pip(
-        "installing torch without CUDA",
-        [*pip_install(python), "--no-deps", *pins, "torch"],
-        cwd=ROOT,
-        environ=environ,
-        log=log,
-    )
-    code = "import sysconfig; print(sysconfig.get_path('platlib'))"
-    place = Path(run_logged([python, "-c", code]).strip())
-    (metadata,) = place.glob("torch-*.dist-info/METADATA")
-    metadata.write_text(without_cuda(metadata.read_text(encoding="utf-8")), encoding="utf-8")
-    make_stubs(place / "torch" / "lib", place / "torch" / "lib")
-
-
-def without_cuda(metadata: str) -> str:
-    """Return the metadata of torch without its CUDA requirements."""
-    return CUDA_REQUIREMENT.sub("", metadata)
-
-
-def can_make_stubs() -> bool:
-    """Return True if this machine has the programs that stubs are made with."""
-    return all(shutil.which(program) for program in ("gcc", "nm", "objdump"))

@@ -1,54 +1,51 @@
-"""A virtual environment of this checkout: filled by pip, renewed only when its inputs changed."""
+"""The environments of ``pyproject.toml``: hatch makes them, with uv, and again when what they are made from changes."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from urllib.error import URLError
+from urllib.request import urlopen
 
-from tools.setup.cuda_stubs import can_make_stubs, install_torch_with_stubs
-from tools.setup.failures import SetupError, explain_pip_failure, require_free_space
-from tools.setup.pip_runs import pip_install, run_pip
-from tools.setup.running import environment_with, say, timed
-from tools.setup.torch_build import pip_arguments_for_torch
-from tools.workspace import ROOT, Package, requirement_name
+from tools.setup.running import SetupError, environment_with, say, timed
+from tools.workspace import ROOT, read_packages
 
-NEEDED_BYTES = 2_500_000_000
-STAMP = "accel-installed.txt"
-"""The file that describes an environment: a hash of the inputs, then one requirement per line."""
-EDITABLE = "the packages of this checkout"
-BUILD_REQUIREMENTS = ("hatchling", "editables")
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
+HATCH = ROOT / ".venvs" / "hatch"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
+GPU_SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/kfd")
+
+_lock = Lock()  # engines are set up side by side
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment and its requirements.
+    """An environment of hatch, in ``.venv`` (`default` and the part of it that the demo needs) or ``.venvs/NAME``.
 
     Args:
-        folder: Its folder, e.g. ``.venv``.
-        packages: Packages of this checkout, installed editable. They include every sibling they need, so that
-            none is ever looked for on an index (the name ``accel`` there belongs to a stranger).
-        requirements: What else is to be there: requirements, or paths of wheels.
+        name: Its name in ``pyproject.toml``.
         constraints: The file that pins versions.
-        extra_constraints: More pins, as lines of a constraints file.
-        stubs_for_cuda: If only a CUDA build of torch is available, and no GPU, install it without CUDA's libraries.
-        base: An environment whose packages are visible in this one, too: torch takes a minute to install.
     """
 
-    folder: Path
-    packages: Sequence[Package] = ()
-    requirements: Sequence[str] = ()
+    name: str = "default"
     constraints: Path = CONSTRAINTS
-    extra_constraints: Sequence[str] = ()
-    stubs_for_cuda: bool = False
-    base: Environment | None = None
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / ".venv" if self.name in ("default", "demo") else ROOT / ".venvs" / self.name
 
     @property
     def python(self) -> Path:
@@ -56,47 +53,7 @@ class Environment:
 
     def program(self, name: str) -> Path:
         """Return the path of an installed command."""
-        return (
-            self.folder
-            / ("Scripts" if os.name == "nt" else "bin")
-            / (name + (".exe" if os.name == "nt" else ""))
-        )
-
-    @property
-    def site_packages(self) -> Path:
-        """Where packages are installed."""
-        return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.folder)}))
-
-    @property
-    def log(self) -> Path:
-        return ROOT / "build" / "logs" / f"pip-{self.folder.name.lstrip('.')}.log"
-
-    def inputs(self) -> str:
-        """Return a hash of the inputs that determine the installed versions and folders."""
-        digest = hashlib.sha256(f"{self.folder.resolve()} {sys.version}".encode())
-        for package in self.packages:  # the installed distribution has the version
-            digest.update(f"{package.name} {package.version}\n".encode())
-        files = [package.folder / "pyproject.toml" for package in self.packages]
-        files.append(self.constraints)
-        files += [path for path in map(Path, self.requirements) if path.suffix == ".whl"]
-        for file in files:
-            digest.update(f"{file}\n".encode() + file.read_bytes())
-        digest.update("\n".join(self.extra_constraints).encode())
-        if self.base is not None:
-            digest.update(self.base.inputs().encode())
-        return digest.hexdigest()
-
-    def installed(self) -> set[str]:
-        """Return the requirements that were installed from the present inputs."""
-        stamp = self.folder / STAMP
-        if not stamp.is_file() or not self.python.exists():
-            return set()
-        inputs, *requirements = stamp.read_text(encoding="utf-8").splitlines()
-        return set(requirements) if inputs == self.inputs() else set()
-
-    def is_ready(self) -> bool:
-        """Return True if all requirements were installed from the current inputs."""
-        return {EDITABLE, *self.requirements} <= self.installed()
+        return program_in(self.folder, name)
 
     def child_environ(self) -> dict[str, str]:
         """Return the environment for a program of this virtual environment, as if it were activated."""
@@ -104,115 +61,126 @@ class Environment:
         return environment_with({"VIRTUAL_ENV": str(self.folder), "PATH": path})
 
     def ensure(self) -> Environment:
-        """Make or renew the environment if it is not ready. Raises ``SetupError`` if that fails."""
-        if self.base is not None:
-            self.base.ensure()
-        if self.is_ready():
+        """Make the environment if it does not exist, or from other inputs. Raises ``SetupError`` if that fails."""
+        stamp, inputs = self.folder / f"made-{self.name}.txt", inputs_of(self.constraints)
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == inputs:
             return self
-        free_bytes = shutil.disk_usage(ROOT).free
-        require_free_space(ROOT, free_bytes=free_bytes, needed_bytes=NEEDED_BYTES)
-        if not self.python.exists() or self._python_version() != sys.version:
-            self._create()
-        earlier = self.installed()
-        (self.folder / STAMP).unlink(missing_ok=True)
-        self._install()
-        self._refuse_strangers()
-        lines = [self.inputs(), *sorted({EDITABLE, *self.requirements} | earlier)]
-        (self.folder / STAMP).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with _lock:
+            hatch = installed_hatch()
+        if made_from(self.folder) != {inputs}:  # unfinished, or of other inputs
+            self.remove()
+        with timed(f"making {shown(self.folder)}"), TemporaryDirectory() as data:
+            environ = environment_with(
+                {
+                    **uv_variables(),
+                    "ACCEL_CONSTRAINTS": str(self.constraints),
+                    "HATCH_CONFIG": str(ROOT / "tools" / "hatch.toml"),
+                    "HATCH_DATA_DIR": data,  # what hatch remembers of a folder is wrong when it is deleted
+                }
+            )
+            must_run([hatch, "--no-color", "run", f"{self.name}:python", "-c", ""], environ)
+        stamp.write_text(inputs, encoding="utf-8")
         return self
 
     def remove(self) -> None:
         """Delete the environment."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _python_version(self) -> str:
-        command = [str(self.python), "-c", "import sys; print(sys.version, end='')"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
-    def _create(self) -> None:
-        self.remove()
-        with timed(f"making {shown(self.folder)} with {sys.executable}"):
-            pip = [] if self.base is None else ["--without-pip"]  # the one of the base serves both
-            command = [sys.executable, "-m", "venv", *pip, str(self.folder)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            if self.base is not None:
-                (self.site_packages / "base.pth").write_text(f"{self.base.site_packages}\n", encoding="utf-8")
-            return
-        output = done.stdout + done.stderr
-        if "ensurepip" in output:
-            raise SetupError(
-                "This Python has no `ensurepip`. On Debian and Ubuntu: `apt install python3-venv`."
-            )
-        raise SetupError(explain_pip_failure(output, self.folder).replace("pip could not", "venv could not"))
+def made_from(folder: Path) -> set[str]:
+    """Return the inputs of the environments in ``folder``: none if it was not finished."""
+    return {each.read_text(encoding="utf-8") for each in folder.glob("made-*.txt")}
 
-    def _third_party(self) -> list[str]:
-        """Return the requirements from an index, or from wheels."""
-        siblings = {package.name for package in self.packages}
-        declared = [each for package in self.packages for each in package.dependencies]
-        needed = [each for each in declared if requirement_name(each) not in siblings]
-        build = BUILD_REQUIREMENTS if self.packages else ()
-        return [*dict.fromkeys([*needed, *build, *self.requirements])]
 
-    def _constraint_files(self) -> list[Path]:
-        files = [self.constraints]
-        if self.extra_constraints:
-            file = self.folder / "extra-constraints.txt"
-            file.write_text("\n".join(self.extra_constraints) + "\n")
-            files.append(file)
-        return files
+def inputs_of(constraints: Path, *, root: Path = ROOT) -> str:
+    """Return a digest of what an environment is made from."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    described = [project["dependency-groups"], project["tool"]["hatch"]["envs"]]
+    packages = [(package.version, package.project) for package in read_packages(root).values()]
+    texts = [
+        sys.version,
+        str(root),
+        json.dumps([described, packages]),
+        constraints.read_text(encoding="utf-8"),
+    ]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
-    def _install(self) -> None:
-        """Install the requirements from the index, then the packages of this checkout, which need no others."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log.write_text("", encoding="utf-8")
-        environ = environment_with()
-        environ.setdefault("PIP_RETRIES", "2")
-        pip = pip_install(self.python)
-        constraints = [word for file in self._constraint_files() for word in ("-c", str(file))]
-        torch = [] if self.base else pip_arguments_for_torch(self.python, self.constraints)
-        if torch is None:
-            torch = []
-            if self.stubs_for_cuda and can_make_stubs():
-                install_torch_with_stubs(
-                    self.python, constraints=self._constraint_files(), environ=environ, log=self.log
-                )
-            else:
-                say("torch comes from the index, maybe with several GB of CUDA")
-        run_pip(
-            f"installing into {shown(self.folder)} (log: {shown(self.log)})",
-            [*pip, *constraints, *torch, *self._third_party()],
-            cwd=ROOT,
-            environ=environ,
-            log=self.log,
-        )
-        if self.packages:
-            editable = [word for package in self.packages for word in ("-e", str(package.folder))]
-            run_pip(
-                f"adding the packages of this checkout to {shown(self.folder)}",
-                [*pip, "--no-deps", "--no-build-isolation", "--no-index", *editable],
-                cwd=ROOT,
-                environ=environ,
-                log=self.log,
-            )
 
-    def _refuse_strangers(self) -> None:
-        """Raise if a sibling was not installed from this checkout."""
-        if not self.packages:
-            return
-        names = [package.name for package in self.packages]
-        code = (
-            "import json, sys, importlib.metadata as m\n"
-            "for name in sys.argv[2:]:\n"
-            "    text = m.distribution(name).read_text('direct_url.json') or '{}'\n"
-            "    print(name) if not json.loads(text).get('url', '').startswith(sys.argv[1]) else None\n"
-        )
-        command = [str(self.python), "-c", code, ROOT.as_uri(), *names]
-        strangers = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        if strangers:
-            raise SetupError(
-                f"{', '.join(strangers)} came from an index, not from this checkout. Log: {self.log}"
-            )
+def installed_hatch() -> Path:
+    """Install hatch and uv into ``.venvs/hatch``, in the versions of the constraints, and return hatch's program."""
+    pins = re.findall(r"^(?:hatch|hatchling|uv)==.*$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    stamp, wanted = HATCH / "made.txt", "\n".join([sys.version, *pins])
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        shutil.rmtree(HATCH, ignore_errors=True)
+        python = program_in(HATCH, "python")
+        with timed("installing hatch"):
+            must_run([sys.executable, "-m", "venv", HATCH], environment_with())
+            install = ["install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
+            must_run([python, "-m", "pip", *install], environment_with())
+            install = ["install", "--quiet", "--python", python, *pins]
+            must_run([program_in(HATCH, "uv"), "pip", *install], environment_with(uv_variables()))
+        stamp.write_text(wanted, encoding="utf-8")
+    return program_in(HATCH, "hatch")
+
+
+def must_run(command: Sequence[object], environ: Mapping[str, str], *, cwd: Path = ROOT) -> None:
+    """Run a program of the set-up. Raises ``SetupError`` that names it; the program's output is above."""
+    words = [str(word) for word in command]
+    if subprocess.run(words, cwd=cwd, env=environ, check=False).returncode != 0:
+        raise SetupError(f"`{shlex.join(words)}` failed; the reason is above.")
+
+
+@cache
+def uv_variables() -> dict[str, str]:
+    """Return what makes uv install from where pip does, and the CPU build of torch on a Linux without a GPU.
+
+    There the index's own torch brings gigabytes of CUDA.
+    """
+    command = [str(program_in(HATCH, "python")), "-m", "pip", "config", "list"]
+    done = subprocess.run(command, env=environment_with(), capture_output=True, text=True, check=True)
+    variables = {"UV_BUILD_CONSTRAINT": str(CONSTRAINTS), **uv_variables_of(done.stdout)}
+    if sys.platform == "linux" and not has_gpu() and is_reachable(CPU_INDEX):
+        variables["UV_TORCH_BACKEND"] = "cpu"
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+def uv_variables_of(settings: str) -> dict[str, str]:
+    """Return uv's variables for the ``settings`` that ``pip config list`` prints; uv reads none of them."""
+    found = dict(
+        re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", settings, re.MULTILINE)[::-1]
+    )  # of the environment first
+    places = {name: value.replace("\\n", " ").split() for name, value in found.items()}
+    variables = {}
+    if "index-url" in places:
+        variables["UV_DEFAULT_INDEX"] = places["index-url"][0]
+    if "extra-index-url" in places:  # as pip: the best version of all indexes
+        variables |= {
+            "UV_INDEX": " ".join(places["extra-index-url"]),
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+        }
+    if "find-links" in places:
+        variables["UV_FIND_LINKS"] = ",".join(places["find-links"])
+    return variables
+
+
+def has_gpu() -> bool:
+    """Return True if this machine shows signs of a GPU that a default torch could use."""
+    return any(Path(sign).exists() for sign in GPU_SIGNS) or shutil.which("nvidia-smi") is not None
+
+
+def is_reachable(url: str) -> bool:
+    """Return True if ``url`` answers."""
+    try:
+        with urlopen(url, timeout=10):  # noqa: S310 (a constant https address)
+            return True
+    except URLError:
+        say(f"{url} is unreachable: torch comes from the indexes of pip")
+        return False
+
+
+def program_in(folder: Path, name: str) -> Path:
+    """Return the path of a program in the virtual environment ``folder``."""
+    return folder / "Scripts" / f"{name}.exe" if os.name == "nt" else folder / "bin" / name
 
 
 def shown(path: Path) -> str:

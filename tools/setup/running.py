@@ -19,6 +19,10 @@ TIMED_OUT = 124
 """The exit code of a program that was ended since it took too long, as of `timeout`."""
 
 
+class SetupError(Exception):
+    """The set-up cannot continue. The text is one line with the next step."""
+
+
 def say(text: str) -> None:
     """Print one line of progress, at once, on standard error: standard output belongs to the program."""
     print(f"[dev] {text}", file=sys.stderr, flush=True)
@@ -46,7 +50,7 @@ def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def run(
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     cwd: Path,
     environ: Mapping[str, str] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 from tools.workspace import ROOT
 
 INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"

@@ -19,9 +19,7 @@ from pathlib import Path
 
 from tools.engines import load_engine
 from tools.setup.environment import Environment
-from tools.setup.failures import SetupError
-from tools.setup.presets import development
-from tools.setup.running import environment_with, say
+from tools.setup.running import SetupError, environment_with, say
 from tools.site.recorded import NOISE, Step, as_text
 from tools.site.recordings import RECORDINGS, Recording
 from tools.workspace import ROOT, read_packages
@@ -40,9 +38,9 @@ def environment_of(recording: Recording) -> tuple[Environment, dict[str, str]]:
         SetupError: If the environment of its engine is not there.
     """
     if recording.engine is None:
-        return development(), {}
+        return Environment(), {}
     engine = load_engine(recording.engine)
-    environment = engine.environment()
+    environment = engine.environment
     if not environment.python.exists():
         raise SetupError(
             f"`{environment.folder}` is not there. `python tools/dev.py test --engines {engine.name}` makes it."

@@ -30,6 +30,13 @@ TORCH_FREE = (
     "versions",
 )
 PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.version]
+path = "src/{import_name}/__init__.py"
+
 [project]
 name = "{name}"
 dynamic = ["version"]
@@ -59,7 +66,8 @@ class Checkout:
 
     def _add_package(self, name: str) -> None:
         folder, import_name = f"packages/{name}", name.replace("-", "_")
-        self.write(f"{folder}/pyproject.toml", PYPROJECT.format(name=name, dependencies='"numpy>=1.26"'))
+        text = PYPROJECT.format(name=name, import_name=import_name, dependencies='"numpy>=1.26"')
+        self.write(f"{folder}/pyproject.toml", text)
         self.write(f"{folder}/README.md", f"# {name}\n")
         self.write(f"{folder}/LICENSE", "Apache-2.0\n")
         self.write(

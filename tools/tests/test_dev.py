@@ -49,7 +49,6 @@ def test_help_names_every_command():
         "release",
         "bench",
         "gpu",
-        "clean",
     ):
         assert f"    {command} " in done.stdout
 

@@ -15,7 +15,7 @@ from accel_state.parallelism_config import (
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
-from accel_state.testing.commands import run_command
+from tools.harness.scripts import run_command
 
 
 def test_nothing_said_is_one_process():
@@ -124,7 +124,8 @@ assert [mesh[name].size() for name in ("dp", "dp_shard_cp", "dp_cp")] == [4, 2, 
 def test_without_a_process_group_torch_makes_it(tmp_path):
     (tmp_path / "script.py").write_text(WITHOUT_A_GROUP)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    run_command([*launcher, tmp_path / "script.py"])
+    done = run_command([*launcher, str(tmp_path / "script.py")])
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_sizes_every_process_is_a_full_copy():

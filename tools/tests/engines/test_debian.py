@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tools.engines.debian import install_packages, missing_packages
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the programs of Debian are played by shell scripts")
 

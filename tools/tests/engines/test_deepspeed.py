@@ -4,7 +4,7 @@ import pytest
 
 from tools.engines.deepspeed import OPERATORS, compile_operators
 from tools.setup.environment import Environment
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the fake Python is a shell script")
 
@@ -14,7 +14,7 @@ def make(tmp_path):
     """Return a function that gives an environment whose Python notes its call and ends as the test wants."""
 
     def make_one(code=0):
-        made = Environment(tmp_path / "venv")
+        made = Environment(str(tmp_path / "venv"))  # an absolute path stays as it is
         made.python.parent.mkdir(parents=True, exist_ok=True)
         note = f'echo "$DS_ACCELERATOR $TORCH_EXTENSIONS_DIR $*" | tail -n 1 >> {tmp_path}/calls'
         made.python.write_text(f"#!/bin/sh\n{note}\nexit {code}\n")

@@ -8,7 +8,12 @@ from tools.engines.protocol import Engine
 from tools.engines.running import Outcome, require_root, set_up_all, table
 from tools.front_door import main
 from tools.setup.environment import Environment
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
+
+
+class Ready(Environment):
+    def ensure(self):
+        return self
 
 
 @pytest.fixture
@@ -45,38 +50,30 @@ def test_the_table_names_the_engines_that_failed():
     ]
 
 
-def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn(tmp_path):
+def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn():
     both_have_begun, log = threading.Barrier(2, timeout=30), []
 
-    class Ready(Environment):
-        def is_ready(self):
-            return True
-
-    def engine(name, folder, *, waits=False):
+    def engine(name, environment, *, waits=False):
         def prepare(environment):
             log.append(name)
             if waits:
                 both_have_begun.wait()
 
-        return Engine(name, "", (), environment=lambda: Ready(tmp_path / folder), prepare=prepare)
+        return Engine(name, "", (), environment=Ready(environment), prepare=prepare)
 
     engines = [engine("a", "x", waits=True), engine("b", "x"), engine("c", "y", waits=True), engine("d", "x")]
     ready = set_up_all(engines)
     assert [each.name for each, _, _ in ready] == ["a", "b", "c", "d"]
-    assert [environment.folder.name for _, environment, _ in ready] == ["x", "x", "y", "x"]
+    assert [environment.name for _, environment, _ in ready] == ["x", "x", "y", "x"]
     assert [name for name in log if name != "c"] == ["a", "b", "d"]
 
 
-def test_an_environment_that_cannot_be_set_up_is_an_error(tmp_path):
+def test_an_environment_that_cannot_be_set_up_is_an_error():
     def fail(environment):
         raise SetupError("no compiler")
 
-    class Ready(Environment):
-        def is_ready(self):
-            return True
-
     with pytest.raises(SetupError, match="no compiler"):
-        set_up_all([Engine("a", "", (), environment=lambda: Ready(tmp_path), prepare=fail)])
+        set_up_all([Engine("a", "", (), environment=Ready("x"), prepare=fail)])
 
 
 def test_help_tells_the_engines_and_what_they_are_for(capsys):

@@ -1,6 +1,6 @@
 import pytest
 
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 from tools.site.installed import SHIPPED, install
 
 

@@ -3,7 +3,7 @@ import re
 import pytest
 from PIL import Image
 
-from tools.setup.failures import SetupError
+from tools.setup.running import SetupError
 from tools.site.record import MOST_BYTES, OUTPUT, main, optimise, run_step, tidied
 from tools.site.recorded import read_steps
 from tools.site.recordings import RECORDINGS

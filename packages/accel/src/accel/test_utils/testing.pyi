@@ -1,2 +1,82 @@
+from accel.test_utils.cases import AccelerateTestCase as AccelerateTestCase
+from accel.test_utils.cases import MockingTestCase as MockingTestCase
+from accel.test_utils.cases import TempDirTestCase as TempDirTestCase
+from accel.test_utils.cases import assert_exception as assert_exception
+from accel.test_utils.cases import capture_call_output as capture_call_output
+from accel.test_utils.commands import DEFAULT_LAUNCH_COMMAND as DEFAULT_LAUNCH_COMMAND
+from accel.test_utils.commands import SubprocessCallException as SubprocessCallException
+from accel.test_utils.commands import execute_subprocess_async as execute_subprocess_async
+from accel.test_utils.commands import get_launch_command as get_launch_command
+from accel.test_utils.commands import get_torch_dist_unique_port as get_torch_dist_unique_port
+from accel.test_utils.commands import pytest_xdist_worker_id as pytest_xdist_worker_id
+from accel.test_utils.commands import run_command as run_command
+from accel.test_utils.hardware import device_count as device_count
+from accel.test_utils.hardware import get_backend as get_backend
+from accel.test_utils.hardware import memory_allocated_func as memory_allocated_func
+from accel.test_utils.hardware import torch_device as torch_device
+from accel.test_utils.regression import RegressionDataset as RegressionDataset
+from accel.test_utils.regression import RegressionModel as RegressionModel
+from accel.test_utils.requirements import require_aim as require_aim
+from accel.test_utils.requirements import require_bnb as require_bnb
+from accel.test_utils.requirements import require_clearml as require_clearml
+from accel.test_utils.requirements import require_comet_ml as require_comet_ml
+from accel.test_utils.requirements import require_cpu as require_cpu
+from accel.test_utils.requirements import require_cuda as require_cuda
+from accel.test_utils.requirements import require_cuda_or_hpu as require_cuda_or_hpu
+from accel.test_utils.requirements import require_cuda_or_xpu as require_cuda_or_xpu
+from accel.test_utils.requirements import require_datasets as require_datasets
+from accel.test_utils.requirements import require_deepspeed as require_deepspeed
+from accel.test_utils.requirements import require_dvclive as require_dvclive
+from accel.test_utils.requirements import require_fp8 as require_fp8
+from accel.test_utils.requirements import require_fp16 as require_fp16
+from accel.test_utils.requirements import require_fsdp2 as require_fsdp2
+from accel.test_utils.requirements import require_huggingface_suite as require_huggingface_suite
+from accel.test_utils.requirements import require_import_timer as require_import_timer
+from accel.test_utils.requirements import require_matplotlib as require_matplotlib
+from accel.test_utils.requirements import require_mlflow as require_mlflow
+from accel.test_utils.requirements import require_mlu as require_mlu
+from accel.test_utils.requirements import require_mps as require_mps
+from accel.test_utils.requirements import require_multi_device as require_multi_device
+from accel.test_utils.requirements import require_multi_gpu as require_multi_gpu
+from accel.test_utils.requirements import require_multi_gpu_or_xpu as require_multi_gpu_or_xpu
+from accel.test_utils.requirements import require_multi_xpu as require_multi_xpu
+from accel.test_utils.requirements import require_musa as require_musa
+from accel.test_utils.requirements import require_neuron as require_neuron
+from accel.test_utils.requirements import require_non_cpu as require_non_cpu
+from accel.test_utils.requirements import require_non_hpu as require_non_hpu
+from accel.test_utils.requirements import require_non_torch_xla as require_non_torch_xla
+from accel.test_utils.requirements import require_non_xpu as require_non_xpu
+from accel.test_utils.requirements import require_npu as require_npu
+from accel.test_utils.requirements import require_pandas as require_pandas
+from accel.test_utils.requirements import require_peft as require_peft
+from accel.test_utils.requirements import require_pippy as require_pippy
+from accel.test_utils.requirements import require_schedulefree as require_schedulefree
+from accel.test_utils.requirements import require_sdaa as require_sdaa
+from accel.test_utils.requirements import require_single_device as require_single_device
+from accel.test_utils.requirements import require_single_gpu as require_single_gpu
+from accel.test_utils.requirements import require_single_xpu as require_single_xpu
+from accel.test_utils.requirements import require_swanlab as require_swanlab
+from accel.test_utils.requirements import require_tensorboard as require_tensorboard
+from accel.test_utils.requirements import require_timm as require_timm
+from accel.test_utils.requirements import require_torch_min_version as require_torch_min_version
+from accel.test_utils.requirements import require_torchao as require_torchao
+from accel.test_utils.requirements import (
+    require_torchdata_stateful_dataloader as require_torchdata_stateful_dataloader,
+)
+from accel.test_utils.requirements import require_torchvision as require_torchvision
+from accel.test_utils.requirements import require_tp as require_tp
+from accel.test_utils.requirements import require_tpu as require_tpu
+from accel.test_utils.requirements import require_trackers as require_trackers
+from accel.test_utils.requirements import require_trackio as require_trackio
+from accel.test_utils.requirements import require_transformer_engine as require_transformer_engine
+from accel.test_utils.requirements import (
+    require_transformer_engine_mxfp8 as require_transformer_engine_mxfp8,
+)
+from accel.test_utils.requirements import require_transformers as require_transformers
+from accel.test_utils.requirements import require_triton as require_triton
+from accel.test_utils.requirements import require_wandb as require_wandb
+from accel.test_utils.requirements import require_xpu as require_xpu
+from accel.test_utils.requirements import run_first as run_first
+from accel.test_utils.requirements import skip as skip
+from accel.test_utils.requirements import slow as slow
 from accel_ops.testing import are_the_same_tensors as are_the_same_tensors
-from accel_state.testing import *

@@ -1,2 +1,2 @@
-from accel_state.testing import RegressionDataset as RegressionDataset
-from accel_state.testing import RegressionModel as RegressionModel
+from accel.test_utils.regression import RegressionDataset as RegressionDataset
+from accel.test_utils.regression import RegressionModel as RegressionModel
