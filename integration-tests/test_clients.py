@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from both_sides import ACCEL, PEER, Side, largest_difference, on_both_sides
 
-from tools.bench.libraries import ACCEL, PEER, Side, largest_difference, on_both_sides
 from tools.harness.scripts import run_command
 from tools.setup.apart import CLIENTS_FOLDER
 

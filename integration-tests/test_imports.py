@@ -6,12 +6,23 @@ import sys
 
 import pytest
 
-from tools.bench.cases.component_imports import IMPORTS
 from tools.checks.dependencies import distribution_of
 from tools.checks.dependency_table import requirements_of
 from tools.harness.scripts import run_command
 from tools.workspace import read_packages
 
+IMPORTS = {
+    "accel-state": "from accel_state import PartialState",
+    "accel-ops": "from accel_ops import find_executable_batch_size, gather, reduce, set_seed",
+    "accel-checkpoint": "from accel_checkpoint import CheckpointFolder",
+    "accel-backends": "from accel_backends import Bundle, StrategyContext, select_precision, select_strategy",
+    "accel-bigmodel": "from accel_bigmodel import "
+    "init_empty_weights, load_checkpoint_and_dispatch, merge_fsdp_weights, save_model",
+    "accel-data": "from accel_data import gather_for_metrics, prepare_data_loader",
+    "accel-launch": "from accel_launch import main, notebook_launcher",
+    "accel-trackers": "from accel_trackers import BackgroundLog, GeneralTracker, filter_trackers, start_trackers",
+    "accel": "from accel import Accelerator",
+}
 LOADED = """
 import json, os, sys
 import torch

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from both_sides import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
 
-from tools.bench.libraries import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
 from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("libraries")
