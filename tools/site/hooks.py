@@ -18,6 +18,7 @@ from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
 from tools.site.raising import error_classes, error_page
+from tools.site.settings import reference_page
 from tools.site.sources import read_sources
 from tools.workspace import ROOT, read_packages
 
@@ -48,6 +49,7 @@ def generated_pages(nav: Any) -> dict[str, str]:
     pages |= dict(command_pages(packages))
     pages |= dict(names_pages(packages, sources))
     pages["reference/errors.md"] = error_page(error_classes(packages, sources))
+    pages["reference/settings.md"] = reference_page()
     pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":
