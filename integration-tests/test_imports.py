@@ -3,10 +3,11 @@
 import json
 import os
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 
 import pytest
-from reference_pages import installed_with
+from reference_pages import ROOT, installed_with
 
 from tools.harness.scripts import run_command
 from tools.workspace import read_packages, requirement_name
@@ -53,3 +54,27 @@ def test_a_package_imports_only_what_is_installed_with_it(loaded, package):
     assert loaded[package]
     for name in loaded[package]:
         assert installed & set(map(requirement_name, distributions.get(name, [name]))), name
+
+
+FREE = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name
+"""
+
+
+def test_the_launcher_the_faces_and_the_lower_half_of_accel_state_import_no_torch():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = (each for each in settings["contracts"] if each["id"] == "torch-free-state")
+    free = (*(f"{each}." for each in contract["source_modules"]), "accel_launch.")
+    names = [package.import_name for package in read_packages().values()]
+    names += [
+        name
+        for package in read_packages().values()
+        for name, _ in package.modules()
+        if f"{name}.".startswith(free) and name != "accel_launch.notebook" and not name.endswith("__main__")
+    ]
+    assert len(names) > 100
+    done = run_command([sys.executable, "-c", FREE, *names])
+    assert done.returncode == 0, done.stderr

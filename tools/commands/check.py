@@ -8,25 +8,11 @@ import sys
 import time
 from dataclasses import dataclass
 
-from tools.checks import CHECKS
+from tools.checks import CHECKS, UPDATES
 from tools.commands.protocol import Command
 from tools.setup.environment import Environment
 from tools.setup.presets import development
 from tools.workspace import ROOT
-
-REPAIRING = (
-    "lint",
-    "formatting",
-    "surface",
-    "settings_page",
-    "settings_table",
-    "tracker_table",
-    "device_table",
-    "gpu_table",
-    "engine_table",
-    "client_table",
-    "dependency_table",
-)  # the checks that can fix their findings
 
 
 @dataclass(frozen=True)
@@ -41,12 +27,7 @@ class Outcome:
 
 def run_check(name: str, environment: Environment, *, fix: bool) -> Outcome:
     begun = time.monotonic()
-    words = [
-        str(environment.python),
-        "-m",
-        f"tools.checks.{name}",
-        *(["--update"] if fix and name in REPAIRING else []),
-    ]
+    words = [str(environment.python), *(UPDATES if fix and name in UPDATES else CHECKS)[name]]
     done = subprocess.run(
         words, cwd=ROOT, env=environment.child_environ(), capture_output=True, text=True, check=False
     )
@@ -97,12 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--update",
         action="store_true",
-        help=f"let {', '.join(REPAIRING)} fix what they can: simple findings, layout, snapshots",
+        help=f"let {', '.join(UPDATES)} fix what they can: simple findings, layout, snapshots",
     )
 
 
 command = Command(
-    help="lint, format, types, dependencies, layers, structure, docstrings, links, origin, public surface",
+    help="lint, format, types, layers, cycles, dependencies, structure, docstrings, links, public surface",
     run=check,
     add_arguments=add_arguments,
 )
