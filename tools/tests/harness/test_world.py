@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accel_checkpoint.ranks.agreement import agreement_of, first
 from accel_state.errors import ConfigError
 from accel_state.partial_state import PartialState
 from tools.harness.world import World, WorldError
@@ -89,6 +90,14 @@ def num_threads():
     return psutil.Process().num_threads()
 
 
+def save_without_rank_2(folder):
+    if dist.get_rank() == 2:
+        with (folder / "kept").open("w"):
+            time.sleep(100)
+    agreement = agreement_of(rank=dist.get_rank(), world_size=3, gather=list)
+    agreement.agree_on("save", "", first)
+
+
 def keep_groups_in_a_cycle():
     kept = [dist.new_group([0, 1]) for _ in range(3)]
     kept.append(kept)
@@ -140,6 +149,18 @@ def test_hanging_rank_is_killed_and_its_stack_shown(world):
     with pytest.raises(WorldError, match="(?s)Rank.s. 1 of 2 did not answer within 1 s.*hang_on_rank_1"):
         world(2).run(hang_on_rank_1, timeout_s=1)
     assert not {pid for pid in before if os.path.exists(f"/proc/{pid}")}
+
+
+def test_all_ranks_show_their_files_and_agreements_when_one_hangs(world, tmp_path):
+    world(3).run(pid)  # imports this file
+    with pytest.raises(WorldError) as caught:
+        world(3).run(save_without_rank_2, tmp_path, timeout_s=2)
+    told = str(caught.value)
+    assert told.index("--- rank 0 ") < told.index("--- rank 1 ") < told.index("--- rank 2 ")
+    assert f"--- rank 2 has open: {tmp_path}/kept" in told
+    assert "StoreAgreement._until, line " in told
+    assert "keys=['save-1/report/1', 'save-1/report/2']" in told
+    assert "in save_without_rank_2" in told
 
 
 def test_what_a_hanging_rank_forked_is_killed_with_it(world, tmp_path):
