@@ -7,6 +7,8 @@ from inspect import getmembers, isfunction
 import pytest
 from reference_pages import ROOT, tables_of
 
+import accel_state.errors
+import accel_trackers.errors
 from accel_backends import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accel_backends.strategies.capabilities import Feature
 from accel_backends.strategies.selection import STRATEGIES, why_not_on
@@ -117,3 +119,16 @@ def test_the_readme_of_the_trackers_names_their_methods():
         }
         assert cells["other methods"] == ", ".join(f"`{each}`" for each in others)
         assert cells["`log` calls it"] == ("through a queue" if kind.log_in_background else "directly")
+
+
+def test_the_page_of_errors_names_every_class_and_its_bases():
+    (table,) = tables_of("docs/reference/errors.md")
+    classes = [
+        each
+        for module in (accel_state.errors, accel_trackers.errors)
+        for each in vars(module).values()
+        if isinstance(each, type) and each.__module__ == module.__name__
+    ]
+    assert {name: row["is also"] for name, row in table.items()} == {
+        f"`{each.__name__}`": ", ".join(f"`{base.__name__}`" for base in each.__bases__) for each in classes
+    }

@@ -27,7 +27,6 @@ def test_pages_are_made_from_the_checkout(pages):
         "examples/digits.md",
         "project/contributing.md",
         "reference/cli/launch.md",
-        "reference/errors.md",
         "reference/packages/accel.md",
     } <= set(pages)
     assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
