@@ -11,7 +11,7 @@ import torch.distributed as dist
 from accel_checkpoint.ranks.agreement import agreement_of, first
 from accel_state.errors import ConfigError
 from accel_state.partial_state import PartialState
-from tools.harness.world import World, WorldError
+from tools.harness.world import WorldError
 
 
 class Point:
@@ -111,12 +111,6 @@ def test_objects_of_the_test_file_travel_both_ways(world):
     assert [point.x for point in world(2).run(moved, Point(10))] == [10, 11]
 
 
-def test_workers_stay_alive_between_bodies(world):
-    first = world(2).run(pid)
-    assert world(2).run(pid) == first
-    assert len(set(first)) == 2
-
-
 def test_each_body_starts_with_the_same_random_state(world):
     first = world(2).run(threads_and_random)
     assert first == world(2).run(threads_and_random)
@@ -189,8 +183,3 @@ def test_groups_that_a_body_keeps_are_gone_in_the_next(world):
     after = world(2).run(num_threads)
     # Threads of earlier tests may end in between.
     assert all(now <= then for now, then in zip(after, before, strict=True))
-
-
-def test_local_function_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match="top-level function"):
-        World(2).run(lambda: None)

@@ -41,17 +41,6 @@ def test_every_page_shows_a_picture_and_an_output(pages):
     assert not without
 
 
-def test_a_recorded_output_is_shown(tmp_path):
-    page = dict(gallery_pages(example(tmp_path), SUBJECTS))["examples/metrics.md"]
-    assert "## Its output\n\n```text\n$ python one.py\n1\n```\n" in page
-    assert page.startswith("# metrics.py\n\nCount to one.\n\nSlowly.")
-
-
-def test_an_example_without_words_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"metrics.py` has no docstring"):
-        dict(gallery_pages(example(tmp_path, script="print(1)\n"), SUBJECTS))
-
-
 def test_an_example_without_a_picture_is_refused(tmp_path):
     docs = example(tmp_path)
     (docs / "examples" / "metrics.py").rename(docs / "examples" / "unknown.py")

@@ -21,17 +21,6 @@ def test_patterns_become_pages_and_absent_pages_are_left_out():
     assert completed(nav, pages) == [{"A": [{"One": "one.md"}, "more/x.md", "more/y.md"]}]
 
 
-def test_pages_are_made_from_the_checkout(pages):
-    assert {
-        "decisions/index.md",
-        "examples/digits.md",
-        "project/contributing.md",
-        "reference/cli/launch.md",
-        "reference/packages/accel.md",
-    } <= set(pages)
-    assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
-
-
 def test_every_setting_is_on_its_page(pages):
     rows = [line for line in pages["reference/settings.md"].splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {7}
