@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import gc
 import os
+import pickle
 import random
 import signal
 import sys
@@ -73,7 +74,9 @@ class Worker:
             if self.device_type != "cpu":
                 result = send_to_device(result, "cpu")
             self.check_clean(environ)
-            return Outcome.of_result(result, has_intact_group=has_only_default_group() and is_group_owned())
+            return Outcome(
+                pickle.dumps(result), has_intact_group=has_only_default_group() and is_group_owned()
+            )
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test should see it
             return Outcome.of_error(error)
         finally:

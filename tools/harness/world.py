@@ -261,8 +261,8 @@ class World:
         notes = "\n".join(
             f"--- rank {other} of {self.size}:\n{failed[other].trace}" for other in sorted(failed)
         )
-        error = outcome.exception()
-        if error is None:
+        if outcome.error is None:
             raise WorldError(f"Rank {number} of {self.size} raised an error.\n{notes}")
+        error: BaseException = pickle.loads(outcome.error)
         error.add_note(notes)
         raise error
