@@ -14,7 +14,6 @@ from tools.harness.scripts import run_command
 pytest.importorskip("accelerate")
 
 
-@pytest.mark.client("accelerate", "its public names, at the same paths")
 def test_all_public_names_are_there_but_those_with_a_reason():
     names = accelerate_names.public_names()
     missing = [entry for entry in names if not accelerate_names.is_offered(entry)]
@@ -23,7 +22,6 @@ def test_all_public_names_are_there_but_those_with_a_reason():
     assert (len(names) - len(missing), len(names)) == (844, 895)
 
 
-@pytest.mark.client("accelerate", "the attributes of its objects that can be assigned")
 def test_all_that_can_be_assigned_can_be_assigned_but_what_has_a_reason(tmp_path):
     theirs, ours = (assignable(package, tmp_path / package) for package in ("accelerate", "accel"))
     missing = {f"{kind}.{name}" for kind in theirs for name in set(theirs[kind]) - set(ours.get(kind, ()))}

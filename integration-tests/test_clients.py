@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from both_sides import ACCEL, PEER, Side, largest_difference, on_both_sides
 
-from tools.bench.libraries import ACCEL, PEER, Side, largest_difference, on_both_sides
 from tools.harness.scripts import run_command
 from tools.setup.apart import CLIENTS_FOLDER
 
@@ -21,7 +21,6 @@ def num_processes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-@pytest.mark.client("diffusers", "a script whose main process alone saves states; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path, num_processes):
     ours, theirs = on_both_sides("diffusion_script", tmp_path, num_processes=num_processes)
@@ -30,19 +29,16 @@ def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path,
     assert ours["losses, resumed"] == ours["losses"][-len(ours["losses, resumed"]) :]
 
 
-@pytest.mark.client("denoising-diffusion-pytorch", "Trainer1D, 1 and 2 processes; resumed on one")
 @pytest.mark.timeout(400)
 def test_a_trainer_with_averages_on_the_main_process(tmp_path, num_processes):
     assert largest_difference(*on_both_sides("denoising", tmp_path, num_processes=num_processes))[0] == 0
 
 
-@pytest.mark.client("imagen-pytorch", "ImagenTrainer, resumed; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_a_trainer_that_assigns_attributes_of_its_accelerator(tmp_path, num_processes):
     assert largest_difference(*on_both_sides("text_to_image", tmp_path, num_processes=num_processes))[0] == 0
 
 
-@pytest.mark.client("compressed-tensors", "offloaded models taken, changed and given back")
 @pytest.mark.timeout(400)
 def test_compressed_tensors_takes_offloaded_models_and_gives_them_back(tmp_path):
     ours, theirs = on_both_sides("compressed", tmp_path)
@@ -52,7 +48,6 @@ def test_compressed_tensors_takes_offloaded_models_and_gives_them_back(tmp_path)
             assert values == ours[f"{name.rpartition(', ')[0]}, changed"]
 
 
-@pytest.mark.client("skorch", "AccelerateMixin: fitted, cloned, pickled, validated, searched")
 @pytest.mark.timeout(400)
 def test_estimators_of_skorch(tmp_path):
     assert largest_difference(*on_both_sides("estimators", tmp_path))[0] == 0
@@ -71,7 +66,6 @@ def outcomes_of_skorch(side: Side, folder: Path) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR")))
 
 
-@pytest.mark.client("skorch", "its own tests of Accelerate, test_hf.py::TestAccelerate")
 @pytest.mark.timeout(400)
 def test_skorchs_own_tests(tmp_path):
     ours, theirs = outcomes_of_skorch(ACCEL, tmp_path), outcomes_of_skorch(PEER, tmp_path)

@@ -3,15 +3,27 @@
 import json
 import os
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 
 import pytest
+from reference_pages import ROOT, installed_with
 
-from tools.bench.cases.component_imports import IMPORTS
-from tools.checks.dependencies import distribution_of
-from tools.checks.dependency_table import requirements_of
 from tools.harness.scripts import run_command
-from tools.workspace import read_packages
+from tools.workspace import read_packages, requirement_name
 
+IMPORTS = {
+    "accel-state": "from accel_state import PartialState",
+    "accel-ops": "from accel_ops import find_executable_batch_size, gather, reduce, set_seed",
+    "accel-checkpoint": "from accel_checkpoint import CheckpointFolder",
+    "accel-backends": "from accel_backends import Bundle, StrategyContext, select_precision, select_strategy",
+    "accel-bigmodel": "from accel_bigmodel import "
+    "init_empty_weights, load_checkpoint_and_dispatch, merge_fsdp_weights, save_model",
+    "accel-data": "from accel_data import gather_for_metrics, prepare_data_loader",
+    "accel-launch": "from accel_launch import main, notebook_launcher",
+    "accel-trackers": "from accel_trackers import BackgroundLog, GeneralTracker, filter_trackers, start_trackers",
+    "accel": "from accel import Accelerator",
+}
 LOADED = """
 import json, os, sys
 import torch
@@ -37,7 +49,32 @@ def loaded():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("package", read_packages())
 def test_a_package_imports_only_what_is_installed_with_it(loaded, package):
-    named = requirements_of(package)
-    installed = {package, *named.ours, *named.direct, *named.through_others}
+    distributions = packages_distributions()
+    installed = installed_with(package)
     assert loaded[package]
-    assert [name for name in loaded[package] if distribution_of(name) not in installed] == []
+    for name in loaded[package]:
+        assert installed & set(map(requirement_name, distributions.get(name, [name]))), name
+
+
+FREE = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name
+"""
+
+
+def test_the_launcher_the_faces_and_the_lower_half_of_accel_state_import_no_torch():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = (each for each in settings["contracts"] if each["id"] == "torch-free-state")
+    free = (*(f"{each}." for each in contract["source_modules"]), "accel_launch.")
+    names = [package.import_name for package in read_packages().values()]
+    names += [
+        name
+        for package in read_packages().values()
+        for name, _ in package.modules()
+        if f"{name}.".startswith(free) and name != "accel_launch.notebook" and not name.endswith("__main__")
+    ]
+    assert len(names) > 100
+    done = run_command([sys.executable, "-c", FREE, *names])
+    assert done.returncode == 0, done.stderr

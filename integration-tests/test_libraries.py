@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from both_sides import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
 
-from tools.bench.libraries import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
 from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("libraries")
@@ -57,7 +57,6 @@ def test_the_trainer_of_transformers(tmp_path):
     assert together["sharded, resumed"] == together["sharded"]
 
 
-@pytest.mark.client("trl", "SFTTrainer, DPOTrainer and GRPOTrainer; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_trl_fine_tunes(tmp_path, num_processes):
     found = beside("fine_tuning", tmp_path, num_processes=num_processes)
@@ -67,13 +66,11 @@ def test_trl_fine_tunes(tmp_path, num_processes):
     assert any(found["policy"])
 
 
-@pytest.mark.client("sentence-transformers", "its trainer; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_sentence_transformers_trains(tmp_path, num_processes):
     assert is_falling(beside("sentences", tmp_path, num_processes=num_processes)["train"])
 
 
-@pytest.mark.client("diffusers", "a training loop with averages and hooks, resumed; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_diffusers_trains_and_resumes(tmp_path, num_processes):
     found = beside("diffusion", tmp_path, num_processes=num_processes)
@@ -98,7 +95,6 @@ def test_peft_merges_adapters_into_offloaded_models_and_saves_them(tmp_path):
         assert differences == pytest.approx([0] * 5, abs=1e-5), name
 
 
-@pytest.mark.client("pytorch-accelerated", "its trainer with a metric, resumed; 1 and 2 processes")
 @pytest.mark.timeout(400)
 def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):
     found = beside("loops", tmp_path, num_processes=num_processes)
@@ -108,7 +104,6 @@ def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes
     assert set(found["rows"]) == {14}  # padding is not counted
 
 
-@pytest.mark.client("lm_eval", "simple_evaluate with HFLM; 1 and 2 processes")
 @pytest.mark.timeout(600)
 def test_an_evaluation_harness_finds_the_same_on_any_number_of_processes(tmp_path):
     alone, together = (beside("evaluation", tmp_path / str(n), num_processes=n) for n in (1, 2))

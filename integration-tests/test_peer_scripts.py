@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import peer_scripts
 import peer_sources
 import pytest
 
 pytestmark = pytest.mark.engine("libraries")
 
+CLIENTS = Path(__file__).parents[1] / "docs" / "reference" / "clients.md"
 SAMPLE = (
     "test_cli.py",
     "test_ops.py",
@@ -17,16 +20,11 @@ SAMPLE = (
 )
 
 
-@pytest.mark.client(
-    "accelerate",
-    "its test scripts, in 1 and 2 processes",
-    differs="a few checks of what accel does otherwise on purpose; `peer_scripts.py` names each",
-)
-def test_scripts_of_accelerate_print_the_same(record_property, monkeypatch):
+def test_scripts_of_accelerate_print_the_same(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")  # which `outcome` sets
     scripts = peer_sources.unpacked() / peer_sources.SCRIPTS
     runs = [run for run in peer_scripts.SCRIPTS if run.script in SAMPLE and run.num_processes < 3]
     results = [(run, *peer_scripts.compare(run, scripts)) for run in runs]
     assert [result for result in results if result[1] == "differs"] == []
     same = sum(verdict == "same" for _, verdict, _ in results)
-    record_property("ran", f"its test scripts, in 1 and 2 processes: {same} of {len(results)} print the same")
+    assert f"{same} of {len(results)} print the same" in CLIENTS.read_text(encoding="utf-8")

@@ -19,11 +19,6 @@ ON_TWO = ("fsdp, shard_grad_op", "fsdp, resumed")
 """Sharded on accel; Accelerate trains these as DDP on a CPU, with the same numbers."""
 
 
-@pytest.mark.client(
-    "transformers",
-    "Trainer with 17 of its options beside Accelerate, 1 and 2 processes",
-    differs="a smaller batch size that is found is half, not nine tenths; two processes shuffle as one does",
-)
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_options_of_the_trainer_give_the_numbers_of_accelerate(tmp_path, num_processes):
     names = SAMPLE + (ON_ONE if num_processes == 1 else ON_TWO)

@@ -37,9 +37,6 @@ def check(folder: Path, names: tuple[str, ...], *, num_processes: int) -> None:
             assert found["more"] == [entry[0] for entry in found["history"] if len(entry) == 2], name
 
 
-@pytest.mark.client(
-    "transformers", "Trainer with tp_plan, DistributedConfig, context parallelism, 2 processes"
-)
 def test_the_trainer_trains_sharded_models_as_one_process(tmp_path):
     check(tmp_path, SAMPLE, num_processes=2)
 

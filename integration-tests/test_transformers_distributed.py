@@ -189,7 +189,6 @@ def train_as_the_trainer_does(folder, sizes):
     }
 
 
-@pytest.mark.client("transformers", "Trainer with models that transformers shards, 2 processes")
 @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"fsdp_size": 2}], ids=["tp", "fsdp"])
 def test_the_optimizer_of_a_model_that_transformers_sharded_is_prepared_alone(world, pretrained, sizes):
     model, folder = pretrained

@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
-from tools.bench.libraries import ACCEL, PEER, SCRIPTS
+from both_sides import ACCEL, PEER, SCRIPTS
+
 from tools.harness.scripts import run_command
 
 OPTIONS = SCRIPTS / "trainer_options.py"

@@ -17,7 +17,6 @@ class Case:
             prints one number as its last line; or nothing, and then the complete process is timed in seconds.
         baseline: The variant that other variants are compared with.
         prepare: Source to run once before the rounds, e.g. to fill caches.
-        obstacle: Source to run first; its output is the reason why the case cannot be measured on this machine.
     """
 
     title: str
@@ -25,4 +24,3 @@ class Case:
     variants: Mapping[str, str]
     baseline: str
     prepare: str = ""
-    obstacle: str = ""

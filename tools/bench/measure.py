@@ -7,8 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from tools.bench.case import Case
 
@@ -37,38 +36,17 @@ class Measurement:
 
 def run_variant(source: str) -> float:
     """Run ``source`` in a fresh Python; return the number it prints last, or the seconds it took."""
+    # Bytecode may be written: pip compiled what it installed, ours would be compiled again in every run.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begun = time.perf_counter()
-    printed = _printed_by(source)
-    duration_s = time.perf_counter() - begun
-    return float(printed[-1]) if printed else duration_s
-
-
-def obstacle_to(case: Case) -> str:
-    """Return why ``case`` cannot be measured on this machine, ``""`` if it can."""
-    return " ".join(_printed_by(case.obstacle)) if case.obstacle else ""
-
-
-def _printed_by(source: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env=with_bytecode(os.environ),
-    )
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ
+    )  # fmt: skip
+    duration_s = time.perf_counter() - begun
     if done.returncode != 0:
         raise RuntimeError(f"A variant failed ({done.returncode}):\n{source}\n{done.stderr}")
-    return done.stdout.strip().splitlines()
-
-
-def with_bytecode(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without what keeps Python from writing bytecode.
-
-    Packages that pip copied were compiled when they were installed; ours, imported from the checkout, would
-    be compiled again in every run, which takes longer than the rest of their import.
-    """
-    return {name: value for name, value in environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    printed = done.stdout.strip().splitlines()
+    return float(printed[-1]) if printed else duration_s
 
 
 def measure(case: Case, *, num_rounds: int) -> list[Measurement]:
@@ -96,9 +74,3 @@ def as_table(case: Case, measurements: list[Measurement]) -> str:
             f"  {each.variant:<14}{each.median:>12.4g}{each.spread:>9.1%}{each.median / base:>16.3f}"
         )
     return "\n".join(lines)
-
-
-def as_data(case: Case, measurements: list[Measurement]) -> dict[str, object]:
-    """Return everything as plain data for a JSON file."""
-    results = [{**asdict(each), "median": each.median, "spread": each.spread} for each in measurements]
-    return {"title": case.title, "unit": case.unit, "baseline": case.baseline, "results": results}

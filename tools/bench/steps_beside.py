@@ -39,40 +39,6 @@ WIDE = MODEL.replace("256", "1024").replace("128", "512")
 LONG = MODEL.replace("(4, 32)", "(4, 512)")
 """The same with 2,048 tokens instead of 128, so that costs per parameter weigh less."""
 
-LANGUAGE = """
-import copy, time, torch
-import torch.distributed as dist
-from torch import nn
-torch.set_num_threads(1)
-torch.manual_seed(0)
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.mixed, self.joined = nn.LayerNorm(128), nn.Linear(128, 384), nn.Linear(128, 128)
-    def forward(self, rows):
-        heads = self.mixed(self.norm(rows)).unflatten(-1, (3, 4, 32)).permute(2, 0, 3, 1, 4)
-        return rows + self.joined(self.attend(*heads).transpose(1, 2).flatten(2))
-    def attend(self, query, key, value):
-        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.places = nn.Embedding(500, 128), nn.Embedding(512, 128)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 500)
-    def forward(self, input_ids, position_ids):
-        rows = self.embed(input_ids) + self.places(position_ids)
-        for block in self.blocks:
-            rows = block(rows)
-        return self.head(self.norm(rows))
-initial = Model()
-tokens = torch.randint(500, (2, 512))
-positions = torch.arange(512).repeat(2, 1)
-def with_optimizer(model):
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-"""
-"""A model whose tokens see each other, its optimizer, and a batch of long sequences."""
-
 TURNS = """
 durations = [[], []]
 for number in range(70):

@@ -1,25 +1,26 @@
-"""One file per check: ``python -m tools.checks.NAME`` runs one, ``tools/dev.py check`` runs all."""
+"""What ``tools/dev.py check`` runs: programs that others keep, and a file here for what none of them checks."""
 
-CHECKS = (
-    "lint",
-    "formatting",
-    "annotations",
-    "dependencies",
-    "layers",
-    "cycles",
-    "structure",
-    "docstrings",
-    "links",
-    "workflows",
-    "ceilings",
-    "origin",
-    "surface",
-    "settings_page",
-    "settings_table",
-    "tracker_table",
-    "device_table",
-    "gpu_table",
-    "engine_table",
-    "client_table",
-    "dependency_table",
-)
+from collections.abc import Mapping
+
+_LINT_IMPORTS = "from importlinter.cli import lint_imports_command as command; command()"
+
+CHECKS: Mapping[str, tuple[str, ...]] = {
+    "lint": ("-m", "ruff", "check", "--quiet", "."),
+    "formatting": ("-m", "ruff", "format", "--check", "--quiet", "."),
+    "annotations": ("-m", "mypy", "--no-error-summary"),
+    "layers": ("-c", _LINT_IMPORTS, "--no-cache", "--no-logo"),
+    **{
+        name: ("-m", f"tools.checks.{name}")
+        for name in ("cycles", "dependencies", "structure", "docstrings", "text", "surface", "workflows", "ceilings", "gpu_table")
+    },
+}
+"""Arguments of Python, in the root of the checkout, by the name of a check."""
+
+UPDATES: Mapping[str, tuple[str, ...]] = {
+    "lint": ("-m", "ruff", "check", "--quiet", "--fix", "."),
+    "formatting": ("-m", "ruff", "format", "--quiet", "."),
+    "surface": (*CHECKS["surface"], "--update"),
+    "ceilings": (*CHECKS["ceilings"], "--update"),
+    "gpu_table": (*CHECKS["gpu_table"], "--update"),
+}
+"""The checks that can repair what they find, and how."""

@@ -1,193 +1,150 @@
-"""A package imports exactly its declared dependencies.
+"""Each package declares what it imports and imports what it declares.
 
-- A module-level import needs a required dependency (or from an extra, in the modules that belong to it).
-- An import inside a function, or guarded by ``except ImportError``, may also need an extra.
-- Every declared dependency, in extras too, is used somewhere.
-- An extra of ours that is named anywhere, such as ``accel-trackers[wandb]``, exists.
-- The range of a sibling names three parts and admits the version of this checkout.
-- The packages agree on the releases of torch and of Python that they run on, also with the README.
+deptry reads the imports. What it does not read is here: extras are imported late, siblings are named in strings and
+stubs, extras that are named exist, ranges admit the versions of this checkout and agree.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tools.checks.imports import Import, Kind, imports_of
 from tools.checks.reporting import report
-from tools.workspace import (
-    ROOT,
-    Package,
-    is_admitted,
-    owner_of,
-    read_packages,
-    requirement_name,
-    sibling_floor,
-)
+from tools.workspace import ROOT, Package, is_admitted, read_packages, requirement_name, sibling_floor
 
-DISTRIBUTION_OF = {
-    "megatron": "megatron-core",
-    "IPython": "ipython",
-    "PIL": "pillow",
-    "comet_ml": "comet-ml",
-    "pynvml": "nvidia-ml-py",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-"""Import names that are not simply the distribution's name."""
-
-OF_THE_DEVICE = {
-    "habana_frameworks",
-    "intel_extension_for_pytorch",
-    "oneccl_bindings_for_pytorch",
-    "torch_mlu",
-    "torch_musa",
-    "torch_npu",
-    "torch_sdaa",
-    "torch_xla",
-    "transformer_engine",
-}
-"""Part of a vendor's software, or built for its device: in no extra. Imported inside functions only."""
-
-DECLARED_AHEAD: dict[tuple[str, str], str] = {}
-"""``(package, distribution)``: why it is declared although nothing imports it yet."""
+MODULES = {"megatron-core": "megatron", "nvidia-ml-py": "pynvml", "pillow": "PIL", "pyyaml": "yaml"}
+"""Modules of distributions that are not called like them, and may not be installed here."""
+OF_THE_DEVICE = ("habana_frameworks", "torch_xla")
+"""Imported, but part of a vendor's software: in no extra."""
+BY_NAME = ("bitsandbytes", "boto3", "botocore", "huggingface-hub", "nvidia-ml-py", "sagemaker", "tensorboard",
+           "tensorboardX", "timm", "transformers")  # fmt: skip
+"""Declared, but imported by a name in a string."""
+SIBLING = re.compile(r"""["'](accel_\w+)\.""")
+SIBLING_OF_STUB = re.compile(r"^(?:from|import) (accel\w*)", re.MULTILINE)
 
 
-def distribution_of(module: str) -> str:
-    """Return the distribution that provides ``module``."""
-    top = module.split(".")[0]
-    return DISTRIBUTION_OF[top] if top in DISTRIBUTION_OF else top.strip("_").replace("_", "-").lower()
+def by_deptry(package: Package) -> Iterator[str]:
+    """Yield what deptry finds."""
+    ignored = {"DEP001": [*OF_THE_DEVICE, *(MODULES.get(name, name) for name in BY_NAME)], "DEP002": BY_NAME}
+    words = [
+        *(sys.executable, "-m", "deptry", "src", "--no-ansi", "--package-module-name-map"),
+        ",".join(f"{name}={module}" for name, module in MODULES.items()),
+        *("--per-rule-ignores", ",".join(f"{rule}={'|'.join(names)}" for rule, names in ignored.items())),
+    ]
+    done = subprocess.run(words, cwd=package.folder, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if "DEP" in line]
+    if done.returncode != 0:
+        yield from (f"{package.folder}/{line}" for line in lines or [done.stderr])
 
 
-def is_foreign(module: str, package: Package) -> bool:
-    """Return True unless ``module`` belongs to Python or to ``package`` itself."""
-    top = module.split(".")[0]
-    return top != package.import_name and top not in sys.stdlib_module_names
-
-
-def allowed_names(package: Package, found: Import) -> set[str]:
-    """Return the distributions that ``found`` may come from."""
-    if found.kind is not Kind.ALWAYS:
-        return package.required_names | package.extra_names
-    return package.required_names
-
-
-def undeclared(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
-    """Yield imports that ``package`` does not declare."""
-    for _, file in package.modules():
-        for found in imports_of(file):
-            top = found.module.split(".")[0]
-            if not is_foreign(found.module, package):
-                continue
-            if found.kind is Kind.TEXT and owner_of(siblings, found.module) is None:
-                continue  # a string that merely looks like a module
-            if top in OF_THE_DEVICE and found.kind is not Kind.ALWAYS:
-                continue
-            distribution = distribution_of(found.module)
-            if distribution not in allowed_names(package, found):
-                declared = distribution in package.extra_names
-                hint = (
-                    "it is an extra: import it inside the function that needs it"
-                    if declared
-                    else "not declared"
-                )
-                yield f"{file}:{found.line}: `{found.module}` ({distribution}): {hint}"
-
-
-def unused(package: Package) -> Iterator[str]:
-    """Yield declared dependencies that nothing in ``package`` uses."""
-    used = set()
-    for _, file in package.modules():
-        for found in imports_of(file):
-            if found.kind is not Kind.TYPING and is_foreign(found.module, package):
-                used.add(distribution_of(found.module))
-    wanted = package.required_names | {name for name in package.extra_names if not name.startswith("accel")}
-    for name in sorted(wanted - used):
-        if (package.name, name) not in DECLARED_AHEAD:
+def declared_but_not_named(package: Package) -> Iterator[str]:
+    """Yield distributions of `BY_NAME` that no string names."""
+    text = "".join(file.read_text(encoding="utf-8") for _, file in package.modules())
+    for name in {requirement_name(each) for each in BY_NAME} & package.extra_names:
+        module = MODULES.get(name, name.replace("-", "_"))
+        if not re.search(rf"""(["']|(from|import) ){module}\b""", text, re.IGNORECASE):
             yield f"{package.folder}/pyproject.toml: `{name}` is declared, nothing imports it"
-    for owner, name in DECLARED_AHEAD:
-        if owner == package.name and (name in used or name not in wanted):
-            yield f"tools/checks/dependencies.py: `DECLARED_AHEAD` needs ({owner}, {name}) no more"
+
+
+def extras_imported_early(package: Package) -> Iterator[str]:
+    """Yield imports at the top of a module of what only an extra brings."""
+    extras = {
+        MODULES.get(name, name.replace("-", "_")) for name in package.extra_names - package.required_names
+    }
+    for _, file in package.modules():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                if name.partition(".")[0] in extras:
+                    yield f"{file}:{node.lineno}: `{name}` is of an extra: import it in the function that needs it"
+
+
+def undeclared_siblings(package: Package) -> Iterator[str]:
+    """Yield names of siblings in strings and stubs that the package does not declare."""
+    declared = {
+        package.import_name,
+        *(name.replace("-", "_") for name in package.required_names | package.extra_names),
+    }
+    for files, pattern in ((package.modules(), SIBLING), (package.stubs(), SIBLING_OF_STUB)):
+        for _, file in files:
+            for name in set(pattern.findall(file.read_text(encoding="utf-8"))) - declared:
+                yield f"{file}: names `{name}`, which the package does not declare"
 
 
 def unknown_extras(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
     """Yield mentions of extras that do not exist, in sources, README and ``pyproject.toml``."""
-    files = [file for _, file in package.modules()]
-    files += [
-        file for file in (package.folder / "README.md", package.folder / "pyproject.toml") if file.is_file()
-    ]
-    for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-            for name, extras in re.findall(r"(?<![\w-])(accel(?:-[a-z]+)?)\[([a-z][\w,-]*)\]", line):
-                known = siblings[name].extras if name in siblings else {}
-                for extra in extras.split(","):
-                    if extra not in known:
-                        yield f"{file}:{number}: `{name}` has no extra `{extra}`"
+    for file in [
+        *(file for _, file in package.modules()),
+        package.folder / "README.md",
+        package.folder / "pyproject.toml",
+    ]:
+        for name, extras in re.findall(
+            r"(?<![\w-])(accel(?:-[a-z]+)?)\[([a-z][\w,-]*)\]", file.read_text(encoding="utf-8")
+        ):
+            for extra in set(extras.split(",")) - set(siblings[name].extras if name in siblings else ()):
+                yield f"{file}: `{name}` has no extra `{extra}`"
 
 
 def wrong_sibling_ranges(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
     """Yield requirements of siblings that are not of the form ``~=0.1.0`` or do not admit the checkout's version."""
-    extras = [each for group in package.extras.values() for each in group]
-    for requirement in [*package.dependencies, *extras]:
+    for requirement in [
+        *package.dependencies,
+        *(each for group in package.extras.values() for each in group),
+    ]:
         sibling = siblings.get(requirement_name(requirement))
-        if sibling is None:
-            continue
-        file = f"{package.folder}/pyproject.toml"
         try:
-            floor = sibling_floor(requirement)
+            if sibling and not is_admitted(sibling.version, sibling_floor(requirement)):
+                yield f"{package.folder}/pyproject.toml: `{requirement}` does not admit {sibling.version}"
         except ValueError as problem:
-            yield f"{file}: {problem}"
-        else:
-            if not is_admitted(sibling.version, floor):
-                yield f"{file}: `{requirement}` does not admit {sibling.version}, the version of this checkout"
-
-
-def torch_requirements(package: Package) -> set[str]:
-    """Return what ``package`` requires of torch: one requirement, or none."""
-    return {each for each in package.dependencies if requirement_name(each) == "torch"}
+            yield f"{package.folder}/pyproject.toml: {problem}"
 
 
 def python_releases(package: Package) -> list[str]:
     """Return the releases of Python that the classifiers of ``package`` name, oldest first."""
-    pattern = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    pattern = re.compile(r"Programming Language :: Python :: 3\.(\d+)")
     found = filter(None, map(pattern.fullmatch, package.project.get("classifiers", [])))
-    return sorted((each[1] for each in found), key=lambda release: int(release.split(".")[1]))
+    return [f"3.{minor}" for minor in sorted(int(each[1]) for each in found)]
 
 
-def differing_ranges(packages: Mapping[str, Package], readme: Path) -> Iterator[str]:
-    """Yield packages whose range of torch or Python is not that of the first, and ranges ``readme`` does not say."""
-    first = next(iter(packages.values()))
-    torch = set().union(*map(torch_requirements, packages.values()))
-    if len(torch) > 1:
-        yield f"packages/*/pyproject.toml: different requirements of torch: {', '.join(sorted(torch))}"
-    pythons = python_releases(first)
-    for package in packages.values():
-        file = package.folder / "pyproject.toml"
-        if python_releases(package) != pythons:
-            yield f"{file}: its Python classifiers are not those of `{first.name}`"
-        if package.project.get("requires-python") != first.project.get("requires-python"):
-            yield f"{file}: its `requires-python` is not that of `{first.name}`"
-    if pythons and first.project.get("requires-python") != f">={pythons[0]}":
-        yield f"{first.folder}/pyproject.toml: `requires-python` is not `>={pythons[0]}`, the first classifier"
-    text = readme.read_text(encoding="utf-8")
-    wanted = [f"torch {each.removeprefix('torch>=')} to " for each in torch]
-    wanted += [f"Python {pythons[0]} to {pythons[-1]}"] if pythons else []
-    for range_ in wanted:
-        if range_ not in text:
-            yield f"{readme}: does not say `{range_}`, which the packages declare"
+def differing_ranges(packages: Mapping[str, Package], readme: str) -> Iterator[str]:
+    """Yield ranges of torch and Python in which packages differ, and those that the README does not say."""
+    torch = {
+        each
+        for package in packages.values()
+        for each in package.dependencies
+        if requirement_name(each) == "torch"
+    }
+    python = {
+        (package.project.get("requires-python"), *python_releases(package)) for package in packages.values()
+    }
+    for what, ranges in (("torch", torch), ("Python", python)):
+        if len(ranges) > 1:
+            yield f"packages/*/pyproject.toml: different requirements of {what}: {sorted(map(str, ranges))}"
+    requires, *releases = min(python, key=str)
+    if requires != f">={releases[0]}":
+        yield f"packages/*/pyproject.toml: `requires-python` is not `>={releases[0]}`, the first classifier"
+    said = [f"torch {each.removeprefix('torch>=')} to " for each in torch]
+    for range_ in [*said, f"Python {releases[0]} to {releases[-1]}"]:
+        if range_ not in readme:
+            yield f"README.md: does not say `{range_}`, which the packages declare"
 
 
 def problems(root: Path) -> list[str]:
-    """Return every difference between imports, declarations and README in the packages of ``root``."""
+    """Return what deptry does not find in the packages of ``root``."""
     packages = read_packages(root)
-    found = list(differing_ranges(packages, root / "README.md"))
+    found = list(differing_ranges(packages, (root / "README.md").read_text(encoding="utf-8")))
     for package in packages.values():
-        found += [*undeclared(package, packages), *unused(package), *unknown_extras(package, packages)]
-        found += wrong_sibling_ranges(package, packages)
+        for rule in (declared_but_not_named, extras_imported_early, undeclared_siblings):
+            found += rule(package)
+        found += [*unknown_extras(package, packages), *wrong_sibling_ranges(package, packages)]
     return [line.replace(f"{root}/", "") for line in found]
 
 
 if __name__ == "__main__":
-    sys.exit(report(problems(ROOT)))
+    found = [line for package in read_packages().values() for line in by_deptry(package)]
+    sys.exit(report([*found, *problems(ROOT)]))

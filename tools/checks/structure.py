@@ -1,21 +1,18 @@
-"""Every package looks the same: names agree, nothing is missing, tests mirror src, one door to os.environ."""
+"""Every package looks the same: names agree, nothing is missing, the version has one place, tests mirror src."""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tools.checks.reporting import report
 from tools.workspace import ROOT, Package, read_packages
 
-VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-USER_PATHS = {"accel/src/accel/utils"}
-"""Vague names that users know and import from; these files only hand names on."""
-
+VAGUE = re.compile(r"/src/(?!accel/utils/).*\b(utils?|helpers?|manager|common|misc)\b(/|\.py$)")
+"""Names without meaning; users know `accel.utils`, which hands names on."""
 WHOLE_PACKAGE = {
     "accel-bigmodel/tests/test_never_silently_wrong.py",
     "accel-data/tests/test_resume.py",
@@ -34,133 +31,73 @@ WHOLE_PACKAGE = {
 }
 """Tests of everything a package offers, which mirror no single file."""
 
-DOOR = "accel_state/environment/"
 
-
-def names_agree(package: Package) -> Iterator[str]:
-    """Folder, distribution and import name are one name."""
+def parts(package: Package) -> Iterator[str]:
+    """Yield what is missing or in the wrong place."""
     if package.name != package.folder.name:
         yield f"{package.folder}: the distribution is called `{package.name}`"
-    if not (package.source / "__init__.py").is_file():
-        yield f"{package.folder}: src/{package.import_name}/__init__.py is missing"
-    others = [
-        path.name for path in (package.folder / "src").iterdir() if path.is_dir() and path != package.source
-    ]
-    for name in sorted(others):
-        if name != "__pycache__" and not name.endswith(".egg-info"):
-            yield f"{package.folder}/src: `{name}` does not belong here"
-
-
-def files_are_there(package: Package) -> Iterator[str]:
-    """README, changelog, license, py.typed and tests exist and are not empty."""
-    for name in ("README.md", "CHANGELOG.md", "LICENSE"):
-        file = package.folder / name
-        if not file.is_file() or not file.read_text(encoding="utf-8").strip():
+    for folder in (package.folder / "src").iterdir():
+        if folder != package.source and folder.name != "__pycache__" and folder.suffix != ".egg-info":
+            yield f"{folder}: does not belong here"
+    needed = (package.folder / name for name in ("README.md", "CHANGELOG.md", "LICENSE"))
+    for file in (*needed, package.source / "__init__.py", package.source / "py.typed"):
+        if not file.is_file() or (file.name != "py.typed" and not file.read_text(encoding="utf-8").strip()):
             yield f"{file}: missing or empty"
-    if not (package.source / "py.typed").is_file():
-        yield f"{package.source}/py.typed: missing"
-    if not any(package.tests.rglob("test_*.py")):
-        yield f"{package.tests}: no tests"
-
-
-def version_has_one_place(package: Package) -> Iterator[str]:
-    """The version stands in ``__init__.py`` alone, is read from there, and has a section in the changelog."""
-    data = tomllib.loads((package.folder / "pyproject.toml").read_text(encoding="utf-8"))
-    if "version" in data["project"] or "version" not in data["project"].get("dynamic", []):
-        yield f"{package.folder}/pyproject.toml: version belongs into src/{package.import_name}/__init__.py"
     for _, file in package.modules():
-        if file == package.source / "__init__.py":
-            continue
-        if re.search(r"^__version__\s*=", file.read_text(encoding="utf-8"), re.MULTILINE):
+        if VAGUE.search(file.as_posix()):
+            yield f"{file}: its name does not say what is in it"
+
+
+def version(package: Package) -> Iterator[str]:
+    """Yield versions besides the one in ``__init__.py``, which has a section in the changelog."""
+    if "version" not in package.project.get("dynamic", []):
+        yield f"{package.folder}/pyproject.toml: the version belongs into src/{package.import_name}/__init__.py"
+    for _, file in package.modules():
+        text = file.read_text(encoding="utf-8")
+        if file != package.source / "__init__.py" and re.search(r"^__version__\s*=", text, re.MULTILINE):
             yield f"{file}: a second `__version__`"
-    changelog = package.folder / "CHANGELOG.md"
-    if changelog.is_file() and f"## {package.version}" not in changelog.read_text(encoding="utf-8"):
-        yield f"{changelog}: no section `## {package.version}`"
+    if f"## {package.version}" not in package.changelog.read_text(encoding="utf-8"):
+        yield f"{package.changelog}: no section `## {package.version}`"
 
 
-def mirrored_names(package: Package) -> set[str]:
-    """Return what a test may mirror, relative to the source: modules, folders, the face, the README."""
-    names = {file.relative_to(package.source).with_suffix("").as_posix() for _, file in package.modules()}
-    folders = {Path(name).parent.as_posix() for name in names} - {"."}
-    return (
-        {name.replace("__", "") for name in names}
-        | folders
-        | {package.import_name, "face", "public_face", "readme"}
-    )
+def tests(package: Package) -> Iterator[str]:
+    """Yield tests, such as ``tests/a/test_b_aspect.py``, for which there is no module or folder ``a/b``."""
+    modules = {file.relative_to(package.source).with_suffix("") for _, file in package.modules()}
+    names = {name.as_posix().replace("__", "") for path in modules for name in (path, path.parent)}
+    names |= {package.import_name, "face", "public_face", "readme"}
+    files = sorted(package.tests.rglob("*.py"))
+    if not any(file.name.startswith("test_") for file in files):
+        yield f"{package.tests}: no tests"
+    for file in files:
+        place, words = file.relative_to(package.tests).parent, file.stem.removeprefix("test_").split("_")
+        mirrored = {(place / "_".join(words[:count])).as_posix() for count in range(1, len(words) + 1)}
+        is_test = (
+            file.name.startswith("test_")
+            and f"{package.name}/{file.relative_to(package.folder)}" not in WHOLE_PACKAGE
+        )
+        if file.name == "__init__.py":
+            yield f"{file}: test folders have no __init__.py"
+        elif is_test and not names & mirrored:
+            yield f"{file}: nothing in src/{package.import_name} is mirrored by it"
 
 
-def tests_mirror_source(package: Package) -> Iterator[str]:
-    """``tests/a/test_b.py`` or ``tests/a/test_b_<aspect>.py`` mirrors ``src/…/a/b.py`` or folder ``b``."""
-    names = mirrored_names(package)
-    for test in sorted(package.tests.rglob("test_*.py")):
-        place = test.relative_to(package.tests).with_suffix("")
-        words = place.name.removeprefix("test_").split("_")
-        candidates = [
-            (place.parent / "_".join(words[:count])).as_posix() for count in range(1, len(words) + 1)
-        ]
-        is_whole = test.relative_to(package.folder.parent).as_posix() in WHOLE_PACKAGE
-        if not is_whole and not any(candidate in names for candidate in candidates):
-            yield f"{test}: nothing in src/{package.import_name} is mirrored by it"
-    for stray in sorted(package.tests.rglob("__init__.py")):
-        yield f"{stray}: test folders have no __init__.py"
-
-
-def names_are_clear(package: Package) -> Iterator[str]:
-    """No file or folder has a name without meaning."""
-    for _, file in package.modules():
-        parts = file.relative_to(package.source).with_suffix("").parts
-        place = file.relative_to(package.folder.parent).as_posix()
-        if VAGUE & set(parts) and not any(place.startswith(path) for path in USER_PATHS):
-            yield f"{file}: `{next(iter(VAGUE & set(parts)))}` does not say what is in it"
-
-
-def stubs_hide_no_code(package: Package) -> Iterator[str]:
-    """A module with a stub next to it has no definitions: type checkers read only the stub."""
+def stubs(package: Package) -> Iterator[str]:
+    """Yield definitions in a module with a stub next to it: type checkers read only the stub."""
     modules = dict(package.modules())
     for name, stub in package.stubs():
-        tree = ast.parse(modules[name].read_text(encoding="utf-8") if name in modules else "")
-        for node in tree.body:
+        for node in ast.parse(modules[name].read_text(encoding="utf-8") if name in modules else "").body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "__getattr__":
                 yield f"{modules[name]}:{node.lineno}: {stub.name} hides `{node.name}` from type checkers"
 
 
-def environment_uses(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that touch the process environment."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            if node.attr in {"environ", "environb", "getenv", "putenv", "unsetenv"}:
-                yield node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module == "os":
-            if any(
-                alias.name in {"environ", "environb", "getenv", "putenv", "unsetenv"} for alias in node.names
-            ):
-                yield node.lineno
-
-
-def environment_has_one_door(package: Package) -> Iterator[str]:
-    """Nothing outside ``accel_state.environment`` reads or writes the process environment."""
-    for _, file in package.modules():
-        if file.relative_to(package.folder / "src").as_posix().startswith(DOOR):
-            continue
-        for line in environment_uses(ast.parse(file.read_text(encoding="utf-8"))):
-            yield f"{file}:{line}: the environment is read and written in accel_state.environment only"
-
-
-RULES: tuple[Callable[[Package], Iterator[str]], ...] = (
-    names_agree,
-    files_are_there,
-    version_has_one_place,
-    tests_mirror_source,
-    names_are_clear,
-    stubs_hide_no_code,
-    environment_has_one_door,
-)
-
-
 def problems(root: Path) -> list[str]:
     """Return everything in the packages of ``root`` that is not as it should be."""
-    packages = read_packages(root)
-    lines = [line for package in packages.values() for rule in RULES for line in rule(package)]
+    lines = [
+        line
+        for package in read_packages(root).values()
+        for rule in (parts, version, tests, stubs)
+        for line in rule(package)
+    ]
     for folder in sorted(path for path in (root / "packages").iterdir() if path.is_dir()):
         if not (folder / "pyproject.toml").is_file():
             lines.append(f"{folder}: no pyproject.toml")

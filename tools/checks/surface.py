@@ -1,25 +1,122 @@
-"""Check each package's public surface against ``packages/<name>/surface.txt``; ``--update`` rewrites them."""
+"""Check each package's public surface against ``packages/<name>/surface.txt``; ``--update`` rewrites them.
+
+A line for each name of ``__all__``, with its signature; the members of a class are indented below it.
+"""
 
 from __future__ import annotations
 
 import difflib
+import enum
 import importlib
+import inspect
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from tools.checks.describe import describe_package
 from tools.checks.reporting import report
 from tools.workspace import ROOT, Package, read_packages
 
 HEADER = (
     "# The public surface of {name}. Written by `python tools/dev.py check surface --update`; do not edit.\n"
 )
+OURS = re.compile(r"accel(_\w+)?(\.|$)")
+PLAIN = (str, int, float, bool, type(None), tuple, enum.Enum)
+"""Kinds of defaults of dataclass fields, whose annotations are shown."""
+
+
+class _Written(str):
+    """An annotation that prints as it was written, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def described(name: str, thing: Any, *, package: str) -> Iterator[str]:
+    """Yield the lines for one public name of ``package``."""
+    home = str(getattr(thing, "__module__", None))
+    top = home.partition(".")[0]
+    if isinstance(thing, ModuleType):
+        yield f"module {name}"
+    elif hasattr(thing, "__name__") and OURS.match(home) and top != package:
+        yield f"{name} = {top}.{thing.__name__}"
+    elif inspect.isclass(thing):
+        yield f"class {name}({', '.join(base.__name__ for base in thing.__bases__ if base is not object)})"
+        yield from (f"    {line}" for line in _members(thing))
+    elif callable(thing):
+        yield f"def {name}{_signature(thing)}"
+    else:
+        yield f"{name}: {type(thing).__name__}"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Return the signature, the same on every run and every Python."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [each.replace(annotation=_tidy(each.annotation)) for each in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters, return_annotation=_tidy(signature.return_annotation)))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _tidy(annotation: Any) -> Any:
+    """Return an annotation without quotes and module paths."""
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return _Written(text.replace("typing.", "").replace("collections.abc.", ""))
+
+
+def _members(cls: type) -> Iterator[str]:
+    """Yield a line per value of an enumeration, and per public member that a class of ours defines."""
+    values = cls.__members__ if issubclass(cls, enum.Enum) else {}
+    yield from (f"{name} = {member.value!r}" for name, member in values.items() if member.name == name)
+    members: dict[str, str] = {}
+    for ancestor in reversed([each for each in cls.__mro__ if OURS.match(each.__module__)]):
+        annotated = {
+            name: f"{name}: {_tidy(annotation)}"
+            for name, annotation in vars(ancestor).get("__annotations__", {}).items()
+            if not name.startswith("_")
+        }
+        members |= annotated
+        for name, member in vars(ancestor).items():
+            is_shown = not name.startswith("_") or name == "__init__"
+            is_field = name in annotated and (
+                isinstance(member, property) or inspect.ismemberdescriptor(member)
+            )
+            if is_shown and name not in values and not is_field and (line := _member(name, member)):
+                members[name] = line
+    yield from (members[name] for name in sorted(members))
+
+
+def _member(name: str, member: Any) -> str | None:
+    """Return the line for one member, or None if an annotation shows it."""
+    if isinstance(member, property):
+        result = _tidy(inspect.signature(member.fget).return_annotation) if member.fget is not None else "?"
+        return f"property {name} -> {result}{' (settable)' if member.fset is not None else ''}"
+    if isinstance(member, classmethod | staticmethod):
+        return f"{type(member).__name__} {name}{_signature(member.__func__)}"
+    if inspect.isfunction(member):
+        return f"def {name}{_signature(member)}"
+    if inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member) or isinstance(member, PLAIN):
+        return None
+    return f"{name}: {type(member).__name__}"
 
 
 def present_surface(package: Package) -> str:
     """Return the surface of ``package`` now."""
     module = importlib.import_module(package.import_name)
-    return HEADER.format(name=package.name) + "".join(f"{line}\n" for line in describe_package(module))
+    lines = [
+        line
+        for name in sorted(module.__all__)
+        for line in described(name, getattr(module, name), package=package.import_name)
+    ]
+    return HEADER.format(name=package.name) + "".join(f"{line}\n" for line in lines)
 
 
 def differences(package: Package) -> list[str]:
@@ -34,23 +131,15 @@ def differences(package: Package) -> list[str]:
     return list(difflib.unified_diff(*lines, f"{package.name} recorded", "present", n=1, lineterm=""))
 
 
-def update(root: Path) -> None:
-    """Write the snapshot of every package."""
-    for package in read_packages(root).values():
-        (package.folder / "surface.txt").write_text(present_surface(package), encoding="utf-8")
-
-
 def problems(root: Path) -> list[str]:
     """Return the differences of all packages, with the command that updates them."""
     found = [line for package in read_packages(root).values() for line in differences(package)]
-    if found:
-        found.append(
-            "If this is meant: `python tools/dev.py check surface --update`, and a line in the changelog."
-        )
-    return found
+    hint = "If this is meant: `python tools/dev.py check surface --update`, and a line in the changelog."
+    return [*found, hint] if found else []
 
 
 if __name__ == "__main__":
     if "--update" in sys.argv:
-        update(ROOT)
+        for each in read_packages().values():
+            (each.folder / "surface.txt").write_text(present_surface(each), encoding="utf-8")
     sys.exit(report(problems(ROOT)))

@@ -13,7 +13,6 @@ from tools.workspace import ROOT
 def bench(arguments: argparse.Namespace) -> int:
     environment = Environment("bench").ensure()
     words = [*arguments.cases, "--rounds", str(arguments.rounds)]
-    words += ["--profile"] if arguments.profile else []
     words += ["--json", arguments.json] if arguments.json else []
     command = [environment.python, "-m", "tools.bench", *words]
     return run(command, cwd=ROOT, environ=environment.child_environ())
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=7, help="how often each variant runs, in turn (default: 7)"
     )
-    parser.add_argument("--profile", action="store_true", help="show where the time of a training step goes")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
 
 

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tools.checks import CHECKS
+from tools.checks import CHECKS, UPDATES
 from tools.commands.protocol import Command
 from tools.setup.environment import Environment
 from tools.workspace import ROOT
@@ -27,7 +27,7 @@ class Outcome:
 
 def run_check(name: str, environment: Environment, *, fix: bool) -> Outcome:
     begun = time.monotonic()
-    command = [str(environment.python), "-m", f"tools.checks.{name}", *(["--update"] if fix else [])]
+    command = [str(environment.python), *(UPDATES if fix and name in UPDATES else CHECKS)[name]]
     done = subprocess.run(
         command, cwd=ROOT, env=environment.child_environ(), capture_output=True, text=True, check=False
     )
@@ -69,15 +69,26 @@ def check(arguments: argparse.Namespace) -> int:
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
+def known_check(name: str) -> str:
+    """Return ``name`` if there is such a check."""
+    if name not in CHECKS:
+        raise argparse.ArgumentTypeError(f"there is no check `{name}`; known: {', '.join(CHECKS)}")
+    return name
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="CHECK", help=f"any of: {', '.join(CHECKS)}")
     parser.add_argument(
-        "--update", action="store_true", help="repair what a check can repair: layout, snapshots, tables"
+        "names", nargs="*", metavar="CHECK", type=known_check, help=f"any of: {', '.join(CHECKS)}"
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help=f"let {', '.join(UPDATES)} fix what they can: simple findings, layout, snapshots",
     )
 
 
 command = Command(
-    help="lint, format, types, dependencies, layers, structure, docstrings, links, origin, public surface",
+    help="lint, format, types, layers, cycles, dependencies, structure, docstrings, links, workflows, public surface",
     run=check,
     add_arguments=add_arguments,
 )

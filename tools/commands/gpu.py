@@ -20,7 +20,7 @@ from tools.workspace import ROOT
 def gpu(arguments: argparse.Namespace) -> int:
     if arguments.write:
         results.write(arguments.out)
-        return max(_update(name) for name in ("gpu_table", "engine_table"))
+        return _update("gpu_table")
     found = arguments.python and shutil.which(arguments.python)
     if arguments.python and not found:
         raise SetupError(f"There is no program `{arguments.python}`. Name a Python that has torch.")

@@ -104,7 +104,7 @@ class Script:
                 time.sleep(0.05)
             time.sleep(0.05)  # the rest of its output
         state = "runs" if code is None else f"ended with exit code {code}"
-        return f"{state}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
+        return f"{state}, {open_files(self.process.pid)}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
 
     def close(self) -> None:
         """Kill it, with all it has started, if it still runs."""
@@ -305,6 +305,15 @@ def kill_tree(pid: int) -> None:
     deadline = time.monotonic() + _DEATH_S
     while any(map(is_alive, family)) and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def open_files(pid: int) -> str:
+    """Return which files a process has open, in words."""
+    try:
+        paths = [file.path for file in psutil.Process(pid).open_files()]
+    except psutil.Error:
+        paths = []
+    return f"has open: {', '.join(paths) or 'no files'}"
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -6,12 +6,17 @@ import argparse
 import faulthandler
 import gc
 import os
+import pickle
 import random
 import signal
 import sys
 import threading
+import traceback
+from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +33,7 @@ from tools.harness.leaks import changed_variables
 from tools.harness.remote_calls import Call, Outcome
 
 TIMEOUT = timedelta(seconds=30)
+_PLAIN = (str, int, float, PurePath, range, Counter)
 
 
 class Worker:
@@ -68,7 +74,9 @@ class Worker:
             if self.device_type != "cpu":
                 result = send_to_device(result, "cpu")
             self.check_clean(environ)
-            return Outcome.of_result(result, has_intact_group=has_only_default_group() and is_group_owned())
+            return Outcome(
+                pickle.dumps(result), has_intact_group=has_only_default_group() and is_group_owned()
+            )
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test should see it
             return Outcome.of_error(error)
         finally:
@@ -106,15 +114,30 @@ def has_only_default_group() -> bool:
     return dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) == 1
 
 
-def die_with_parent() -> None:
-    """End this process when its standard input closes, as it does however the parent ends."""
+def watch_parent() -> None:
+    """End this process when its standard input closes, however the parent ends; describe it for each byte there."""
 
     def watch() -> None:
         # Not through `sys.stdin`, whose lock Python wants at its end.
-        os.read(0, 1)
+        while os.read(0, 1):
+            os.write(2, "".join(_frames()).encode())
         os._exit(1)
 
-    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _frames() -> Iterator[str]:
+    """Yield where each thread is in accel, with plain values: topic, keys and rounds of an agreement, paths."""
+    for frame in sys._current_frames().values():
+        for inner, line in traceback.walk_stack(frame):
+            if inner.f_globals.get("__name__", "").startswith("accel"):
+                found = {**inner.f_locals, **getattr(inner.f_locals.get("self"), "__dict__", {})}
+                values = [f"{name}={str(value)[:300]}" for name, value in found.items() if _is_plain(value)]
+                yield f"{inner.f_code.co_qualname}, line {line}: {', '.join(values)}\n"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, list) and all(map(_is_plain, value)))
 
 
 def main() -> NoReturn:
@@ -129,7 +152,7 @@ def main() -> NoReturn:
     arguments = parser.parse_args()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    die_with_parent()
+    watch_parent()
     torch.set_num_threads(1)
     worker = Worker(arguments.rank, arguments.world_size, Connection(arguments.line), arguments.device)
     worker.serve()

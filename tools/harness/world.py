@@ -22,7 +22,7 @@ from accel_state.environment import snapshot
 from accel_state.errors import AccelError
 from tools.harness.fork_server import ForkedProcess, fork_server
 from tools.harness.remote_calls import Call, Outcome
-from tools.harness.scripts import kill_tree
+from tools.harness.scripts import kill_tree, open_files
 
 GRACE_S = 3.0
 """How long the other ranks may continue after one has failed; often they wait for it in a collective."""
@@ -100,9 +100,12 @@ class _Rank:
         self.output.seek(max(0, size - _STDERR_BYTES))
         return self.output.read().decode(errors="replace").strip()
 
-    def dump_stack(self) -> str:
-        """Make the worker write its threads' stacks; return its last output and the stacks of running threads."""
+    def describe(self) -> str:
+        """Return the open files of the worker, its last output, where it is in accel, and its threads' stacks."""
+        files = open_files(self.process.pid)
         before = earlier = self.output.seek(0, 2)
+        with suppress(OSError):  # it has ended
+            self.lifeline.write(b"?")
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_S
         while time.monotonic() < deadline:
@@ -115,7 +118,9 @@ class _Rank:
         stacks = self.output.read().decode(errors="replace").strip()
         self.output.seek(max(0, before - _WORDS_BYTES))
         words = self.output.read(min(before, _WORDS_BYTES)).decode(errors="replace").strip()
-        return "\n\n".join([words, *(stack for stack in stacks.split("\n\n") if not _SLEEPS.match(stack))])
+        return "\n\n".join(
+            [files, words, *(stack for stack in stacks.split("\n\n") if not _SLEEPS.match(stack))]
+        )
 
     def end(self, *, timeout_s: float) -> None:
         """Wait for the worker, which ends when its connection is closed; kill it if that takes too long."""
@@ -240,12 +245,12 @@ class World:
     def _give_up(self, late: Iterable[_Rank], outcomes: dict[int, Outcome], timeout_s: float) -> None:
         """Kill all ranks: some did not answer in time, or not within the grace period after another's error."""
         late = list(late)
-        stacks = "\n".join(f"--- stacks of rank {rank.number}:\n{rank.dump_stack()}" for rank in late)
+        all_ranks = "\n".join(f"--- rank {rank.number} {rank.describe()}" for rank in self._ranks)
         self._end(timeout_s=0)
         if not any(outcome.trace for outcome in outcomes.values()):
             names = ", ".join(str(rank.number) for rank in late)
             raise WorldError(
-                f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{stacks}"
+                f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{all_ranks}"
             )
 
     def _raise_first_error(self, outcomes: dict[int, Outcome]) -> None:
@@ -256,8 +261,8 @@ class World:
         notes = "\n".join(
             f"--- rank {other} of {self.size}:\n{failed[other].trace}" for other in sorted(failed)
         )
-        error = outcome.exception()
-        if error is None:
+        if outcome.error is None:
             raise WorldError(f"Rank {number} of {self.size} raised an error.\n{notes}")
+        error: BaseException = pickle.loads(outcome.error)
         error.add_note(notes)
         raise error

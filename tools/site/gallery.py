@@ -8,8 +8,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.site.recorded import advice
-from tools.site.recordings import RECORDINGS
+PICTURES = {
+    "accumulation": "Four bars: all but batches of unequal size without num_items end at the weight 2.04",
+    "automatic_batch_size": "Bars of 256, 128, 64 and 32 rows; only the last one fits",
+    "big_model": "A bar for each layer: the first blocks and the embedding in memory, the others in the checkpoint",
+    "check_digits": "Scans of digits that the reloaded model gets wrong, each with its label and what the model reads",
+    "checkpointing": "The losses of a run that was stopped and resumed lie on those of a run without a stop",
+    "communication_hooks": "The losses without a hook, in fp16 and with PowerSGD fall alike",
+    "cross_validation": "The accuracy of each of five folds on the wines that were held out",
+    "deepspeed_zero3": "A falling loss: the first 30 steps on two ranks, the others on one",
+    "diffusion": "Ten columns of images, from noise at the top to the digits 0 to 9 at the bottom",
+    "digits": "Training loss falling and held-out accuracy rising over twelve epochs",
+    "distributed_inference": "The score of each prompt; process 0 answered the first four, process 1 the others",
+    "early_stopping": "The training loss keeps falling; the held-out loss rises again, and training stops",
+    "every_axis": "Loss curves of one model in every layout lie on top of each other; below, how far they are apart",
+    "fp8": "The loss in 8 bits falls as that in bf16 does",
+    "gan": "Rows of generated digits: noise at the top, digits at the bottom",
+    "generate_text": "Text that a model wrote: spaces and ends of words are dark, since it was sure of them",
+    "image_classification": "Held-out accuracy over four epochs, with every feature off and on",
+    "language_model": "The loss of a language model over 400 steps, which went on after a stop at step 200",
+    "local_sgd": "The difference between the weights of two ranks grows, and is 0 after every eighth step",
+    "lora": "Left: in 4 bits the base model takes a sixth of the bytes. Right: the losses of LoRA and QLoRA fall alike",
+    "metrics": "The confusion matrix of 285 samples, the same on one process and on three",
+    "notebook": "How many of 1,797 digits are read right, over three epochs",
+    "own_strategy": "The losses with the strategy on two processes, and without on one: each pair is the same",
+    "own_tracker": "The logged loss falls until it is below 0.001, where all ranks stop",
+    "preemption": "The loss of a preempted and resumed run lies on that of a run that nobody disturbed",
+    "profiling": "A timeline of three training steps: operators, backward, optimizer",
+    "reinforcement_learning": "The number of moves in a game, of at most 200, rises over 60 rounds",
+    "schedule_free": "How many of 360 digits are read right rises over five epochs without a schedule",
+    "sharded": "Parameters, gradients, optimizer state and peak of one rank: DDP, and sharded over two and four",
+    "text_classification": "The share of lines that are told right lies above that of always giving the same answer",
+}
+"""What one sees in the picture of an example, for those who do not see it."""
 
 
 def subjects_of(nav: Any) -> dict[str, dict[str, str]]:
@@ -35,7 +66,7 @@ def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iter
     overview = [
         "# Examples\n",
         "Complete scripts to start from. A test runs each of them, training scripts on one process and on two.",
-        "Outputs and pictures are from real runs, recorded by `python -m tools.site.record`.\n",
+        "Outputs and pictures are from real runs.\n",
     ]
     for subject, titles in subjects.items():
         overview += [f"## {subject}\n", '<div class="grid cards" markdown>\n']
@@ -78,32 +109,18 @@ def docstring_of(script: Path) -> tuple[str, str]:
 
 
 def _picture(example: Path) -> str:
-    """Return Markdown that shows an example's picture, with what one sees in it.
-
-    Raises:
-        ValueError: If it has no picture, or the picture has no description.
-    """
-    if example.stem not in RECORDINGS:
+    """Return Markdown that shows an example's picture, with what one sees in it."""
+    if example.stem not in PICTURES:
         raise ValueError(
-            f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows its recording."
+            f"Draw `docs/images/{example.stem}.png` for `{example}`, and describe it in `PICTURES`."
         )
-    picture = example.parents[1] / "images" / f"{example.stem}.png"
-    if not picture.is_file():
-        raise ValueError(f"`{example}` has no picture. {advice(example.stem)}")
-    return f"![{RECORDINGS[example.stem].alt}](../images/{picture.name})"
+    return f"![{PICTURES[example.stem]}](../images/{example.stem}.png)"
 
 
 def _shown(example: Path) -> Iterator[str]:
-    """Yield an example's picture and output.
-
-    Raises:
-        ValueError: If it has none.
-    """
-    picture = _picture(example)
+    """Yield an example's picture, and the output of the commands that it was drawn from."""
     output = example.parent / "output" / f"{example.stem}.txt"
-    if not output.is_file():
-        raise ValueError(f"`{example}` has no recorded output. {advice(example.stem)}")
-    yield f"{picture}\n\n*Drawn from the run below by `python -m tools.site.record {example.stem}`.*\n"
+    yield f"{_picture(example)}\n"
     yield f"## Its output\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n"
 
 

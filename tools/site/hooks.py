@@ -14,11 +14,9 @@ from typing import Any
 
 from tools.site.commands import command_pages
 from tools.site.gallery import gallery_pages, subjects_of
-from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
-from tools.site.raising import error_classes, error_page
-from tools.site.sources import read_sources
+from tools.site.settings import reference_page
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
@@ -43,11 +41,9 @@ def generated_pages(nav: Any) -> dict[str, str]:
         nav: The navigation of ``mkdocs.yml``, whose order the gallery follows.
     """
     packages = read_packages()
-    sources = read_sources(packages)
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
-    pages |= dict(names_pages(packages, sources))
-    pages["reference/errors.md"] = error_page(error_classes(packages, sources))
+    pages["reference/settings.md"] = reference_page()
     pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":

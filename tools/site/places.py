@@ -15,7 +15,7 @@ LINK_OR_CODE = re.compile(
     r"|(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)",
     re.MULTILINE | re.DOTALL,
 )
-MADE = re.compile(r"docs/reference/(?:cli/[\w-]+|errors|names|packages/[\w-]+)\.md")
+MADE = re.compile(r"docs/reference/(?:cli/[\w-]+|settings|packages/[\w-]+)\.md")
 """Pages that are made from code when the site is built."""
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 

@@ -9,8 +9,6 @@ torch.set_num_threads(2)
 root = pathlib.Path(tempfile.gettempdir(), "accel-bench-safetensors")
 def large():
     return nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(48)])
-def small():
-    return nn.Sequential(*[nn.Sequential(*[nn.Linear(16, 16) for _ in range(96)]) for _ in range(128)])
 """
 
 # Files as safetensors and transformers write them: with a header of any length, so not aligned for kernels.
@@ -33,9 +31,8 @@ def write(folder, state, shard_bytes):
         save_file(shard, folder / file, metadata={"format": "pt"})
     weight_map = {name: file for file, shard in zip(files, shards) for name in shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-for name, build in (("large", large), ("small", small)):
-    if not (root / name / "model.safetensors.index.json").exists():
-        write(root / name, build().state_dict(), 200_000_000)
+if not (root / "large" / "model.safetensors.index.json").exists():
+    write(root / "large", large().state_dict(), 200_000_000)
 for path in root.glob("*/*"):
     path.read_bytes()
 print(0)
@@ -63,9 +60,9 @@ from safetensors.torch import load_file
 def measured():
     global model
     with torch.device("meta"):
-        model = {build}()
+        model = large()
     begun = time.perf_counter()
-    for path in sorted((root / "{build}").glob("*.safetensors")):
+    for path in sorted((root / "large").glob("*.safetensors")):
         model.load_state_dict(load_file(path), assign=True, strict=False)
     touched = {touch}
     return time.perf_counter() - begun
@@ -76,9 +73,9 @@ from {package} import init_empty_weights, load_checkpoint_in_model
 def measured():
     global model
     with init_empty_weights():
-        model = {build}()
+        model = large()
     begun = time.perf_counter()
-    load_checkpoint_in_model(model, root / "{build}", device_map={{"": "cpu"}}{more})
+    load_checkpoint_in_model(model, root / "large", device_map={{"": "cpu"}}{more})
     touched = {touch}
     return time.perf_counter() - begun
 """
@@ -87,14 +84,9 @@ ALL = "sum(parameter.view(-1)[::1024].sum() for parameter in model.parameters())
 NONE = "None"
 
 
-def assigned(build: str, touch: str) -> str:
-    """Return the variant of plain PyTorch: mapped by safetensors, assigned by the model."""
-    return PLACE + ASSIGN.format(build=build, touch=touch) + THRICE
-
-
-def loaded(package: str, build: str, touch: str, more: str = "") -> str:
+def loaded(package: str, touch: str, more: str = "") -> str:
     """Return the variant that loads with ``package``."""
-    return PLACE + LOAD.format(package=package, build=build, touch=touch, more=more) + THRICE
+    return PLACE + LOAD.format(package=package, touch=touch, more=more) + THRICE
 
 
 case = Case(
@@ -102,11 +94,11 @@ case = Case(
     unit="s",
     variants={
         "read": PLACE + READ + THRICE,
-        "ours": loaded("accel_bigmodel", "large", ALL),
-        "ours mapped": loaded("accel_bigmodel", "large", ALL, ", mmap=True"),
-        "peer": loaded("accelerate", "large", ALL),
-        "assign lazy": assigned("large", NONE),
-        "ours lazy": loaded("accel_bigmodel", "large", NONE, ", mmap=True"),
+        "ours": loaded("accel_bigmodel", ALL),
+        "ours mapped": loaded("accel_bigmodel", ALL, ", mmap=True"),
+        "peer": loaded("accelerate", ALL),
+        "assign lazy": PLACE + ASSIGN.format(touch=NONE) + THRICE,
+        "ours lazy": loaded("accel_bigmodel", NONE, ", mmap=True"),
     },
     baseline="read",
     prepare=PREPARE,

@@ -1,21 +1,15 @@
 """A structure of 24 small tensors, and 1,000 integers, between two gloo processes on this machine."""
 
 from tools.bench.case import Case
+from tools.bench.loops import FAREWELL, TWO_RANKS
 
-TWO_RANKS = """
-import os, socket, statistics, sys, time
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-child = os.fork()
-rank = 0 if child else 1
-os.environ |= {
-    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "yes",
-}
-import torch, torch.distributed as dist
+START = (
+    TWO_RANKS
+    + """
+import statistics, time, torch, torch.distributed as dist
 torch.set_num_threads(1)
 """
+)
 
 STATE = (
     "from {package} import PartialState\nPartialState(cpu=True)\nfrom {package}.utils import {operation}\n"
@@ -40,24 +34,21 @@ for _ in range(200):
     begun = time.perf_counter()
     call()
     durations.append((time.perf_counter() - begun) * 1e6)
+print(statistics.median(durations))
 dist.barrier()
 dist.destroy_process_group()
-if rank:
-    os._exit(0)
-os.waitpid(child, 0)
-print(statistics.median(durations))
 """
 
 
 def flat(call: str) -> str:
     """Return a variant that makes one plain call of torch.distributed."""
-    return TWO_RANKS + PLAIN + DATA + f"call = lambda: {call}\n" + CLOCK
+    return START + PLAIN + DATA + f"call = lambda: {call}\n" + CLOCK + FAREWELL
 
 
 def through(package: str, operation: str, argument: str) -> str:
     """Return a variant that calls an operation of ``package``."""
     state = STATE.format(package=package, operation=operation)
-    return TWO_RANKS + state + DATA + f"call = lambda: {operation}({argument})\n" + CLOCK
+    return START + state + DATA + f"call = lambda: {operation}({argument})\n" + CLOCK + FAREWELL
 
 
 OPERATIONS = {

@@ -1,11 +1,12 @@
 """A structure of 4 large tensors between two gloo processes on this machine."""
 
 from tools.bench.case import Case
-from tools.bench.cases.collectives import CLOCK, PLAIN, STATE, TWO_RANKS
+from tools.bench.cases.collectives import CLOCK, PLAIN, START, STATE
+from tools.bench.loops import FAREWELL
 
 DATA = """
-data = {{f"k{{i}}": torch.randn({num_elements}) for i in range({num_tensors})}}
-ragged = {{key: torch.randn({num_elements} + 64 * rank) for key in data}}
+data = {f"k{i}": torch.randn(1 << 20) for i in range(4)}
+ragged = {key: torch.randn((1 << 20) + 64 * rank) for key in data}
 flat = torch.cat(list(data.values()))
 room = torch.empty(2 * len(flat))
 """
@@ -18,27 +19,23 @@ FLAT = {
 }
 
 
-def variants(*, num_tensors: int, num_elements: int) -> dict[str, str]:
-    """Return the variants for a structure of tensors of one size."""
-    data = DATA.format(num_tensors=num_tensors, num_elements=num_elements)
-
-    def through(package: str, operation: str) -> str:
-        state = STATE.format(package=package, operation=operation)
-        return TWO_RANKS + state + data + f"call = lambda: {operation}({OPERATIONS[operation]})\n" + FEWER
-
-    return {
-        **{
-            f"flat {name}": TWO_RANKS + PLAIN + data + f"call = lambda: {call}\n" + FEWER
-            for name, call in FLAT.items()
-        },
-        **{f"ours {name}": through("accel", name) for name in OPERATIONS},
-        **{f"peer {name}": through("accelerate", name) for name in OPERATIONS},
-    }
+def through(package: str, operation: str) -> str:
+    """Return a variant that calls an operation of ``package``."""
+    state = STATE.format(package=package, operation=operation)
+    call = f"call = lambda: {operation}({OPERATIONS[operation]})\n"
+    return START + state + DATA + call + FEWER + FAREWELL
 
 
 case = Case(
     title="4 tensors of 4 MiB between two gloo processes",
     unit="µs",
-    variants=variants(num_tensors=4, num_elements=1 << 20),
+    variants={
+        **{
+            f"flat {name}": START + PLAIN + DATA + f"call = lambda: {call}\n" + FEWER + FAREWELL
+            for name, call in FLAT.items()
+        },
+        **{f"ours {name}": through("accel", name) for name in OPERATIONS},
+        **{f"peer {name}": through("accelerate", name) for name in OPERATIONS},
+    },
     baseline="flat gather",
 )

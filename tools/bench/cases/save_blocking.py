@@ -39,12 +39,7 @@ duration_s = min([timed(number) for number in range(6)][1:])
 
 
 def prepared(package: str, *, steps: bool = True) -> str:
-    """Return the source that prepares model and optimizer with the ``Accelerator`` of ``package``.
-
-    Args:
-        package: Where it is imported from.
-        steps: Let the optimizer take a step, so that it has a state.
-    """
+    """Return the source that prepares both with ``package``; after a step, the optimizer has a state."""
     step = "optimizer.step()" if steps else ""
     return f"""
 from {package} import Accelerator

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from tools.checks.surface import differences, problems, update
+from tools.checks.surface import differences
 from tools.workspace import read_packages
 
 OPS = "packages/accel-ops/src/accel_ops"
@@ -91,15 +91,3 @@ def test_a_public_name_that_is_not_there_is_told(package, checkout):
     (problem,) = differences(package)
     assert problem.startswith("accel-ops: a public name cannot be had")
     assert "unfold" in problem
-
-
-def test_update_makes_the_check_pass_for_a_tree_of_its_own(tmp_path, monkeypatch):
-    folder = tmp_path / "packages" / "accel-planted"
-    (folder / "src/accel_planted").mkdir(parents=True)
-    (folder / "src/accel_planted/__init__.py").write_text(CODE)
-    (folder / "pyproject.toml").write_text('[project]\nname = "accel-planted"\n')
-    monkeypatch.syspath_prepend(str(folder / "src"))
-    assert "If this is meant" in problems(tmp_path)[-1]
-    update(tmp_path)
-    assert problems(tmp_path) == []
-    sys.modules.pop("accel_planted")

@@ -2,18 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import psutil
 import pytest
 
-from accel_state.errors import ConfigError
 from tools.harness.fork_server import ForkServer, fork_server
 from tools.harness.scripts import (
     Script,
     is_alive,
-    kill_tree,
     run_command,
     run_script,
     start_ranks,
@@ -118,28 +115,6 @@ def is_running(pid):
     return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
 
 
-def test_what_a_script_printed_can_be_waited_for(tmp_path):
-    script = Script(["-c", "import time; print('ready', flush=True); time.sleep(300)"])
-    script.wait_for_output("ready")
-    with pytest.raises(subprocess.TimeoutExpired):
-        script.process.wait(timeout=0.01)
-    kill_tree(script.process.pid)
-    assert script.process.wait(timeout=60) == -signal.SIGKILL
-    script.close()
-
-
-def test_waiting_for_what_is_never_printed_ends_with_the_script():
-    script = Script(["-c", "import sys; sys.exit('nothing to say')"])
-    with pytest.raises(TimeoutError, match=r"did not print 'ready'.*\nnothing to say"):
-        script.wait_for_output("ready")
-    script.close()
-
-
-def test_a_variable_that_is_read_at_import_is_refused():
-    with pytest.raises(ConfigError, match="`OMP_NUM_THREADS` is read while Python or torch is imported"):
-        run_script("any.py", env={"OMP_NUM_THREADS": "2"})
-
-
 def test_a_script_finds_imported_what_it_is_to_find():
     look = "import sys; print('torch' in sys.modules, 'wave' in sys.modules)"
     for preload in ((), ("wave",), ("wave",)):
@@ -147,11 +122,6 @@ def test_a_script_finds_imported_what_it_is_to_find():
         assert script.process.wait(timeout=60) == 0
         assert script.stdout == f"True {bool(preload)}\n"
         script.close()
-
-
-def test_ranks_that_import_all_themselves_are_not_promised_otherwise():
-    with pytest.raises(ConfigError, match="`preload` needs `launcher='fork'`, got `accel`"):
-        run_script("any.py", launcher="accel", preload=("wave",))
 
 
 @pytest.mark.parametrize("is_forked", [False, True])

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accel_checkpoint.ranks.agreement import agreement_of, first
 from accel_state.errors import ConfigError
 from accel_state.partial_state import PartialState
-from tools.harness.world import World, WorldError
+from tools.harness.world import WorldError
 
 
 class Point:
@@ -89,6 +90,14 @@ def num_threads():
     return psutil.Process().num_threads()
 
 
+def save_without_rank_2(folder):
+    if dist.get_rank() == 2:
+        with (folder / "kept").open("w"):
+            time.sleep(100)
+    agreement = agreement_of(rank=dist.get_rank(), world_size=3, gather=list)
+    agreement.agree_on("save", "", first)
+
+
 def keep_groups_in_a_cycle():
     kept = [dist.new_group([0, 1]) for _ in range(3)]
     kept.append(kept)
@@ -100,12 +109,6 @@ def test_run_returns_results_in_rank_order(world):
 
 def test_objects_of_the_test_file_travel_both_ways(world):
     assert [point.x for point in world(2).run(moved, Point(10))] == [10, 11]
-
-
-def test_workers_stay_alive_between_bodies(world):
-    first = world(2).run(pid)
-    assert world(2).run(pid) == first
-    assert len(set(first)) == 2
 
 
 def test_each_body_starts_with_the_same_random_state(world):
@@ -142,6 +145,18 @@ def test_hanging_rank_is_killed_and_its_stack_shown(world):
     assert not {pid for pid in before if os.path.exists(f"/proc/{pid}")}
 
 
+def test_all_ranks_show_their_files_and_agreements_when_one_hangs(world, tmp_path):
+    world(3).run(pid)  # imports this file
+    with pytest.raises(WorldError) as caught:
+        world(3).run(save_without_rank_2, tmp_path, timeout_s=2)
+    told = str(caught.value)
+    assert told.index("--- rank 0 ") < told.index("--- rank 1 ") < told.index("--- rank 2 ")
+    assert f"--- rank 2 has open: {tmp_path}/kept" in told
+    assert "StoreAgreement._until, line " in told
+    assert "keys=['save-1/report/1', 'save-1/report/2']" in told
+    assert "in save_without_rank_2" in told
+
+
 def test_what_a_hanging_rank_forked_is_killed_with_it(world, tmp_path):
     with pytest.raises(WorldError, match="did not answer within 3 s"):
         world(2).run(fork_and_hang, tmp_path / "pid", timeout_s=3)
@@ -168,8 +183,3 @@ def test_groups_that_a_body_keeps_are_gone_in_the_next(world):
     after = world(2).run(num_threads)
     # Threads of earlier tests may end in between.
     assert all(now <= then for now, then in zip(after, before, strict=True))
-
-
-def test_local_function_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match="top-level function"):
-        World(2).run(lambda: None)

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from accel_state.environment.settings import SETTINGS
 from tools.site.hooks import completed, generated_pages, llms_text
 from tools.workspace import ROOT
 
@@ -20,16 +21,12 @@ def test_patterns_become_pages_and_absent_pages_are_left_out():
     assert completed(nav, pages) == [{"A": [{"One": "one.md"}, "more/x.md", "more/y.md"]}]
 
 
-def test_pages_are_made_from_the_checkout(pages):
-    assert {
-        "decisions/index.md",
-        "examples/digits.md",
-        "project/contributing.md",
-        "reference/cli/launch.md",
-        "reference/errors.md",
-        "reference/packages/accel.md",
-    } <= set(pages)
-    assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
+def test_every_setting_is_on_its_page(pages):
+    rows = [line for line in pages["reference/settings.md"].splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {7}
+    assert {setting.variable for setting in SETTINGS.values()} <= {
+        row.split("`")[1] for row in rows if "`" in row
+    }
 
 
 def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested(pages):

@@ -46,4 +46,4 @@ def test_code_and_addresses_stay():
 
 def test_pages_of_the_site_alone_are_known():
     assert is_made("docs/reference/cli/launch.md")
-    assert not is_made("docs/reference/settings.md")
+    assert not is_made("docs/reference/devices.md")

@@ -12,7 +12,7 @@ import yaml
 from accel_launch.cli import config, main
 from accel_launch.config.file import read_config
 from accel_launch.options import OPTIONS
-from tools.checks.settings_page import reference_page
+from tools.site.settings import reference_page
 
 
 @pytest.fixture(autouse=True)

@@ -1,25 +1,18 @@
-"""Losses of libraries on accel and under Accelerate: ``python -m tools.bench.libraries [SCRIPT …]``.
-
-Run it in `.venvs/libraries`, after `python tools/dev.py test --engines libraries` has installed Accelerate next to it.
-"""
+"""Losses of the scripts in `libraries` on accel and under Accelerate, which is in a folder apart."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tools.harness.scripts import run_command
 from tools.setup.apart import CLIENTS_FOLDER, PEER_FOLDER
-from tools.workspace import ROOT
 
-SCRIPTS = ROOT / "integration-tests" / "libraries"
-NAMES = ("trainer", "fine_tuning", "sentences", "diffusion", "loops", "evaluation")
+SCRIPTS = Path(__file__).with_name("libraries")
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def losses_of(script: str, folder: Path, *, side: Side = ACCEL, num_processes: i
     """Run a script of `integration-tests/libraries` and return the losses that it prints, by name.
 
     Args:
-        script: Its name, as in ``NAMES``.
+        script: The name of its file.
         folder: Where it may write.
         side: What `accelerate` means to it.
         num_processes: 1 or 2.
@@ -113,26 +106,3 @@ def largest_difference(ours: Losses, theirs: Losses) -> tuple[float, str]:
         for name in ours
         for mine, other in zip(ours[name], theirs[name], strict=True)
     )
-
-
-def main(words: Sequence[str]) -> int:
-    """Run scripts on both sides, in one process and in two, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.libraries", description=__doc__)
-    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"any of: {', '.join(NAMES)}")
-    arguments = parser.parse_args(words)
-    print("| script | processes | values | largest difference | in |\n|-|-|-|-|-|")
-    for script in arguments.scripts or NAMES:
-        for num_processes in (1, 2):
-            with TemporaryDirectory() as folder:
-                ours, theirs = on_both_sides(script, Path(folder), num_processes=num_processes)
-            difference, name = largest_difference(ours, theirs)
-            count = sum(map(len, ours.values()))
-            print(
-                f"| {script} | {num_processes} | {count} | {difference:.2g} | {name if difference else ''} |",
-                flush=True,
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

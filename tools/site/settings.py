@@ -1,15 +1,11 @@
-"""Check the reference page of settings against their table; ``--update`` rewrites it."""
+"""The reference page of settings, from their table."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from accel_state.environment.settings import SECTIONS, Setting
-from tools.checks.tables import if_old, run_check
 
-PAGE = Path("docs") / "reference" / "settings.md"
 _INTRODUCTION = """\
 # Settings
 
@@ -21,8 +17,6 @@ An invalid value is an error that names the variable; an empty variable counts a
 Settings that only the launcher reads (launcher, machines, hosts, SLURM, Ray, Kubernetes, TPU pods, SageMaker,
 supervision) are not listed here: `accel launch --help TOPIC` describes them, and `accel config show --all` lists
 every setting of a launch with its value.
-
-This page is generated from the table of settings: `python tools/dev.py check settings_page --update`.
 """
 _HEADER = "| Variable | What it does | Accepts | Default | Flag | Config key |\n|-|-|-|-|-|-|\n"
 
@@ -33,11 +27,6 @@ def reference_page() -> str:
         f"\n## {title}\n\n{_HEADER}{''.join(_rows(settings))}" for title, settings in SECTIONS.items()
     )
     return _INTRODUCTION + "".join(sections)
-
-
-def problems(root: Path) -> list[str]:
-    """Return the command that updates the page if it is not current."""
-    return if_old(root, PAGE, lambda _: reference_page(), what="settings", check="settings_page")
 
 
 def _rows(settings: Sequence[Setting]) -> Iterator[str]:
@@ -56,7 +45,3 @@ def _rows(settings: Sequence[Setting]) -> Iterator[str]:
 
 def _code(text: str | None) -> str:
     return f"`{text}`" if text else ""
-
-
-if __name__ == "__main__":
-    sys.exit(run_check(PAGE, lambda _: reference_page(), problems))
