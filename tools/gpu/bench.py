@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import operator
 import os
 import time
 from collections import defaultdict
@@ -23,21 +24,19 @@ HAS_GOALS = IS_CUDA and not IS_SMALL
 _VARIABLES = set(os.environ)
 
 
-def put(row: str, unit: str, figures: Any, *, note: str = "", wrong: str = "", **limits: float) -> None:
+def put(row: str, unit: str, figures: Any, *, note: str = "", **limits: float) -> None:
     """Add a row of the table, with a figure for each library, or ``bound``; goals are checked on a GPU, at full size.
 
-    ``limits`` are of accel's figure, relative to the one named: the least, or the most if it is a time. ``wrong`` is
-    what is wrong apart from speed.
+    ``limits`` are of accel's figure, relative to the one named: the least, or the most if it is a time.
     """
-    why, is_time = [wrong] if wrong else [], unit in ("s", "µs")
-    reached = {name: ratio(figures["accel"], figures[name]) for name in limits}
-    for name, limit in limits.items() if HAS_GOALS else ():
-        if reached[name] > limit if is_time else reached[name] < limit:
-            why.append(f"{reached[name]} of {name}")
+    is_time, reached = unit in ("s", "µs"), {name: ratio(figures["accel"], figures[name]) for name in limits}
+    is_missed = operator.gt if is_time else operator.lt
+    missed = [name for name, limit in limits.items() if HAS_GOALS and is_missed(reached[name], limit)]
+    why = "; ".join(f"{reached[name]} of {name}" for name in missed)
     goal = ", ".join(f"{'≤' if is_time else '≥'} {limit:g} of {name}" for name, limit in limits.items())
     note = "; ".join(filter(None, [note, f"{reached['bound']} of bound" if "bound" in limits else ""]))
     about = {"unit": unit, "goal": goal, "note": note, "figures": figures}
-    results.put({"row": row, "ok": not why, "why": "; ".join(why), **about})
+    results.put({"row": row, "ok": not why, "why": why, **about})
 
 
 def ratio(one: float, other: float) -> float:
