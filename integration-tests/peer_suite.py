@@ -36,8 +36,12 @@ NEEDED = ("parameterized", "torchdata")
 FILE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 300
 
-ASK = "import accelerate; print(accelerate.Accelerator.__module__.partition('.')[0], accelerate.__version__)"
-"""Tells which package `accelerate` is."""
+ASK = """
+import sys, accelerate
+name = accelerate.Accelerator.__module__.partition('.')[0]
+print(name, accelerate.__version__, sys.modules[name].__file__)
+"""
+"""Tells which package `accelerate` is, and where it is."""
 
 Side = Literal["accelerate", "accel"]
 Outcomes = Mapping[str, str]
@@ -134,7 +138,8 @@ class Suite:
         return _read_report(report, file) if report.exists() else {f"{file}::": "no report"}
 
     def _environ(self, side: Side) -> dict[str, str]:
-        first = (HERE / "peer_suite_start", self.folder) if side == "accel" else (self.peer,)
+        sources = (HERE.parent / "packages").glob("*/src")  # of this checkout, whatever is installed
+        first = (HERE / "peer_suite_start", self.folder, *sources) if side == "accel" else (self.peer,)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
         return {
             **kept,

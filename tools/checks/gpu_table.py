@@ -13,6 +13,7 @@ from tools.workspace import ROOT
 
 PAGE = Path("docs") / "reference" / "gpu.md"
 BEGIN = "<!-- the tables begin -->\n"
+RUN = ("run", "device", "driver", "torch", "python")
 COLUMNS = ("plain", "bound", "accel", "accelerate")
 STATES = {True: "yes", False: "**no**", None: "not run"}
 
@@ -22,7 +23,7 @@ def with_tables(page: str) -> str:
     before, found, _ = page.partition(BEGIN)
     if not found:
         raise ValueError(f"{PAGE} has no place for the tables, after `{BEGIN.strip()}`.")
-    return f"{before}{BEGIN}\n{''.join(_lines(read(ROOT / STORED)))}"
+    return f"{before}{BEGIN}{''.join(_lines(read(ROOT / STORED)))}"
 
 
 def problems(root: Path) -> list[str]:
@@ -31,46 +32,42 @@ def problems(root: Path) -> list[str]:
 
 
 def _lines(rows: list[Row]) -> Iterator[str]:
-    yield "## Runs\n\n| run (day, commit) | device | driver | torch | Python |\n|-|-|-|-|-|\n"
     parts: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         parts[row.get("part", "")].append(row)
-    for run in parts[""]:
-        yield _line(*(run[name] or "–" for name in ("run", "device", "driver", "torch", "python")))
-    yield "\n## Speed\n\n"
-    yield "| | unit | plain torch | bound | accel | Accelerate 1.15.0 | goal | reached | run |\n|-|-|-|-|-|-|-|-|-|\n"
+    yield from _head("Runs", "run (day, commit)", *RUN[1:-1], "Python")
+    for row in parts[""]:
+        yield _line(*(row[name] or "–" for name in RUN))
+    yield from _head(
+        "Speed", "", "unit", "plain torch", *COLUMNS[1:3], "Accelerate 1.15.0", "goal", "reached", "run"
+    )
     for row in parts["fast"]:
-        numbers = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
+        figures = row.get("figures", {})
+        numbers = [f"{figures[name]:,}" if name in figures else "–" for name in COLUMNS]
         said = "; ".join(filter(None, [row.get("note"), row["why"]]))
         state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
         yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"])
     for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
-        if parts[part]:
-            yield f"\n## {title}\n\n| | right | not run | wrong | run |\n|-|-|-|-|-|\n"
-            yield from _counted(parts[part])
+        groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in parts[part]:
+            groups[row["row"].partition("::")[0], row["run"]].append(row)  # a file of tests, or another group
+        yield from _head(title, "", "right", "not run", "wrong", "run") if groups else ()
+        for (name, run), those in sorted(groups.items()):
+            states = (("num_right", True), ("num_not_run", None), ("num_wrong", False))
+            counts = [sum(row.get(key, row["ok"] is state) for row in those) for key, state in states]
+            yield _line(name, *counts, run)
     wrong = [row for part in ("right", "suite") for row in parts[part] if row["ok"] is False]
     if wrong:
         yield "\n## Wrong\n\n"
         yield from (f"- `{row['row']}` ({row['run']}): {_escaped(row['why'])[:300]}\n" for row in wrong)
 
 
-def _counted(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each file of tests, or other group, and run."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["row"].partition("::")[0], row["run"]].append(row)
-    for (name, run), those in sorted(groups.items()):
-        counts = [sum(row.get(key, row["ok"] is state) for row in those)
-                  for key, state in (("num_right", True), ("num_not_run", None), ("num_wrong", False))]  # fmt: skip
-        yield _line(name, *counts, run)
+def _head(title: str, *cells: str) -> Iterator[str]:
+    yield f"\n## {title}\n\n{_line(*cells)}{'|-' * len(cells)}|\n"
 
 
 def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |\n"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,}"
+    return f"| {' | '.join(map(str, cells))} |\n".replace("|  |", "| |")
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,7 @@ from tools.workspace import ROOT, Package, dependency_group, read_packages, requ
 
 SITE = ROOT / "build" / "gpu" / "site"
 _MISSING = """
-import importlib.metadata, sys
+import importlib.metadata, sys, torch
 there = {each.name.lower().replace("_", "-") for each in importlib.metadata.distributions()}
 print(*(name for name in sys.argv[1:] if name not in there))
 """
@@ -34,38 +34,36 @@ def environ_of(python: str) -> dict[str, str]:
     wanted += [*dependency_group("test"), *dependency_group("components")]
     names = {requirement_name(each): each for each in wanted}
     asked = [python, "-c", _MISSING, *names.keys() - packages.keys()]
-    done = subprocess.run(asked, env=_environ(program), capture_output=True, text=True, check=False)
-    missing = done.stdout.split()
-    if done.returncode != 0 or "torch" in missing:
+    done = subprocess.run(asked, env=_environ(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
         raise SetupError(f"`{python}` has no torch. Name a Python that has one. {done.stderr.strip()}")
-    for name in missing:
+    for name in done.stdout.split():
         say(f"installing {names[name]} into {SITE.relative_to(ROOT)}")
         # With `--prefix`, and not `--target`, pip counts what is installed already: torch is not installed again.
         command = [python, "-m", "pip", "install", "--quiet", "--prefix", str(SITE / "pip"), names[name]]
-        subprocess.run(command, env=_environ(program), check=False)
-    return _environ(program)
+        subprocess.run(command, env=_environ(), check=False)
+    return _environ()
 
 
 def _describe(package: Package) -> None:
     """Write what an installation would say of a package: its version, what it requires, its entry points."""
     folder = SITE / f"{package.import_name}-{package.version}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
-    head = f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {package.version}\n"
-    requires = "".join(f"Requires-Dist: {one}\n" for one in package.dependencies)
-    (folder / "METADATA").write_text(head + requires)
-    points = {
-        "console_scripts": package.project.get("scripts", {}),
-        **package.project.get("entry-points", {}),
-    }
-    text = ""
-    for group, names in points.items():
-        text += "".join([f"[{group}]\n", *(f"{name} = {target}\n" for name, target in names.items())])
-    (folder / "entry_points.txt").write_text(text)
+    head = ["Metadata-Version: 2.1", f"Name: {package.name}", f"Version: {package.version}"]
+    lines = [*head, *(f"Requires-Dist: {each}" for each in package.dependencies)]
+    (folder / "METADATA").write_text("\n".join(lines))
+    scripts, points = package.project.get("scripts", {}), package.project.get("entry-points", {})
+    lines = []
+    for group, names in {"console_scripts": scripts, **points}.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in names.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines))
 
 
-def _environ(program: Path) -> dict[str, str]:
-    installed = [path for kind in ("site", "dist") for path in (SITE / "pip").rglob(f"{kind}-packages")]
-    paths = [ROOT, *(package.source.parent for package in read_packages().values()), SITE, *installed]
-    joined = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
-    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
-    return environment_with({"PYTHONPATH": joined, "PATH": path})
+def _environ() -> dict[str, str]:
+    sources = [package.source.parent for package in read_packages().values()]
+    installed: list[Path] = [
+        path for kind in ("site", "dist") for path in (SITE / "pip").rglob(f"{kind}-packages")
+    ]
+    earlier = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = os.pathsep.join(map(str, (ROOT, *sources, SITE, *installed, *earlier)))
+    return environment_with({"PYTHONPATH": paths, "PATH": f"{SITE / 'bin'}{os.pathsep}{os.environ['PATH']}"})

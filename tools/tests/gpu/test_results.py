@@ -43,3 +43,10 @@ def test_every_stored_row_names_a_run_that_is_described():
     rows = read(ROOT / STORED)
     described = {row["run"] for row in rows if "device" in row}
     assert {row["run"] for row in rows if "row" in row} == described
+
+
+def test_of_the_plain_suite_folders_are_counted():
+    tests = [("packages/a/tests/test_x.py::one", True), ("packages/a/tests/test_y.py::two", False)]
+    rows = [{"run": "2", "part": "suite", "case": name, "row": name, "ok": ok} for name, ok in tests]
+    stored = merged(OLD, [{"run": "2", "device": "B"}, *rows])[-1]
+    assert (stored["row"], stored["num_right"], stored["why"]) == ("packages/a", 1, tests[1][0])

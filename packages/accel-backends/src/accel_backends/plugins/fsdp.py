@@ -104,7 +104,7 @@ class FullyShardedDataParallelPlugin:
         backward_prefetch: When the backward pass fetches the next unit: BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH
             (version 1).
         mixed_precision_policy: Number formats: a policy of torch, a dict of its fields, or ``"bf16"``, ``"fp16"``,
-            ``"fp32"``; None follows ``mixed_precision`` of the `Accelerator`.
+            ``"fp32"``, which leave outputs as computed; None follows ``mixed_precision`` of the `Accelerator`.
         auto_wrap_policy: How a model is cut into the units that are gathered together: a policy of torch or one of
             the three names.
         cpu_offload: Whether parameters, gradients and optimizer states are kept in the memory of the CPU.
