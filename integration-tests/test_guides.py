@@ -43,7 +43,6 @@ WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 ON_TWO_RANKS = (
     "context_parallel",
     "distributed_inference",
-    "experts",
     "fsdp",
     "loop",
     "pipeline",

@@ -149,7 +149,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-GUIDE = DOCS / "launch" / "kubernetes_ray.md"
+GUIDE = DOCS / "launch" / "clusters.md"
 
 
 def launches_of_the_guide() -> list[str]:

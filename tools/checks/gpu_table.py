@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,26 +44,29 @@ def _lines(rows: list[Row]) -> Iterator[str]:
         numbers = [_number(row.get("figures", {}).get(name)) for name in COLUMNS]
         said = "; ".join(filter(None, [row.get("note"), row["why"]]))
         state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
-        yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"])
+        yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, _commit(row))
     for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
         if parts[part]:
-            yield f"\n## {title}\n\n| | right | not run | wrong | run |\n|-|-|-|-|-|\n"
+            yield f"\n## {title}\n\n| | right | not run | wrong | failed | run |\n|-|-|-|-|-|-|\n"
             yield from _counted(parts[part])
-    wrong = [row for part in ("right", "suite") for row in parts[part] if row["ok"] is False]
-    if wrong:
-        yield "\n## Wrong\n\n"
-        yield from (f"- `{row['row']}` ({row['run']}): {_escaped(row['why'])[:300]}\n" for row in wrong)
 
 
 def _counted(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each file of tests, or other group, and run."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    """Yield a line for each group of tests; the files of a package are one group."""
+    groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["row"].partition("::")[0], row["run"]].append(row)
-    for (name, run), those in sorted(groups.items()):
+        groups[re.sub(r"^packages/([\w-]+)/.*", r"tests of `\1`", row["row"])].append(row)
+    for name, those in sorted(groups.items()):
         counts = [sum(row.get(key, row["ok"] is state) for row in those)
                   for key, state in (("num_right", True), ("num_not_run", None), ("num_wrong", False))]  # fmt: skip
-        yield _line(name, *counts, run)
+        reasons = "; ".join(row["why"] for row in those if row["ok"] is False)
+        failed = [f"`{case}`" for case in re.findall(r"(?:^|; )(\w[\w, ]*): ", reasons)]
+        yield _line(name, *counts, ", ".join(failed), ", ".join(sorted({_commit(row) for row in those})))
+
+
+def _commit(row: Row) -> str:
+    """Return the commit of a run, which is named by its day and commit."""
+    return str(row["run"]).rpartition(" ")[2]
 
 
 def _line(*cells: object) -> str:
