@@ -54,7 +54,6 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
-from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
@@ -68,6 +67,7 @@ from accel_state.gradient_state import current_gradient
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
+from accel_state.lost_rank import note_lost_rank
 from accel_state.partial_state import ProcessView
 from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
