@@ -248,7 +248,7 @@ def test_what_the_plugin_would_refuse_is_refused_before_the_launch(capsys, monke
         DeepSpeedPlugin()
 
 
-def test_a_config_file_that_says_what_a_config_of_deepspeeds_own_says_is_refused(capsys, tmp_path):
+def test_a_config_file_that_repeats_a_deepspeed_config_is_refused(capsys, tmp_path):
     """The first scenario of the guide of the peer."""
     path = config_file(tmp_path, {"deepspeed_config_file": "ds.json", **ZERO3, "gradient_clipping": "1.0"})
     assert main(["launch", "--dry-run", "--config_file", str(path), "train.py"]) == 1
@@ -297,7 +297,7 @@ def test_what_the_questionnaire_writes_arrives(plugin_of_ranks, tmp_path, answer
     assert {name: getattr(plugin, name) for name in fields} == fields
 
 
-def test_config_show_tells_who_says_each_value_of_the_filled_config(capsys, tmp_path):
+def test_config_show_reports_who_specifies_each_value_of_the_filled_config(capsys, tmp_path):
     path = config_file(tmp_path, {"deepspeed_config_file": "ds.json"})
     flags = ["--config_file", str(path), "--num_processes", "4", "--gradient_clipping", "0.5"]
     assert main(["config", "show", "--deepspeed", *flags]) == 0

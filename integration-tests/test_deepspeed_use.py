@@ -129,7 +129,7 @@ def test_micro_batches_may_be_weighed_by_their_items(outcome, stage):
 
 
 @everything
-def test_a_teacher_may_be_cut_beside_a_student(outcome):
+def test_a_teacher_may_be_sharded_next_to_a_student(outcome):
     student, teacher = make_model("odd"), make_model("odd", seed=8)
     optimizer = sgd(student)
     for batches in pairs(3):

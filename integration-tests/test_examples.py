@@ -77,7 +77,7 @@ def calm_and_torn(folder, *, num_processes):
 @pytest.mark.parametrize(
     "outcome", [partial(calm_and_torn, num_processes=num) for num in (1, 2)], ids=[1, 2], indirect=True
 )
-def test_a_preempted_run_goes_on_where_it_was(outcome):
+def test_a_preempted_run_continues_where_it_was(outcome):
     """Bit for bit: the same weights as a run that nobody disturbed."""
     calm, torn, stopped, went_on = outcome
     assert stopped.splitlines()[-1].startswith("saved to ")
@@ -133,7 +133,7 @@ def own_tracker(folder):
 
 
 @pytest.mark.parametrize("outcome", [own_tracker], indirect=True)
-def test_an_own_tracker_hears_everything_and_all_ranks_stop_together(outcome):
+def test_an_own_tracker_receives_everything_and_all_ranks_stop_together(outcome):
     printed, folder = outcome
     epoch = int(re.search(r"stopped after epoch (\d+)", printed)[1])
     best = json.loads((folder / "best.json").read_text())
@@ -169,7 +169,7 @@ def sharded(folder):
 
 
 @pytest.mark.parametrize("outcome", [sharded], ids=[""], indirect=True)
-def test_a_sharded_run_goes_on_with_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
+def test_a_sharded_run_resumed_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
     """Sums have another order on four ranks; Adam enlarges that where gradients are near 0 (biases of keys: 2e-6)."""
     printed, folder = outcome
     assert printed["went on"].startswith("resuming after step 3, on 4 ranks\n")
@@ -200,7 +200,7 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
     assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
+def test_a_sharded_run_that_is_asked_to_stop_saves_and_leaves(tmp_path):
     words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
     script = [EXAMPLES / "sharded.py", *map(str, words)]
     with start_ranks(script, 2, preload=preloaded.ACCEL) as ranks:
@@ -211,7 +211,7 @@ def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
     assert (tmp_path / "sharded" / "checkpoints" / "checkpoint_0").is_dir()
 
 
-def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
+def test_an_early_error_of_a_sharded_run_is_reported(tmp_path):
     words = ("--project_dir", str(tmp_path), *SMALL, "--batch_size", "100000")
     done = run(EXAMPLES / "sharded.py", *words)
     assert done.returncode == 1  # not killed by a signal, though its memory was being recorded
@@ -219,7 +219,7 @@ def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
 
 
 @pytest.mark.engine("deepspeed")
-def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_path):
+def test_a_run_under_zero_3_continues_on_one_rank_and_leaves_plain_weights(tmp_path):
     project = ("--project_dir", str(tmp_path))
     assert "step 30: loss" in launch("deepspeed_zero3.py", "--stop_after", "30", *project)
     assert "resuming after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)

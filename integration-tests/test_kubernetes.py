@@ -111,7 +111,7 @@ def container_of(manifest: dict) -> dict:
 
 
 @pytest.mark.parametrize("kind", READ_BACK)
-def test_the_models_tell_a_wrong_manifest(manifest, kind):
+def test_the_models_report_a_wrong_manifest(manifest, kind):
     made = manifest("--kubernetes_kind", kind, *SIZES["full"])
     misspelt = copy.deepcopy(made)
     misspelt["spec"]["suspended"] = True

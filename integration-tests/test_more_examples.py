@@ -138,7 +138,7 @@ def language_model(folder):
 
 
 @pytest.mark.parametrize("outcome", [language_model], ids=[""], indirect=True)
-def test_a_language_model_learns_and_goes_on(outcome):
+def test_a_language_model_learns_and_continues(outcome):
     (first, second), two, folder = outcome
     pattern = r"held out: ([\d.]+) bits per byte, (\d+) windows"
     assert "resuming after step 20" in second
@@ -284,7 +284,7 @@ def checkpointing(folder):
 
 
 @pytest.mark.parametrize("outcome", [checkpointing], ids=[""], indirect=True)
-def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
+def test_runs_continue_from_steps_and_epochs_bit_for_bit(outcome):
     assert outcome["newest"].startswith("resuming from step_30, step 30, epoch 1\n")
     assert outcome["epoch"].startswith("resuming from epoch_0, step 20, epoch 1\n")
     last = outcome["calm"].splitlines()[-1]

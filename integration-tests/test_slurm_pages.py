@@ -110,7 +110,7 @@ def test_every_change_is_one_of_the_guide():
     assert not [words for words in SMALLER if words not in GUIDE.read_text(encoding="utf-8")]
 
 
-def test_a_script_becomes_ranks_of_srun_as_its_page_says(run, folder):
+def test_a_script_becomes_ranks_of_srun_as_its_page_specifies(run, folder):
     page = ROOT / "packages" / "accel-state" / "README.md"
     assert "`srun -n 2`" in page.read_text(encoding="utf-8")
     (block,) = (block for block in blocks(page, "python") if "current_runtime" in block.text)

@@ -139,7 +139,7 @@ def all_gradients(num_ranks, schedule):
 
 
 @pytest.mark.parametrize(("num_ranks", "schedule"), [(3, "1f1b"), (2, "interleaved_1f1b")])
-def test_stages_of_several_blocks_have_the_gradients_of_the_whole_model(world, num_ranks, schedule):
+def test_stages_of_several_blocks_have_the_gradients_of_the_full_model(world, num_ranks, schedule):
     each = world(num_ranks).run(all_gradients, num_ranks, schedule)
     for kind in DEEP:
         names, (expected, *_), differences = zip(*(own[kind] for own in each), strict=True)

@@ -88,7 +88,7 @@ class SpreadByTransformers(nn.Linear):
     tp_size = 4
 
 
-def test_the_tensor_parallel_size_is_what_transformers_says_of_its_model():
+def test_the_tensor_parallel_size_is_what_transformers_specifies_of_its_model():
     assert get_model_tp_size(SpreadByTransformers(2, 2)) == 4
     assert get_model_tp_size(nn.Linear(2, 2)) is None
 

@@ -111,7 +111,7 @@ def in_child(work):
         ]
     ],
 )
-def test_a_checkpoint_is_whole_whichever_call_is_the_last(
+def test_a_checkpoint_is_complete_whichever_call_is_the_last(
     runs, monkeypatch, how, replaces, blocking, exchanges
 ):
     PartialState(cpu=True)

@@ -80,5 +80,7 @@ def test_what_makes_no_sense_is_refused(request_for, given, message):
         ({"config": {"num_machines": 1, "same_network": False}}, "static"),
     ],
 )
-def test_machines_on_several_networks_meet_elastically_unless_said_otherwise(request_for, given, backend):
+def test_machines_on_several_networks_meet_elastically_unless_configured_otherwise(
+    request_for, given, backend
+):
     assert request_for(**given).value("rdzv_backend") == backend

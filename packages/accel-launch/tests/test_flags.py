@@ -208,7 +208,7 @@ def test_a_flag_of_the_launcher_shows_in_the_plan(planned, name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_flag_that_does_nothing_any_more_says_so(capsys, name):
+def test_a_flag_that_does_nothing_any_more_is_reported(capsys, name):
     (setting,) = (setting for setting in FLAGS if setting.name == name)
     assert main(["launch", "--dry-run", *given(setting, "O1", setting.flag), "train.py"]) == 0
     assert capsys.readouterr().err.startswith(f"warning: `{setting.flag}` has no effect any more: ")

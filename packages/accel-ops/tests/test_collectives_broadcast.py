@@ -154,7 +154,7 @@ def overwrite_real() -> tuple[bool, str]:
     return bool((data == 1).all() and (strided == 1).all()), ""
 
 
-def test_real_processes_overwrite_and_tell_autograd(world):
+def test_real_processes_overwrite_and_notify_autograd(world):
     (first, error), (second, no_error) = world(2).run(overwrite_real)
     assert first
     assert second

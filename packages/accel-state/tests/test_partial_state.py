@@ -207,7 +207,7 @@ def test_process_that_is_not_there_is_refused(world):
         PartialState(cpu=True).on_local_process(lambda: None)
 
 
-def test_device_can_be_set_and_told():
+def test_device_can_be_set_and_read():
     state = PartialState(cpu=True)
     state.set_device()
     assert state.default_device.type in ("cpu", "cuda", "mps", "xpu")

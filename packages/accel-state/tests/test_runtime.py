@@ -35,7 +35,7 @@ def test_an_attribute_of_a_state_that_was_reset_is_missing():
         _ = state.num_processes
 
 
-def test_every_process_is_a_replica_until_more_is_said():
+def test_every_process_is_a_replica_until_a_layout_is_set():
     PartialState(cpu=True)
     assert current_runtime().layout == MeshLayout()
 

@@ -79,7 +79,7 @@ def test_images_tables_and_single_values_are_in_the_task(train, tmp_path):
     assert "best" in (session(tmp_path) / "metrics.jsonl").read_text()
 
 
-def test_a_task_that_runs_already_is_used_and_goes_on(train, tmp_path):
+def test_a_task_that_runs_already_is_used_and_continues(train, tmp_path):
     printed = train(
         "clearml",
         {"task_name": "ignored"},

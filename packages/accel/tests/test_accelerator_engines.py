@@ -30,7 +30,7 @@ def places(**sizes):
 
 
 @pytest.mark.parametrize(("sizes", "axes"), [({}, None), ({"dp_replicate_size": 2}, ("dp_replicate",))])
-def test_data_parallel_ranks_are_told_apart_and_other_axes_are_off(world, sizes, axes):
+def test_data_parallel_ranks_are_distinguished_and_other_axes_are_off(world, sizes, axes):
     assert world(2).run(places, **sizes) == [(axes, 0, [0] * 4), (axes, 1, [0] * 4)]
 
 
@@ -46,7 +46,7 @@ def test_sequences_are_not_shared_by_an_engine_that_does_not_train(world):
         world(2).run(places, sp_size=2)
 
 
-def test_without_an_engine_there_is_nothing_to_tell():
+def test_without_an_engine_there_is_nothing_to_report():
     accelerator = Accelerator(cpu=True)
     assert accelerator.deepspeed_plugin is None
     assert not accelerator.is_fsdp2
@@ -136,7 +136,7 @@ def variables_for_loading():
         return before, environ.read("use_fsdp"), environ.read("fsdp_cpu_ram_efficient_loading")
 
 
-def test_libraries_are_told_that_rank_0_alone_needs_weights(world):
+def test_libraries_see_that_only_rank_0_needs_weights(world):
     assert world(2).run(variables_for_loading) == [(False, True, True)] * 2
 
 

@@ -363,7 +363,7 @@ def loaded(sizes, folder):
     return torch.rand(2).tolist()
 
 
-def test_another_tensor_parallel_size_goes_on_with_the_random_states_of_the_data_ranks(world, tmp_path):
+def test_another_tensor_parallel_size_continues_with_the_random_states_of_the_data_ranks(world, tmp_path):
     folder = str(tmp_path / "a")
     first, again, second, _ = world(4).run(saved, {"dp_shard": 2, "tp": 2}, folder)
     assert first == again != second

@@ -179,7 +179,7 @@ def activations_after_an_error(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_a_stage_without_memory_frees_its_activations_before_it_goes_on_sending(world, schedule):
+def test_a_stage_without_memory_frees_its_activations_before_it_continues_sending(world, schedule):
     (num_saved, at_the_end, error), (_, _, error_of_other) = world(2).run(
         activations_after_an_error, schedule
     )

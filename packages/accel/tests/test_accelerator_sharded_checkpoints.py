@@ -149,7 +149,7 @@ def test_shards_are_saved_in_inference_mode_too(world, tmp_path, how):
 
 @pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded", "old-local"])
 @pytest.mark.parametrize("kind", ["tied", "adapted"])
-def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
+def test_a_run_continues_bit_for_bit(world, tmp_path, how, kind):
     saved = world(2).run(save, how, tmp_path / "a", {"kind": kind})
     for rank, (state, later) in enumerate(world(2).run(load, how, tmp_path / "a", {"kind": kind})):
         assert_same(state, saved[rank][0])
@@ -227,7 +227,7 @@ def test_ranks_without_a_part_of_some_tensors_write_and_read(world, tmp_path, nu
 
 
 @pytest.mark.parametrize("num", [1, 2])
-def test_what_whole_models_wrote_loads_into_shards(world, tmp_path, num):
+def test_what_full_models_wrote_loads_into_shards(world, tmp_path, num):
     [(state, _), *_] = world(num).run(save, "ddp", tmp_path / "a")
     for loaded, _ in world(2).run(load, "sharded", tmp_path / "a"):
         assert_same(loaded, state)

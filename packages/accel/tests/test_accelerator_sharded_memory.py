@@ -94,7 +94,7 @@ def bytes_of(tensors):
     return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in locals_}.values())
 
 
-def test_a_step_holds_what_the_plan_tells(world):
+def test_a_step_holds_what_the_plan_reports(world):
     for expected, found in world(2).run(measured_step):
         assert found == pytest.approx(expected, rel=0.1)
 

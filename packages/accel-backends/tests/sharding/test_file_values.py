@@ -236,6 +236,6 @@ def unused(files):
     return said
 
 
-def test_files_that_nothing_needs_are_told(world, save):
+def test_files_that_nothing_needs_are_reported(world, save):
     (said,), _ = world(2).run(unused, save("odd"))
     assert "`load_weights_from` has no effect on the Odd: rank 0 has all its values" in said

@@ -30,7 +30,7 @@ from accel_state.errors import ConfigError
         ("embedding_rowwise", nn.LayerNorm(4), 2, "cuts `torch.nn.Embedding`, but is a `LayerNorm`"),
     ],
 )
-def test_a_layer_that_cannot_be_cut_is_refused_with_what_would_work(style, layer, num_ranks, part):
+def test_a_layer_that_cannot_be_sharded_is_refused_with_what_would_work(style, layer, num_ranks, part):
     with pytest.raises(ConfigError, match=f"`blocks.0.up` has the style `{style}`.*{part}"):
         STYLES[style].check(style, "blocks.0.up", layer, num_ranks=num_ranks)
 

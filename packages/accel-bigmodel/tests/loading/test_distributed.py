@@ -68,7 +68,7 @@ def _load_sharded(folder: str, broadcast: bool, dtype: str | None, build=skeleto
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_each_process_gets_its_part_of_whole_tensors(tmp_path, world, broadcast):
+def test_each_process_gets_its_part_of_full_tensors(tmp_path, world, broadcast):
     save_model(net(), tmp_path, max_shard_size=100)
     assert world(2).run(_load_sharded, str(tmp_path), broadcast, None) == [content(net())] * 2
 
@@ -146,7 +146,7 @@ def _map_and_broadcast(folder: str) -> None:
         load_checkpoint_in_model(skeleton(), folder, device_map={"": "cpu"}, broadcast_from_rank0=True)
 
 
-def test_a_map_has_no_say_there(tmp_path, world):
+def test_a_map_has_no_effect_there(tmp_path, world):
     world(2).run(_map_and_broadcast, str(tmp_path))
 
 

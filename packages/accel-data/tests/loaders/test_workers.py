@@ -81,7 +81,7 @@ def test_a_worker_goes_when_its_own_process_ends_it():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_without_signals_a_worker_is_as_ever():
+def test_without_signals_a_worker_works_as_usual():
     child = start_worker(WorkerStart([], None))
     os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)

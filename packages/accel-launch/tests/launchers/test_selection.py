@@ -141,7 +141,7 @@ def test_an_unknown_launcher_is_refused_with_the_nearest(request_for):
         ("single", {"num_processes": "2"}, "`--num_processes 1`"),
     ],
 )
-def test_a_launcher_that_is_named_says_what_it_lacks(request_for, name, rest, needs):
+def test_a_launcher_that_is_named_names_what_it_lacks(request_for, name, rest, needs):
     with pytest.raises(ConfigError, match=f"`--launcher {name}` needs {needs}"):
         select_launcher(request_for(flags={"launcher": name, **rest}))
 

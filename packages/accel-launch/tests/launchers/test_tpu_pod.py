@@ -50,7 +50,7 @@ def test_machines_that_are_named_get_a_command_each(request_for):
     assert [process.host for process in plan.processes] == ["a", "b"]
 
 
-def test_what_file_and_environment_say_here_is_said_there(request_for):
+def test_what_file_and_environment_set_here_is_set_there(request_for):
     config = {
         "distributed_type": "XLA",
         "tpu_use_cluster": True,

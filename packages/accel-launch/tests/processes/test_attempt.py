@@ -96,7 +96,7 @@ def test_files_keep_what_ranks_write_in_each_attempt(tmp_path, capfd):
     assert ending.children[0].last_lines == ("out", "err")
 
 
-def test_a_folder_that_nobody_asked_for_is_told_and_one_for_errors_only_goes_again(
+def test_a_folder_that_nobody_requested_is_reported_and_one_for_errors_only_goes_again(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -131,7 +131,7 @@ def test_what_the_child_started_ends_with_it_or_is_killed_after_the_grace_period
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the group is known")
-def test_what_the_child_started_in_a_group_of_its_own_hears_of_the_end():
+def test_what_the_child_started_in_a_separate_group_learns_of_the_end():
     supervisor = Supervisor(WITH_JOB, grace_period_s=1.0)
     supervisor.send(signal.SIGTERM)
     assert supervisor.end().split() == ["7", "-15", "15"]

@@ -237,7 +237,7 @@ def test_the_program_does_not_exist(tmp_path, no_user_config):
     ]
 
 
-def test_a_run_that_succeeds_says_nothing_and_reports_so(crash):
+def test_a_run_that_succeeds_prints_nothing_and_reports_so(crash):
     code, told, report = crash("print('fine')", 2)
     assert (code, told, report["outcome"], report["first_failure"]) == (0, "", "succeeded", None)
 

@@ -44,7 +44,7 @@ def test_lines_that_only_point_at_others_take_no_place():
     ]
 
 
-def test_a_quiet_run_writes_its_report_but_says_nothing(tmp_path: Path, capsys):
+def test_a_quiet_run_writes_its_report_but_prints_nothing(tmp_path: Path, capsys):
     assert tell(report(3), is_quiet=True, file=tmp_path / "r.json") == 3
     assert capsys.readouterr().err == ""
     assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 3

@@ -63,7 +63,7 @@ def test_the_step_wins_over_the_larger_job():
     assert topology(TASK | job) == topology(TASK)
 
 
-def test_the_job_fills_in_for_what_the_step_does_not_say():
+def test_the_job_fills_in_for_what_the_step_does_not_specify():
     found = topology(
         {
             "SLURM_STEPID": "0",

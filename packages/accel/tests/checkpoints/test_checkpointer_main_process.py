@@ -170,7 +170,7 @@ def come_late(folder):
     return path, told, told_again, run.gathered_ranks()
 
 
-def test_a_rank_that_comes_late_is_told_and_stays_in_step(world, tmp_path):
+def test_a_rank_that_comes_late_is_reported_and_stays_in_step(world, tmp_path):
     (path, told, again, gathered), (late_path, late_told, late_again, _) = world(2).run(
         come_late, str(tmp_path)
     )
