@@ -1,4 +1,4 @@
-"""Makes the scripts and drivers beside the tests importable; two machines, a SLURM cluster; and the table of clients.
+"""Makes the scripts and drivers next to the tests importable; two machines, a SLURM cluster; and the table of clients.
 
 A test marked ``client("peft", "what it runs")`` runs a program that others wrote for Accelerate. If it passes, it is
 a row of ``docs/reference/clients.md``; ``record_property("ran", …)`` reports what was run with numbers of this run.

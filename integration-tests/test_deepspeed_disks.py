@@ -1,4 +1,4 @@
-"""States and parameters on a disk (NVMe) train as one process does, and go on from a checkpoint."""
+"""States and parameters on a disk (NVMe) train as one process does, and continue from a checkpoint."""
 
 from __future__ import annotations
 

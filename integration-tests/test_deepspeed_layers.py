@@ -1,4 +1,4 @@
-"""Ranks that share layers with DeepSpeed must train as one process does on whole ones."""
+"""TP ranks with DeepSpeed must train as one process does on whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks that share sequences must train as one process does on whole ones."""
+"""Two CP and SP ranks must train as one process does on whole ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def train_alone() -> dict[str, Any]:
-    """Train with plain PyTorch on whole sequences."""
+    """Train with plain PyTorch on full sequences."""
     from deepspeed_sequences import CLIP, RATE, padded_left, rows
     from libraries import tiny
 

@@ -149,7 +149,7 @@ SMALL = ("--width", "32", "--num_blocks", "2", "--batch_size", "4", "--steps", "
 
 
 def sharded(folder):
-    """Train without a stop, and as DDP; and stopped on two ranks and gone on with on four, then merged."""
+    """Train without a stop, and as DDP; and stopped on two ranks and resumed on four, then merged."""
     torn, picture = folder / "torn", folder / "memory.png"
     printed = {
         "calm": launch("sharded.py", "--project_dir", str(folder / "calm"), *SMALL),

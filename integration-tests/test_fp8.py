@@ -75,7 +75,7 @@ def digits_rows():
 def train(
     precision, *, recipe=None, plugin=None, num_steps=NUM_STEPS, num_optimizers=1, accumulate=1, **arguments
 ):
-    """Train as a user would; return the losses, the whole state and the names of the converted layers."""
+    """Train as a user would; return the losses, the full state and the names of the converted layers."""
     set_seed(0)
     accelerator = Accelerator(
         cpu=True,

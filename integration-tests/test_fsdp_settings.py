@@ -147,7 +147,7 @@ def field_of(monkeypatch, kind, environ, field):
 
 
 def config_file(folder, values):
-    """Write a config file as the questionnaire of the peer does."""
+    """Write a config file as the questionnaire of Accelerate does."""
     sections = {}
     for name, text in values.items():
         section, _, key = SETTINGS[name].config_key.partition(".")

@@ -1,4 +1,4 @@
-"""Megatron-LM must divide a model as its layout says, and train it as plain PyTorch does in one process."""
+"""Megatron-LM must divide a model as its layout specifies, and train it as plain PyTorch does in one process."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def numbers(text, pattern):
 
 
 def image_classification(folder):
-    """Everything off on one process; on two everything on, and gone on with from the first epoch."""
+    """Everything off on one process; on two everything on, and resumed from the first epoch."""
     features = [
         *(
             "--mixed_precision",
@@ -88,7 +88,7 @@ def test_images_are_classified_with_every_feature_off_and_on(outcome):
 
 
 def text_classification(folder):
-    """Everything off on one process; on two everything on, and gone on with from the middle of the first epoch."""
+    """Everything off on one process; on two everything on, and resumed from the middle of the first epoch."""
     words = ("text_classification.py", "--num_files", 8, "--epochs", 1, "--output_dir")
     features = [
         *("--mixed_precision", "bf16", "--gradient_accumulation_steps", 2, "--by_lines", "--clip_norm", 1),
@@ -116,7 +116,7 @@ def test_texts_are_classified_with_every_feature_off_and_on(outcome):
 
 
 def language_model(folder):
-    """Stop after some steps on one process, and go on; and train on two."""
+    """Stop after some steps on one process, and continue; and train on two."""
     words = (
         "--files",
         EXAMPLES / "*.py",

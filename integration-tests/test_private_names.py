@@ -1,4 +1,4 @@
-"""What libraries use of Accelerate beside its interface works as they use it; see libraries/private_names.toml."""
+"""What libraries use of Accelerate next to its interface works as they use it; see libraries/private_names.toml."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Command:
 
     @property
     def num_ranks(self) -> int:
-        """The processes that are asked for, else the tasks."""
+        """The processes that are requested, else the tasks."""
         asked = {name: int(count) for name, count in re.findall(r"--([\w-]+)[= ](\d+)\b", self.text)}
         return asked.get("num_processes") or asked["nodes"] * asked["ntasks-per-node"]
 

@@ -1,4 +1,4 @@
-"""Models that transformers has spread over the ranks itself are trained as they are, or refused with the reason."""
+"""Models that transformers has distributed over the ranks are trained as they are, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_the_plan_of_more_ranks_than_heads_for_keys_and_values_is_what_they_send
 
 
 def train_both(folder):
-    """Train a model that transformers has spread over both axes of two by two ranks."""
+    """Train a model that transformers has distributed over both axes of two by two ranks."""
     accelerator = Accelerator(
         cpu=True,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),

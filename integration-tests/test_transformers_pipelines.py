@@ -1,4 +1,4 @@
-"""Models of transformers over two processes: the outputs and gradients of the whole model."""
+"""Models of transformers over two processes: the outputs and gradients of the full model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ KINDS = {"gpt2": gpt2, "llama": llama, "t5": t5}
 
 
 def largest_differences(kinds):
-    """Compare with the whole models, on a batch that two chunks do not divide and on a shorter one."""
+    """Compare with the full models, on a batch that two chunks do not divide and on a shorter one."""
     differences = {}
     for kind, build in kinds.items():
         with torch.no_grad():
@@ -110,7 +110,7 @@ def loss_of(model, batch):
 
 
 def gradients(build, num_ranks, schedule="1f1b"):
-    """Return the names of this rank's gradients, those of all, and how far the rank's are from the whole model's."""
+    """Return the names of this rank's gradients, those of all, and how far the rank's are from the full model's."""
     reset_runtime(keep_process_group=True)
     batch = batch_of(build, rows=4)
     del batch["attention_mask"]

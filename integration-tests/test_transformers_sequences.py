@@ -29,7 +29,7 @@ def make_model(kind, **settings):
 
 
 def batch(*, packed=False):
-    """Return whole sequences as the Trainer prepares them."""
+    """Return full sequences as the Trainer prepares them."""
     ids = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(1))
     mask, labels = torch.ones_like(ids), ids.clone()
     positions = torch.arange(12).repeat(2, 1)

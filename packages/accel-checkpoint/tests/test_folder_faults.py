@@ -35,7 +35,7 @@ ACTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "error": fail, "ct
 
 
 class Interruption:
-    """Do something before the call of the number ``at``; after that, all calls are as ever."""
+    """Do something before the call of the number ``at``; after that, all calls are as usual."""
 
     def __init__(self, patch, at, act):
         self.at, self.act, self.count = at, act, 0

@@ -129,7 +129,7 @@ class Range(IterableDataset):
 
 
 def take_part(worker: int) -> None:
-    """Tell the worker's copy of the data set its part, as the documentation of `IterableDataset` does."""
+    """Return the worker's copy of the data set its part, as the documentation of `IterableDataset` does."""
     data: Any = get_worker_info().dataset  # type: ignore[union-attr]
     half = (data.high - data.low) // 2
     data.low, data.high = data.low + worker * half, data.low + (worker + 1) * half

@@ -79,7 +79,7 @@ class DealtStream(StatefulStream):
 
 
 class OddSampler(Sampler[int]):
-    """An order of its own, with a generator of its own."""
+    """An order of its own, with a separate generator."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(5)
@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
 
 
 class Process:
-    """A loader in a process of its own: it has its own default generator of torch, and saves it as a checkpoint
+    """A loader in a separate process: it has its own default generator of torch, and saves it as a checkpoint
     does.
     """
 
@@ -432,7 +432,7 @@ def test_with_torchdata_workers_resume_a_stateful_stream_where_each_of_them_was(
 
 
 class LazyLoader(DataLoader):
-    """A loader class whose iteration starts the workers only when the first batch is asked for."""
+    """A loader class whose iteration starts the workers only when the first batch is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():

@@ -15,7 +15,7 @@ from accel_state.errors import ConfigError, NotAvailableError
 FLAGS = [setting for setting in OPTIONS if setting.flag]
 TO_RANKS = [setting for setting in FLAGS if setting.variable and setting.name not in ("num_processes",)]
 
-# What must be asked for as well, so that a flag has an effect.
+# What must be requested as well, so that a flag has an effect.
 CONTEXT = {
     "fsdp": ["--use_fsdp"],
     "deepspeed": ["--use_deepspeed"],
@@ -131,7 +131,7 @@ IN_PLAN = {
 }
 # Those without which the others around them make no sense.
 NEEDED = ("kubernetes_image", "master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
-# Flags that are taken for the sake of old command lines; a warning says so.
+# Flags that are taken for the sake of old command lines, with a warning.
 WITHOUT_EFFECT = ("fp8_opt_level", "ipex", "use_xpu")
 # Flags whose values no plan shows; `launchers/test_sagemaker.py` follows them.
 SECRET = ("aws_access_key_id", "aws_secret_access_key")

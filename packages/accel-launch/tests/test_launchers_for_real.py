@@ -29,7 +29,7 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 seen = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
 Path(sys.argv[0]).with_name(f"rank{os.environ.get('RANK', 'none')}.json").write_text(json.dumps(seen))
 """
-# The last rank fails in the attempts it is told, when the other one has said its number.
+# The last rank fails in the attempts it is given, when the other one has printed its number.
 TRY = """
 import os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

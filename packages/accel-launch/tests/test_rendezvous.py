@@ -96,7 +96,7 @@ class Program:
 
 @pytest.fixture
 def start():
-    """Start the program of a machine, which asks for a meeting."""
+    """Start the program of a machine, which requests a meeting."""
     port, started = free_port(), []
 
     def of_machine(machine_rank: int, *flags: str, num_machines: int = 2) -> Program:

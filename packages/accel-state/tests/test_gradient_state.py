@@ -33,7 +33,7 @@ def test_there_is_one_in_a_process():
 
 
 def test_who_has_it_sees_a_reset():
-    """Optimizers and schedulers keep it; loaders ask for it anew."""
+    """Optimizers and schedulers keep it; loaders request it again."""
     kept = current_gradient()
     GradientState(GradientAccumulationPlugin(num_steps=3)).sync_gradients = False
     for reset in (GradientState._reset_state, reset_runtime):

@@ -155,7 +155,7 @@ def run_where(results):
 
     @state.on_main_process
     def main(word, *, suffix):
-        """Say a word."""
+        """Return a word."""
         ran.append(word + suffix)
         return word
 

@@ -63,7 +63,7 @@ def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(shapes):
 
 def test_two_packages_that_own_one_name_are_both_named(shapes, site):
     install(site, "rival", ["circle = rival_module:Circle"])
-    sys.path.append(str(site / "elsewhere"))  # what is installed is looked at anew when the path changes
+    sys.path.append(str(site / "elsewhere"))  # what is installed is looked at again when the path changes
     try:
         assert shapes.names().count("circle") == 1
         with pytest.raises(ConfigError) as caught:

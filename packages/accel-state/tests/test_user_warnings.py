@@ -74,5 +74,5 @@ def test_what_all_ranks_would_report_comes_from_the_main_process(world):
 def test_before_ranks_have_met_the_launchers_variables_identify_the_main_process():
     with patch_environment(**RANK_1):
         assert num_warnings() == 0
-    with patch_environment(RANK="1"):  # `PartialState` says what is missing
+    with patch_environment(RANK="1"):  # `PartialState` states what is missing
         assert num_warnings() == 1

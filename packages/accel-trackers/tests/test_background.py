@@ -246,7 +246,7 @@ def test_a_tracker_that_must_be_called_from_its_thread_is(logs):
 
 
 class OfAPerson(GeneralTracker):
-    """A tracker that says nothing about threads, as sqlite3, which refuses to be called from another one."""
+    """A tracker that is silent about threads, as sqlite3, which refuses to be called from another one."""
 
     name, requires_logging_directory, tracker = "person", False, None
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engine("clearml")
 
 OFFLINE = {"CLEARML_OFFLINE_MODE": "1"}
 SETTINGS = "sdk.development.report_use_subprocess: false\n"
-"""Report in a thread. By default ClearML 2.1 forks a process beside threads of its own, whose locks it inherits
+"""Report in a thread. By default ClearML 2.1 forks a process next to threads of its own, whose locks it inherits
 as they are, and `Task.close` waits for that process without a limit. It does not wake it either: a close takes 10 s.
 """
 

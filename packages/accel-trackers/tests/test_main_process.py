@@ -32,7 +32,7 @@ class Recorder(GeneralTracker):
 
     @on_main_process
     def log(self, values, step=None, **kwargs):
-        """Say something."""
+        """Return something."""
         self.calls.append((values, step, kwargs))
         return "logged"
 

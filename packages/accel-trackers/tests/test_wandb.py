@@ -73,7 +73,7 @@ def test_the_configuration_is_that_of_the_run(train, tmp_path):
 
 
 def test_images_tables_and_losses_next_to_them_are_all_in_the_run(train, tmp_path):
-    """Beside a tracker that needs 5 ms for each call."""
+    """Next to a tracker that needs 5 ms for each call."""
     train(
         "wandb",
         {"mode": "offline"},

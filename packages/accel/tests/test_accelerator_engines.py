@@ -65,7 +65,7 @@ def test_a_mesh_of_another_size_is_refused():
 
 
 def sharding(variables=None, *, passes_plugin=False, **arguments):
-    """Build an `Accelerator` as a script would, prepare a model, and tell what came of it."""
+    """Build an `Accelerator` as a script would, prepare a model, and return what came of it."""
     with patch_environment(**(variables or {})):
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if passes_plugin else None
         accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **arguments)

@@ -1,7 +1,7 @@
 """Ranks that work on the same samples: equal batches and seeds, metrics counted once, losses weighed once.
 
 No strategy of accel serves all axes yet, so one is made here that accepts them: every rank
-has the whole model, and gradients are averaged over the ranks whose losses differ.
+has the full model, and gradients are averaged over the ranks whose losses differ.
 """
 
 import warnings

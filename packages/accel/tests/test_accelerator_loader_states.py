@@ -1,4 +1,4 @@
-"""What a prepared loader keeps, places and says; what it costs nobody who has not asked for it."""
+"""What a prepared loader keeps, places and says; what it costs nobody who has not requested it."""
 
 from __future__ import annotations
 

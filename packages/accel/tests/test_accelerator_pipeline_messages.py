@@ -67,8 +67,8 @@ def messages_of_schedules(num_ranks):
 def unfinished(messages, *, has_stream_per_group):
     """Return what ranks are left with if each message waits for both sides, as in NCCL.
 
-    A rank goes on after it has asked to send, but not before it has received. What it sends and receives in one stream
-    is done in order: there is one for each group and peer, or, of a group that was made eagerly, for each group.
+    A rank continues after it has started to send, but not before it has received. Messages of one stream
+    are in order: there is one for each group and peer, or, of a group that was made eagerly, for each group.
     """
 
     def stream(message):

@@ -36,7 +36,7 @@ ENGINES = {
         "use_orig_params": True,
     },
 }
-"""How each engine is asked for; a new one is a new row."""
+"""How each engine is requested; a new one is a new row."""
 SHARDED = ["fsdp2", "fsdp1", "fsdp1-orig"]
 
 
@@ -57,7 +57,7 @@ def train_in_ranks(
     seed_of_rank=False,
     num_steps=NUM_STEPS,
 ):
-    """Train in this rank as a user would; return losses, norms and the whole state."""
+    """Train in this rank as a user would; return losses, norms and the full state."""
     accelerator = Accelerator(
         cpu=on_cpu(),
         fsdp_plugin=ENGINES[engine] and FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),

@@ -277,7 +277,7 @@ def pass_on(how, layout, source, target):
 
 
 def test_a_checkpoint_goes_through_every_kind_of_layout_without_a_difference(world, tmp_path):
-    """Ranks that share layers draw the random numbers of one process; other layouts draw new ones."""
+    """TP ranks draw the random numbers of one process; other layouts draw new ones."""
     [(numbers, state), _] = world(2).run(pass_on, "sharded", {"tp_size": 2}, None, tmp_path / "0")
     chain = [(2, "sharded", None), (2, "full", {"pp_size": 2}), (1, "ddp", None)]
     for number, (num, how, layout) in enumerate(chain):
@@ -299,7 +299,7 @@ def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_pa
         [(states[name], later), *_] = world(num).run(save, "sharded", tmp_path / name, options, blocking)
         parts = sorted(file.name for file in (tmp_path / name / "pytorch_model_fsdp_0").glob("*.distcp"))
         assert parts == [f"__{rank}_0.distcp" for rank in range(num)]
-        for before in (False, True):  # the whole model, or the stage alone
+        for before in (False, True):  # the full model, or the stage alone
             for loaded, on in world(num).run(load, "sharded", tmp_path / name, options, before):
                 assert_same(loaded, states[name])
                 if blocking:  # else one more step was made

@@ -1,4 +1,4 @@
-"""What a step of a sharded model holds, beside what `accel plan` tells of it."""
+"""What a step of a sharded model holds, next to what `accel plan` tells of it."""
 
 from typing import ClassVar
 
@@ -138,7 +138,7 @@ def _storages(data):
 def memory_of_stages(folder, sizes):
     """Return the bytes of the parameters that this rank keeps, and what it allocated until it computes with them.
 
-    That is the sum, and the most at a time beside what there was before.
+    That is the sum, and the most at a time next to what there was before.
 
     The model is on the meta device, with a folder on all ranks, else on all but the first.
     """

@@ -1,4 +1,4 @@
-"""What users do with sharded models beside one optimizer and one loop."""
+"""What users do with sharded models next to one optimizer and one loop."""
 
 import warnings
 
@@ -318,7 +318,7 @@ def test_bf16_computes_in_bf16_and_keeps_everything_else_in_fp32(world, stored, 
 
 
 class Scaled(nn.Module):
-    """Has a parameter that stays whole beside those that are cut."""
+    """Has a parameter that stays whole next to those that are cut."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who steps gradients that DDP did not average is told once; everybody else is not."""
+"""Who steps gradients that DDP did not average is reported once; everybody else is not."""
 
 from __future__ import annotations
 
@@ -495,7 +495,7 @@ def test_a_step_that_an_overflow_skips_brings_none(world):
 
 
 def resumed(folder, is_right):
-    """Stop within a window, and go on with the gradients of the checkpoint."""
+    """Stop within a window, and continue with the gradients of the checkpoint."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = prepared(accelerator)
     with accelerator.accumulate(model):

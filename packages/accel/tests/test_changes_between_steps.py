@@ -1,4 +1,4 @@
-"""What a user may change while training goes on, and what the next step must then do."""
+"""What a user may change while training continues, and what the next step must then do."""
 
 import pytest
 import torch

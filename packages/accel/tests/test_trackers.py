@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 class Notebook(GeneralTracker):
-    """A tracker that writes down what it is told."""
+    """A tracker that writes down what it is given."""
 
     name = "notebook"
     requires_logging_directory = False

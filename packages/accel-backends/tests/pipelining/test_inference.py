@@ -1,4 +1,4 @@
-"""A model spread over processes computes what the whole model computes."""
+"""A model distributed over processes computes what the full model computes."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ class Nested(nn.Module):
 
 
 def whole_and_spread(make, calls, **options):
-    """Return for each call the output of the whole model and of the spread one on this rank."""
+    """Return for each call the output of the full model and of the spread one on this rank."""
     torch.manual_seed(3)
     model = make().eval()
     found = []

@@ -456,7 +456,7 @@ class TestVersions:
             plugin(2, num_forward_prefetch=-1)
 
 
-# What the launcher of Accelerate 1.15 sets where nobody asked for anything but FSDP.
+# What the launcher of Accelerate 1.15 sets where nobody requested anything but FSDP.
 SET_FOR_NOBODY = {
     "activation_checkpointing": "false",
     "activation_checkpointing_offload": "false",

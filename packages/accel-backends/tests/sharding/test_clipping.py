@@ -1,4 +1,4 @@
-"""The norm of gradients on any meshes, and of plain ones beside them."""
+"""The norm of gradients on any meshes, and of plain ones next to them."""
 
 import math
 

@@ -67,7 +67,7 @@ FSDP_AND_TP = [
     ((12, 3), [_StridedShard(0, split_factor=2), _StridedShard(0, split_factor=3)],
      [[0, 1, 4], [2, 3, 6], [5, 8, 9], [7, 10, 11]]),
 ]  # fmt: skip
-"""The second axis cuts first, block by block where its stride says so; the first cuts what is left."""
+"""The second axis cuts first, block by block where its stride states it; the first cuts what is left."""
 
 
 def parts_and_whole(shape, placements, kept):

@@ -109,7 +109,7 @@ def train(body):
         rank, gradient = current_runtime().topology.rank, strategy.context.gradient
         made, made_optimizer = make(
             rank
-        )  # the processes begin with different weights, and go on with those of rank 0
+        )  # the processes begin with different weights, and continue with those of rank 0
         prepared = strategy.prepare(Bundle(models=[made], optimizers=[made_optimizer]))
         model, optimizer = prepared.models[0], prepared.optimizers[0]
         seen, synced = [], []

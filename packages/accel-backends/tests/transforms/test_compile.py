@@ -123,7 +123,7 @@ print("same gradients")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_inductor_trains_a_regional_model(tmp_path):
-    """In a process of its own: the compiler starts workers that outlive the test."""
+    """In a separate process: the compiler starts workers that outlive the test."""
     script = tmp_path / "regional.py"
     script.write_text(INDUCTOR_SCRIPT)
     # Its own cache: what another installation of torch has left in the common one may not fit this one. No vector

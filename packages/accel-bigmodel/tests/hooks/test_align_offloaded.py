@@ -1,4 +1,4 @@
-"""Offloaded models beside others: threads, folders, copies, other processes, the compiler."""
+"""Offloaded models next to others: threads, folders, copies, other processes, the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offload folders that others can write to: links are not followed, and a malformed index is an error that says so."""
+"""Offload folders that others can write to: links are not followed, and a malformed index is an error."""
 
 import json
 import os

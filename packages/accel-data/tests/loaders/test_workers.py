@@ -66,7 +66,7 @@ def start_worker(start):
             start(0)
             os.write(writer, b"x")
             time.sleep(20)
-        finally:  # whatever a signal raises, this copy of pytest must not go on
+        finally:  # whatever a signal raises, this copy of pytest must not continue
             os._exit(1)
     os.read(reader, 1)
     os.close(reader)

@@ -81,7 +81,7 @@ def test_the_end_of_an_epoch(size: int, flags: dict[str, bool], expected: list[A
 
 
 def check_steps(ranks: list[list[list[int]]], size: int, rows: int, *, even: bool, drop_last: bool) -> None:
-    """Check what must hold whoever deals: the ranks' batches, side by side, are the epoch in its order."""
+    """Check what must hold whichever loader deals: the ranks' batches, side by side, are the epoch in its order."""
     num = len(ranks)
     global_rows = num * rows
     kept = size // global_rows * global_rows if drop_last else size
@@ -270,7 +270,7 @@ def test_what_the_given_sampler_offers_stays_within_reach() -> None:
 
 
 class Sized:
-    """Batches of given sizes, of numbers that go on from batch to batch."""
+    """Batches of given sizes, of numbers that continue from batch to batch."""
 
     def __init__(self, *sizes: int, batch_size: int | None = 4, drop_last: bool = False) -> None:
         self.sizes = sizes

@@ -106,7 +106,7 @@ def test_where_nvml_has_no_driver_the_files_are_queried(machine):
 @pytest.mark.parametrize(
     ("selection", "seen"),
     [
-        (None, ("1",)),  # an instance, and no whole GPU beside it
+        (None, ("1",)),  # an instance, and no whole GPU next to it
         ("0", ("0",)),
         ("0,1", ("1",)),
         ("MIG-1111", ("MIG-1111",)),

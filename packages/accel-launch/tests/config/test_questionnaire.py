@@ -169,7 +169,7 @@ def test_every_group_of_settings_with_keys_is_covered():
     sections = {key.partition(".")[0] for key in asked if "." in key}
     assert sections == set(SECTIONS) - {"ipex_config"}
     plain = {s.config_key for s in OPTIONS if s.config_key and "." not in s.config_key}
-    # what SageMaker's own defaults decide, as ever, and what is written by hand
+    # what SageMaker's own defaults decide, as usual, and what is written by hand
     of_sagemaker = {"base_job_name", "pytorch_version", "transformers_version", "py_version"}
     assert plain - asked == of_sagemaker | {"launcher", "share_gpus"}
 

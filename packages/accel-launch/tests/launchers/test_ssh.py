@@ -212,7 +212,7 @@ def test_hosts_that_differ_from_each_other_are_refused_unless_nothing_is_compare
         SSHLauncher().run(plan(request_for, script, hosts="h1,h2"))
     assert SSHLauncher().run(plan(request_for, script, hosts="h1,h2", no_preflight="true")) == 0
     assert capfd.readouterr().out.count("ran") == 2
-    # This machine only types: that it differs from the one that runs ranks is nobody's concern.
+    # This machine only types: that it differs from the one that runs ranks is no one's concern.
     assert SSHLauncher().run(plan(request_for, script, hosts="h2")) == 0
     assert capfd.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""A job goes to a program's standard input; a program that is missing, refuses or is silent is told."""
+"""A job goes to a program's standard input; a program that is missing, refuses or is silent is reported."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def test_the_last_failure_counts_once_no_restart_is_left():
 
 
 def test_nothing_of_an_attempt_is_left_when_the_next_begins(tmp_path):
-    """Not even what a rank has started in a session of its own, and which ignores all signals."""
+    """Not even what a rank has started in a separate session, and which ignores all signals."""
     stubborn = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(60)"
     first = (
         COUNT + "import subprocess, sys\n"

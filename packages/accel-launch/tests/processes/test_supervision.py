@@ -25,7 +25,7 @@ plans = [ProcessPlan((sys.executable, "-c", code), Path.cwd()) for code in codes
 ending = run_processes(plans, host_environ={}, grace_period_s=float(grace_period_s))
 print(*(child.return_code for child in ending.children), ending.interrupted_by, flush=True)
 """
-# Each child tells when it is ready by a line with its pid.
+# Each child reports when it is ready by a line with its pid.
 PATIENT = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 STUBBORN = "import signal; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; " + PATIENT
 ORDERLY = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); " + PATIENT

@@ -110,7 +110,7 @@ def test_a_rank_is_killed_without_a_word(crash):
 
 @pytest.fixture
 def in_little_memory():
-    """Put the process that calls it into a control group of its own, with 150 MB."""
+    """Put the process that calls it into a separate control group, with 150 MB."""
     root = Path("/sys/fs/cgroup")
     is_v1 = (root / "memory").is_dir()
     group = (root / "memory" if is_v1 else root) / f"accel-test-{os.getpid()}"

@@ -18,7 +18,7 @@ Point = namedtuple("Point", "x y")
 
 
 class Encoding(UserDict):
-    """Like a tokenizer's result: a mapping with attributes beside its items."""
+    """Like a tokenizer's result: a mapping with attributes next to its items."""
 
     def __init__(self, data: dict[str, Any], encodings: object = None) -> None:
         super().__init__(data)

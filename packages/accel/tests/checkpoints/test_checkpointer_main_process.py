@@ -137,7 +137,7 @@ def test_the_main_process_saves_a_replicated_model_alone(world, tmp_path):
     folder = tmp_path / "checkpoints"
     assert {outcome[1] for outcome in outcomes} == {str(folder / "checkpoint_4")}
     assert [outcome[-1] for outcome in outcomes] == [[0, 1, 2]] * 3
-    # It says so once, and waits once.
+    # It warns once, and waits once.
     assert len(shown) == 1
     assert "Ranks 1, 2 did not call `save_state` in time, so the main process saves" in shown[0]
     assert "move it out of `if accelerator.is_main_process`" in shown[0]

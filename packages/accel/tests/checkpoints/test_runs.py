@@ -1,4 +1,4 @@
-"""Checkpoints inside an accumulation: it goes on as if it had never been saved, or begins anew and says so."""
+"""Checkpoints inside an accumulation: it continues as if it had never been saved, or begins again and warns."""
 
 import json
 import logging

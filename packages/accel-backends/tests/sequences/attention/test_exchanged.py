@@ -1,4 +1,4 @@
-"""Attention by exchange of heads is that of one process over whole sequences, forward and backward."""
+"""Attention by exchange of heads is that of one process over full sequences, forward and backward."""
 
 import pytest
 import torch
