@@ -295,7 +295,7 @@ class Accelerator(ProcessView):
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
 
-        The next `Accelerator` of this process starts a run of its own, with its own settings and process group.
+        The next `Accelerator` of this process starts a new run, with its own settings and process group.
 
         Raises:
             CheckpointError: If a save in the background failed; raised after everything is closed.

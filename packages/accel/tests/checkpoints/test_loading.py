@@ -131,7 +131,7 @@ def test_a_run_that_restarts_next_to_a_broken_checkpoint_is_warned(tmp_path):
 
 def test_a_missing_checkpoint_is_an_error_that_explains_how_to_restart(tmp_path):
     accelerator = Accelerator(cpu=True, project_dir=tmp_path)
-    with pytest.raises(CheckpointError, match="or `missing_ok=True` to start anew"):
+    with pytest.raises(CheckpointError, match="or `missing_ok=True` to start from the beginning"):
         accelerator.load_state()
 
 
