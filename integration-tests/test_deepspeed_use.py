@@ -177,7 +177,7 @@ def test_a_model_may_be_evaluated_before_it_is_trained(outcome, stage):
 
 
 @everything
-def test_layers_of_experts_are_gathered_whole(outcome):
+def test_layers_of_experts_are_gathered_in_full(outcome):
     model = deepspeed_use.make_experts()
     optimizer = sgd(model)
     for batches in pairs(2):

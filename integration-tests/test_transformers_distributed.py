@@ -153,7 +153,7 @@ def test_ranks_share_the_layers_that_a_model_of_transformers_names(world, kind, 
     torch.testing.assert_close(state, dict(alone), rtol=0, atol=1e-6)
 
 
-def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained):
+def test_layers_that_transformers_has_sharded_are_left_as_they_are(world, pretrained):
     model, folder = pretrained
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in range(2):
@@ -273,7 +273,7 @@ def train_both(folder):
     return found, accelerator.get_state_dict(model)
 
 
-def test_a_model_that_transformers_spread_over_two_axes_trains_like_one_process(world, pretrained):
+def test_a_model_that_transformers_sharded_over_two_axes_trains_like_one_process(world, pretrained):
     model, folder = pretrained
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in range(3):

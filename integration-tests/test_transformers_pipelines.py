@@ -226,7 +226,7 @@ def train_products():
     return [train_labelled(build, sizes) for build, sizes in PRODUCTS]
 
 
-def test_stages_whose_ranks_share_sequences_or_experts_train_as_in_one_process(world):
+def test_stages_with_cp_sp_or_ep_ranks_train_as_in_one_process(world):
     each = world(4).run(train_products)
     for (build, _), found in zip(PRODUCTS, zip(*each, strict=True), strict=True):
         [(losses, norms, state)] = world(1).run(train_labelled, build, {})

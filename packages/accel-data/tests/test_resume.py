@@ -759,7 +759,7 @@ def test_an_epoch_begun_by_two_processes_is_ended_by_three(
     assert first + second + third == whole
 
 
-def test_a_state_that_is_not_whole_is_refused_by_what_it_lacks() -> None:
+def test_an_incomplete_state_is_refused_by_what_it_lacks() -> None:
     loader: Any = prepare_data_loader(DataLoader(range(4)), num_processes=1, process_index=0)  # type: ignore[arg-type]
     state = loader.state_dict()
     del state["epoch"], state["seed"]

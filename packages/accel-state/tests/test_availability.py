@@ -216,7 +216,7 @@ def test_cuda_is_queried_without_initialising_it_and_the_variable_is_put_back(mo
     assert variable("PYTORCH_NVML_BASED_CUDA_CHECK") == before
 
 
-def test_choosing_a_device_asks_the_same_way(monkeypatch):
+def test_choosing_a_device_queries_the_same_way(monkeypatch):
     """As `release_memory()` does in a notebook, before the processes are forked."""
     seen = []
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from accel_state.runtime import current_runtime, has_runtime, reset_runtime
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_nobody_gets_a_runtime_that_was_not_built():
+def test_a_runtime_that_was_not_built_is_an_error():
     assert not has_runtime()
     with pytest.raises(StateError, match="has not been built"):
         current_runtime()

@@ -88,7 +88,7 @@ LAUNCHED = {"accelerate_use_fsdp": "true", "fsdp_version": "2"}
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("is_launched", [False, True])
-def test_fsdp_shards_on_cpus_whether_the_script_or_the_launcher_asks(world, num_ranks, is_launched):
+def test_fsdp_shards_on_cpus_whether_the_script_or_the_launcher_requests_it(world, num_ranks, is_launched):
     found = world(num_ranks).run(sharding, LAUNCHED if is_launched else None, passes_plugin=not is_launched)
     assert found == [SHARDED] * num_ranks
 

@@ -236,7 +236,7 @@ def gathered_outside_of_loops(sizes):
 @pytest.mark.parametrize(
     ("sizes", "readers"), [({"tp": 2}, [0]), ({"dp_shard": 2}, [0, 1]), ({"dp_shard": 2, "tp": 2}, [0, 2])]
 )
-def test_outside_of_loops_one_of_the_ranks_that_work_together_is_heard(world, sizes, readers):
+def test_outside_of_loops_one_of_the_ranks_that_work_together_counts(world, sizes, readers):
     size = MeshLayout(**sizes).world_size
     assert world(size).run(gathered_outside_of_loops, sizes) == [(readers, readers)] * size
 

@@ -325,7 +325,7 @@ def spread(kind, num):
     return {"kind": kind, "layout": {"dp_shard_size": num, "ep_size": 2}}
 
 
-def test_experts_that_are_spread_over_ranks_are_read_in_any_layout_and_back(world, tmp_path):
+def test_experts_that_are_distributed_are_read_in_any_layout_and_back(world, tmp_path):
     stacked, listed = spread("mixture", 2), spread("mixture-listed", 4)
     [(state, later), _] = world(2).run(save, "full", tmp_path / "stacked", stacked)
     for loaded, on in world(2).run(load, "full", tmp_path / "stacked", stacked):

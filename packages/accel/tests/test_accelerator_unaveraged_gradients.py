@@ -461,7 +461,7 @@ def recorded(run, *arguments):
 
 
 @pytest.mark.parametrize("scenario", WRONG)
-def test_gradients_that_nobody_averaged_bring_one_warning_on_every_rank(world, scenario):
+def test_unaveraged_gradients_bring_one_warning_on_every_rank(world, scenario):
     for told in world(2).run(messages, scenario):
         ((message, filename),) = told
         assert "steps gradients of `Net` that were not averaged over the ranks" in message

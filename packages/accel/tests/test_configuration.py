@@ -161,7 +161,7 @@ class TestParallelism:
             config = resolve_parallelism(TorchTensorParallelPlugin(2), None)
         assert config.tp_size == 2
 
-    def test_both_ways_of_saying_it_are_refused(self):
+    def test_both_settings_together_are_refused(self):
         with pytest.raises(ConfigError, match="`torch_tp_plugin` and `parallelism_config` are one setting"):
             resolve_parallelism(TorchTensorParallelPlugin(2), ParallelismConfig(tp_size=2))
 

@@ -310,7 +310,7 @@ def prepare_spread(*, bypass, evaluation_mode=False):
     return verified, "fine"
 
 
-def test_a_model_spread_by_a_device_map_is_not_trained_by_several_processes(world):
+def test_a_model_dispatched_by_a_device_map_is_not_trained_by_several_processes(world):
     for verified, message in world(2).run(prepare_spread, bypass=False):
         assert verified
         assert "was spread over several devices with a device map" in message
@@ -319,7 +319,7 @@ def test_a_model_spread_by_a_device_map_is_not_trained_by_several_processes(worl
     assert world(2).run(prepare_spread, bypass=False, evaluation_mode=True) == [(True, "fine")] * 2
 
 
-def test_a_model_spread_by_a_device_map_is_left_in_place_on_one_process():
+def test_a_model_dispatched_by_a_device_map_is_left_in_place_on_one_process():
     assert prepare_spread(bypass=False) == (True, "fine")
     assert not Accelerator(cpu=True).verify_device_map(nn.Linear(1, 1))
 

@@ -136,7 +136,7 @@ def test_master_weights_get_the_precision_of_the_files(world, save):
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())
 
 
-def test_ignored_modules_are_read_whole_and_shards_may_be_kept_on_the_cpu(world, save):
+def test_ignored_modules_are_read_unsharded_and_shards_may_be_kept_on_the_cpu(world, save):
     expected = make_model("odd")
     for values, _ in world(2).run(load, "odd", save("odd"), ignored="first", offload=True):
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())

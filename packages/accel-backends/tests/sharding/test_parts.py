@@ -84,6 +84,6 @@ def parts_and_whole(shape, placements, kept):
 
 
 @pytest.mark.parametrize(("shape", "placements", "kept"), FSDP_AND_TP)
-def test_what_two_axes_cut_along_one_dimension_is_put_together_again(world, shape, placements, kept):
+def test_what_two_axes_shard_along_one_dimension_is_joined_again(world, shape, placements, kept):
     for found in world(4).run(parts_and_whole, shape, placements, kept):
         assert found.equal(whole(shape))

@@ -36,7 +36,7 @@ def test_a_layer_that_cannot_be_sharded_is_refused_with_what_would_work(style, l
 
 
 @pytest.mark.parametrize("style", ["colwise_gather_output", "rowwise_split_input"])
-def test_some_styles_cut_any_size(style):
+def test_some_styles_shard_any_size(style):
     STYLES[style].check(style, "head", nn.Linear(33, 33), num_ranks=2)
 
 

@@ -70,7 +70,7 @@ def test_prefixes_are_left_out_by_the_caller():
     assert len(part) == 2
 
 
-def test_submodules_are_reported_by_whole_names():
+def test_submodules_are_matched_by_full_names():
     state = {"a.x": 1, "ab.x": 2, "b": 3}
     assert extract_submodules_state_dict(state, ["a", "b"]) == {"a.x": 1, "b": 3}
     assert extract_submodules_state_dict(state, [""]) == state

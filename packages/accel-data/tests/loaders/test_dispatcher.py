@@ -114,7 +114,7 @@ def dispatch_with_a_slice_function() -> list[list[int]]:
     return [batch.tolist() for batch in prepared]
 
 
-def test_a_slice_function_cuts_each_ranks_part(world: Callable[[int], Any]) -> None:
+def test_a_slice_function_returns_each_ranks_part(world: Callable[[int], Any]) -> None:
     assert world(2).run(dispatch_with_a_slice_function) == [[[0, 10], [40, 50]], [[21, 31], [61, 71]]]
 
 

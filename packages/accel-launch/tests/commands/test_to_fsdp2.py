@@ -32,7 +32,7 @@ def convert(**values):
         ("reshard_after_forward", "SHARD_GRAD_OP", False),
     ],
 )
-def test_the_strategy_becomes_whether_units_are_given_up(key, given, expected):
+def test_the_strategy_becomes_whether_units_are_resharded(key, given, expected):
     converted = convert(**{key: given})
     assert converted.values["fsdp_config.fsdp_version"] == 2
     assert converted.values[RESHARD] is expected
@@ -194,7 +194,7 @@ def test_the_users_own_file_is_converted_where_none_is_named(old, tmp_path):
         (["--overwrite"], "There is no config file to convert"),
     ],
 )
-def test_nothing_is_written_that_nobody_requested(old, monkeypatch, capsys, arguments, message):
+def test_nothing_is_written_without_a_request(old, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(old.parent)
     there = old.with_name("there.yaml")
     there.write_text("kept")

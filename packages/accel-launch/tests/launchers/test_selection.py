@@ -73,7 +73,7 @@ def test_the_route_is_the_first_whose_sign_is_there(request_for, given, name):
     assert route(request_for(**given)) == name
 
 
-def test_what_nobody_can_start_is_refused(request_for):
+def test_what_no_launcher_can_start_is_refused(request_for):
     registry = Registry("launcher", "no.such.group")
     with pytest.raises(LaunchError, match="No launcher can start 1 process on 1 machine. Installed .*: none"):
         select_launcher(request_for(), registry)

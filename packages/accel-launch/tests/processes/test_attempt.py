@@ -96,9 +96,7 @@ def test_files_keep_what_ranks_write_in_each_attempt(tmp_path, capfd):
     assert ending.children[0].last_lines == ("out", "err")
 
 
-def test_a_folder_that_nobody_requested_is_reported_and_one_for_errors_only_goes_again(
-    tmp_path, capsys, monkeypatch
-):
+def test_an_unrequested_folder_is_reported_and_one_for_errors_only_is_removed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with log_folder(LogSettings("0")) as logs:
         assert logs.path.is_dir()

@@ -120,7 +120,7 @@ def test_of_an_endless_line_the_beginning_is_remembered_and_what_was_written_ove
     assert last == "100%"
 
 
-def test_when_nobody_reads_us_any_more_the_process_learns_it():
+def test_when_no_one_reads_the_output_any_more_the_process_learns_it():
     reader, writer = os.pipe()
     output = Output(stdout=writer, stderr=writer)
     os.close(reader)

@@ -716,7 +716,7 @@ def test_an_object_may_register_itself_before_it_has_a_state(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["free_memory", "end_training"])
-def test_the_copy_of_a_save_in_the_background_is_given_back(tmp_path, end):
+def test_the_snapshot_of_a_save_in_the_background_is_released(tmp_path, end):
     def num_weights():
         gc.collect()
         tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]

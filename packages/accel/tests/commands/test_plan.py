@@ -110,7 +110,7 @@ class Net(nn.Module):
 """
 
 
-def test_experts_are_spread_before_they_are_sharded(model_file, capsys):
+def test_experts_are_distributed_before_they_are_sharded(model_file, capsys):
     model_file.write_text("import torch\nfrom torch import nn\n" + EXPERTS)
     assert plan("--num_processes", "4", "--ep_size", "2", "--json") == 0
     told = json.loads(capsys.readouterr().out)

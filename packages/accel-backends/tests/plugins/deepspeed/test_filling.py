@@ -278,7 +278,7 @@ def test_logits_may_be_sharded_where_the_config_requests_it():
     assert fill({"tensor_parallel": section}, Facts(**BATCHES)).config["tensor_parallel"] == section
 
 
-def test_what_somebody_requests_is_written_although_the_config_leaves_it_out():
+def test_what_is_requested_is_written_although_the_config_leaves_it_out():
     said = Facts(
         offload_param_device=Said("cpu", "x"), offload_optimizer_device=Said("none", "default", True)
     )
@@ -287,7 +287,7 @@ def test_what_somebody_requests_is_written_although_the_config_leaves_it_out():
     }
 
 
-def test_an_auto_that_nobody_can_fill_is_named_with_what_could():
+def test_an_auto_that_cannot_be_filled_is_named_with_what_could():
     config = {
         "optimizer": {"type": "auto", "params": {"lr": "auto"}},
         "zero_optimization": {"reduce_bucket_size": "auto"},

@@ -88,7 +88,7 @@ def test_a_state_dict_is_that_of_the_plain_model(te):
     model.load_state_dict(network().state_dict())
 
 
-def test_nothing_of_the_library_is_there_before_somebody_imports_it():
+def test_nothing_of_the_library_is_there_before_its_import():
     assert not has_transformer_engine_layers(network())
 
 
