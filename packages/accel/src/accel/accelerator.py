@@ -505,7 +505,7 @@ class Accelerator(ProcessView):
 
     # One for each usual order of loaders and others, as no type expresses "each loader becomes a prepared one". Bare
     # `DataLoader`, because jedi takes no overload by `DataLoader[Any]`; it does not understand `*Ts` at all.
-    # An optimizer keeps its class: no type is "an `AdamW` that has `step_was_skipped`", and with a class of ours instead
+    # An optimizer keeps its class: no type is "an `AdamW` that has `step_was_skipped`", and with our class instead
     # `optimizer = accelerator.prepare(optimizer)` would be red. Checked scripts read `optimizer_step_was_skipped`.
     @overload
     def prepare(self, a: DataLoader, /, *, device_placement: Placement = ...) -> PreparedLoader: ...
