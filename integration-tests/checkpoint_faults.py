@@ -2,11 +2,11 @@
 
 `python integration-tests/checkpoint_faults.py --kills 500` is the whole proof; the tests kill until two have come
 inside a save, in four of eight ways. After each kill a fresh look at the disk must find: a checkpoint that is complete,
-every digest right, all values those of one save, and at most one save older than the last that was asked for. The next
-run goes on from it.
+every digest right, all values those of one save, and at most one save older than the last that was requested. The next
+run continues from it.
 
 `--every-call` leaves no instant out: a small save is killed before each call that changes the file system, one after
-the other; and each of these calls fails, and is interrupted by Ctrl-C, after which the same process goes on. The tests
+the other; and each of these calls fails, and is interrupted by Ctrl-C, and the same process continues. The tests
 do the first for saves under numbers, leaving out the calls that only write more bytes.
 """
 

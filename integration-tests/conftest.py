@@ -1,4 +1,4 @@
-"""Makes the scripts and drivers beside the tests importable; two machines and a SLURM cluster."""
+"""Makes the scripts and drivers next to the tests importable; two machines and a SLURM cluster."""
 
 import sys
 from pathlib import Path

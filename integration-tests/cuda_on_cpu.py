@@ -1,4 +1,4 @@
-"""A CPU that answers where megatron-core asks for a CUDA device, so that its schedules and optimizers run on gloo.
+"""A CPU that answers where megatron-core requests a CUDA device, so that its schedules and optimizers run on gloo.
 
 megatron-core names the device `"cuda"` in its code, reads the current one, and compares names of tensor types. Here
 these are the CPU's; everything else, arithmetic and communication, is the real thing.
@@ -18,7 +18,7 @@ _FLOATS = {torch.float32: "FloatTensor", torch.bfloat16: "BFloat16Tensor", torch
 
 
 class CpuForCuda(TorchFunctionMode):
-    """Makes tensors on the CPU where they are asked for on a CUDA device."""
+    """Makes tensors on the CPU where they are requested on a CUDA device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -29,7 +29,7 @@ def prepared(
     rate: float = 0.1,
     **sections: Any,
 ) -> tuple[Accelerator, list[Any], list[Any]]:
-    """Return as many linear models as asked for, each with its optimizer."""
+    """Return as many linear models as requested, each with its optimizer."""
     accelerator = begin(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(stage, **sections)),
         gradient_accumulation_steps=accumulate,

@@ -1,4 +1,4 @@
-"""Trains on two ranks with states of the optimizer, and parameters, on a disk (NVMe); writes what came out."""
+"""Trains on two ranks with optimizer state, and parameters, on a disk (NVMe); writes what came out."""
 
 from __future__ import annotations
 

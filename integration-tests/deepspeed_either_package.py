@@ -5,8 +5,8 @@ PEER is the folder that Accelerate is installed in.
 The losses of a script that both run are in FOLDER/PACKAGE-losses.RANK. What a checkpoint held is in
 FOLDER/SAVER-STAGE-save.RANK, and what the other package had after loading it in FOLDER/SAVER-STAGE-load.RANK.
 
-On CPUs the `Accelerator` of the peer takes each rank of DeepSpeed for the only one. So the script tells the ranks apart
-by itself, the schedule does not change the rate while losses are compared, and the peer's files of random states, which
+On CPUs Accelerate's `Accelerator` takes each rank of DeepSpeed for the only one. So the script separates the ranks
+itself, the schedule does not change the rate while losses are compared, and Accelerate's files of random states, which
 both ranks write under one name, are not.
 """
 

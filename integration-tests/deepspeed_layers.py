@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "odd": {"intermediate_size": 49, "num_key_value_heads": 4},
     "tied": {"tie_word_embeddings": True, "attention_bias": True},
 }
-"""Sizes that two ranks do not divide, and one weight at both ends beside biases."""
+"""Sizes that two ranks do not divide, and one weight at both ends next to biases."""
 
 
 RESUMED = ("zero0", "zero2")
@@ -111,7 +111,7 @@ def train(section: str, kind: str) -> dict[str, Any]:
 
 
 def resume(section: str, folder: Path) -> dict[str, Any]:
-    """Save in the middle, and go on: from there, with more data ranks in place of shared layers, and back."""
+    """Save in the middle, and continue: from there, with more data ranks in place of shared layers, and back."""
     run = Run(section, "odd")
     run.train(last=2)
     run.accelerator.save_state(folder / section)

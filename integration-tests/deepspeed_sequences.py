@@ -39,7 +39,7 @@ def padded_left() -> list[dict[str, torch.Tensor]]:
 
 
 def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bool = False) -> dict[str, Any]:
-    """Train on three batches; save after the first to ``folder``, or with ``resumes`` go on from there."""
+    """Train on three batches; save after the first to ``folder``, or with ``resumes`` continue from there."""
     config = {
         "zero_optimization": {"stage": stage},
         "train_micro_batch_size_per_gpu": 2,

@@ -129,7 +129,7 @@ def refuse_contradictions() -> dict[str, str]:
 
 
 def handle_gradients(stage: int) -> dict[str, Any]:
-    """What a loop may do beside the ordinary, and what it may not."""
+    """What a loop may do next to the ordinary, and what it may not."""
     found: dict[str, Any] = {}
     accelerator, model, optimizer = prepared(stage)
     first, second, third = my_rows(accelerator, 3)
@@ -176,7 +176,7 @@ def weigh_items(stage: int) -> dict[str, Any]:
 
 
 def distil() -> dict[str, Any]:
-    """A teacher under ZeRO 3, which is not trained, beside a student under ZeRO 2."""
+    """A teacher under ZeRO 3, which is not trained, next to a student under ZeRO 2."""
     accelerator = begin(
         deepspeed_plugins={
             "student": DeepSpeedPlugin(hf_ds_config=config(2)),

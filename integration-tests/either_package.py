@@ -115,7 +115,7 @@ def plain(value):
 
 
 def forget(package):
-    """Let the next `Accelerator` of ``package`` begin anew."""
+    """Let the next `Accelerator` of ``package`` begin again."""
     if package == "accel":
         importlib.import_module("accel_state.runtime").reset_runtime()
     else:

@@ -1,6 +1,6 @@
 """Saves that fail in one way each: `python failing_saves.py FOLDER HOW…`.
 
-Each way is tried in a process of its own. `FOLDER/HOW.log` says what was not as it must be, and is empty if all was.
+Each way is tried in a separate process. `FOLDER/HOW.log` states what was not as it must be, and is empty if all was.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def must_fail(accelerator, match):
 
 
 def first_save(folder):
-    """Save what has the value 1, and go on with 7."""
+    """Save what has the value 1, and continue with 7."""
     accelerator, model = build(folder)
     fill(model, 1)
     accelerator.save_state()
@@ -175,7 +175,7 @@ class Ranks:
         self.pids = [fork(lambda rank=rank: rank_main(rank, folder, how, port)) for rank in (0, 1)]
 
     def told(self):
-        """Return what the ranks that raised were told, when all have ended."""
+        """Return what the ranks that raised received, when all have ended."""
         end = time.monotonic() + LIMIT_S
         for pid in self.pids:
             while os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -1,6 +1,6 @@
 """Save again and again, each time with one call into the file system that fails; see `storage_faults.py`.
 
-`forking.Runs` asks for the runs. `PROJECT/outcome` says afterwards how many calls failed, and what was wrong then.
+`forking.Runs` requests the runs. `PROJECT/outcome` says afterwards how many calls failed, and what was wrong then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of ranks that begin at once: one process imports everything, then forks the ranks of each run it is asked for.
+"""Runs of ranks that begin at once: one process imports everything, then forks the ranks of each requested run.
 
 A script hands `serve` what a rank does; `Runs` starts that script and asks it for runs. Between them go one JSON object
 of options per line, answered with the process ids and, when all ranks have ended, with their exit codes.

@@ -37,7 +37,7 @@ def copy_gpt2(source: Any, parts: list[Any], *, rank: int, num_ranks: int) -> No
     Args:
         source: The model of transformers.
         parts: This rank's parts of the model.
-        rank: Which of the ranks that share layers this is.
+        rank: Which of the TP ranks this is.
         num_ranks: How many they are.
     """
     for part in parts:

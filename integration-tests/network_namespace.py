@@ -15,7 +15,7 @@ _PREFIX = "accel-test"
 
 
 def why_not() -> str | None:
-    """Say what this machine lacks for it."""
+    """Return what this machine lacks for it."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     if shutil.which("ip") is None:

@@ -174,7 +174,7 @@ def environment(run: Run, folder: str, *, accel: bool) -> dict[str, str]:
 
 
 def outcome(run: Run, scripts: Path, *, accel: bool) -> Outcome:
-    """Run a script with one of the libraries, in a folder of its own."""
+    """Run a script with one of the libraries, in a separate folder."""
     options = ["--data"] if run.data else []
     if run.launched:
         options.append(f"--debug-launcher={run.num_processes}")

@@ -3,7 +3,7 @@
 The tests come from Accelerate's source distribution on PyPI and are run as they are, once with Accelerate and once with
 accel, which stands in for it. What passes with Accelerate on this machine must pass with accel, but for the tests in
 `peer_suite.toml`, which gives the reason for each. It runs in an environment without Accelerate, such as
-`.venvs/libraries` of `python tools/dev.py test --engines libraries`: Accelerate is put into a folder of its own.
+`.venvs/libraries` of `python tools/dev.py test --engines libraries`: Accelerate is put into a separate folder.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def run_both(suite: Suite, files: Sequence[str]) -> tuple[Outcomes, Outcomes]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What passes with Accelerate, beside what passes with accel.
+    """What passes with Accelerate, next to what passes with accel.
 
     Attributes:
         passed_there: The tests that pass with Accelerate.

@@ -307,7 +307,7 @@ def record(patch: pytest.MonkeyPatch, root: Path) -> Recording:
 
 
 def save(folder: CheckpointFolder, step: int, value: float, *, blocking: bool = True) -> None:
-    """Save a value in several files, one of them in a folder of its own."""
+    """Save a value in several files, one of them in a separate folder."""
     with folder.save(step, blocking=blocking) as stage:
         stage.write("model.safetensors", {"weight": torch.full((5,), value)})
         stage.write("optimizer.bin", {"state": {0: {"step": torch.tensor(value)}}})

@@ -1,6 +1,6 @@
 """Train, and leave in good order when asked to; to be sent signals at any moment.
 
-`forking.Runs` asks for the runs. `PROJECT/ready-RANK` appears when a rank can be asked; `PROJECT/result-RANK` gets its
+`forking.Runs` requests the runs. `PROJECT/ready-RANK` appears when a rank can be asked; `PROJECT/result-RANK` gets its
 losses and weights when it has made all its steps.
 """
 

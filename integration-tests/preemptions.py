@@ -1,7 +1,7 @@
 """Send SIGTERM to training runs at random instants, and see that each ends as if nobody had.
 
 `python integration-tests/preemptions.py --runs 20 --kills 5` is the long form; the tests run a short one. Whoever is
-asked saves and leaves with the exit code that says "queue me again"; the next process goes on from there.
+asked saves and leaves with the exit code that says "queue me again"; the next process continues from there.
 """
 
 from __future__ import annotations

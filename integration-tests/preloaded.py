@@ -1,4 +1,4 @@
-"""What forked scripts find imported beside torch, for tests that are not about the start of a script."""
+"""What forked scripts find imported next to torch, for tests that are not about the start of a script."""
 
 ACCEL = ("accel.accelerator", "accel.utils")
 EXAMPLES = (

@@ -208,7 +208,7 @@ NUMBERS = {"losses", "norms", "weights", "gathered", "rates"}
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference that is meant: what it explains of a case, and the section of the page that says so."""
+    """A difference that is meant: what it explains of a case, and the section of the page that documents it."""
 
     reason: str
     section: str
@@ -264,7 +264,7 @@ def has_more_attributes(case: Case) -> set[str]:
 
 
 def skipping_counts_epochs(case: Case) -> set[str]:
-    """And it draws nothing, so that a resumed script goes on with the random numbers of the interrupted one."""
+    """And it draws nothing, so that a resumed script continues with the random numbers of the interrupted one."""
     settings = case.settings
     if not settings["skip"]:
         return set()

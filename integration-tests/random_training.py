@@ -58,7 +58,7 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    """The first rows, shared between workers as PyTorch asks for."""
+    """The first rows, shared between workers as PyTorch requests."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -244,7 +244,7 @@ class Seen:
 
     @contextlib.contextmanager
     def error(self, name: str) -> Any:
-        """Note which built-in error something raises, and go on."""
+        """Note which built-in error something raises, and continue."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is what the script sees
@@ -404,7 +404,7 @@ def evaluate(settings: Settings, accelerator: Any, model: Any, data: Any, seen: 
 
 
 def resume(settings: Settings, accelerator: Any, data: Any, seen: Seen) -> None:
-    """Read a part, and go on in another loader from the state of the first."""
+    """Read a part, and continue in another loader from the state of the first."""
     iterator = iter(data)
     for batch in itertools.islice(iterator, settings["resume"]):
         seen.add("rows", batch["id"])

@@ -1,4 +1,4 @@
-"""Read two epochs of shuffled data with workers, going on from where an earlier run was killed.
+"""Read two epochs of shuffled data with workers, continuing from where an earlier run was killed.
 
 `read_on.py PROGRESS [PAUSE_AT]`: the file PROGRESS holds the loader's state after the last whole step and the samples
 so far, always of the same moment. Once PAUSE_AT samples have been read, all ranks wait to be killed.
@@ -19,7 +19,7 @@ EPOCHS = 2
 
 
 def given():
-    # With a generator of its own, the state of the loader is all that later epochs depend on.
+    # With a separate generator, the state of the loader is all that later epochs depend on.
     generator = torch.Generator().manual_seed(11)
     return DataLoader(torch.arange(SIZE), batch_size=3, shuffle=True, num_workers=2, generator=generator)
 

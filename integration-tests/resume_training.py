@@ -1,7 +1,7 @@
 """Train a small model with everything that draws random numbers or keeps a state, from one step to another.
 
 `python resume_training.py OUT --steps 40` trains unbroken; `--stop 20 --save DIR` saves after 20 steps and ends;
-`--load DIR` goes on from there. OUT gets the losses from the first step of this process on, and the final weights.
+`--load DIR` continues from there. OUT gets the losses from the first step of this process on, and the final weights.
 """
 
 import argparse

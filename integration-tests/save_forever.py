@@ -1,6 +1,6 @@
 """Save over and over, to be killed at any moment.
 
-`forking.Runs` asks for the runs. All weights have the value of the number of the save,
+`forking.Runs` requests the runs. All weights have the value of the number of the save,
 which is written to `PROJECT/asked` before each save and to `PROJECT/done` after it.
 """
 

@@ -1,6 +1,6 @@
 """Save twice, and be interrupted in the second save, at the call into the file system of a given number.
 
-`forking.Runs` asks for the runs. `PROJECT/outcome` says afterwards at which call it was, what was raised, and what a
+`forking.Runs` requests the runs. `PROJECT/outcome` says afterwards at which call it was, what was raised, and what a
 further save came to; a killed run leaves none.
 """
 

@@ -1,6 +1,6 @@
 """Save shards with either package and load them with the other: `python sharded_either_package.py FOLDER`.
 
-The peer has no sharded training on CPUs, but its functions for the files of a sharded model work there when they are
+Accelerate has no sharded training on CPUs, but its functions for the files of a sharded model work there when they are
 told that it has. What was saved is in FOLDER/PACKAGE-save.RANK, what was loaded in FOLDER/PACKAGE-load.RANK.
 """
 

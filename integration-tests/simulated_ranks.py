@@ -228,7 +228,7 @@ def step(accelerator, model, optimizer):
 
 
 def counted_step(name, num_ranks):
-    """Return the collectives of one step, as `planned_collectives` does; in a process of its own."""
+    """Return the collectives of one step, as `planned_collectives` does; in a separate process."""
     layout = layout_of(name, num_ranks)
     simulate(layout)
     run = prepared(name, layout)
@@ -290,7 +290,7 @@ def growth(num_ranks, state_dict_type):
 
 
 def in_own_processes(function, calls):
-    """Return the result of each call, which has a process of its own: torch keeps what it knows of groups."""
+    """Return the result of each call, which has a separate process: torch keeps what it knows of groups."""
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         return pool.starmap(function, calls, chunksize=1)
 

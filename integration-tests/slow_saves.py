@@ -1,6 +1,6 @@
 """Save although one rank is slower than the timeout of the process group, or its connections to the store have broken.
 
-`forking.Runs` asks for the runs. `PROJECT/outcome-RANK` says afterwards what went wrong, and is empty if nothing did.
+`forking.Runs` requests the runs. `PROJECT/outcome-RANK` says afterwards what went wrong, and is empty if nothing did.
 """
 
 import contextlib

@@ -53,7 +53,7 @@ PartitionName=gpu Nodes=n0,n1 MaxTime=INFINITE State=UP
 
 
 def why_not() -> str | None:
-    """Say what this machine lacks for it."""
+    """Return what this machine lacks for it."""
     missing = [program for program in _PROGRAMS if _find(program) is None]
     return f"not installed: {', '.join(missing)}" if missing else network_namespace.why_not()
 

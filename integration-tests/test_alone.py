@@ -65,7 +65,7 @@ def test_three_ranks_gather_reduce_and_agree_on_a_batch_size(tmp_path):
     assert torchrun("accel-ops", 3, "ops.py", folder=tmp_path) == "3 ranks, mean loss 1.00, batches of 16\n"
 
 
-def test_an_epoch_that_stops_in_the_middle_goes_on_with_more_ranks(tmp_path):
+def test_an_epoch_that_stops_in_the_middle_continues_with_more_ranks(tmp_path):
     assert (
         torchrun("accel-data", 2, "data.py", ".", "stop", folder=tmp_path) == "48 samples seen on 2 ranks\n"
     )

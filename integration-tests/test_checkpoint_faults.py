@@ -138,7 +138,7 @@ def outcomes(tmp_path_factory):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.skipif(sys.platform != "linux", reason="permissions and signals as Linux has them")
-def test_a_failing_save_says_why_and_leaves_the_earlier_checkpoint(outcomes, way):
+def test_a_failing_save_explains_why_and_leaves_the_earlier_checkpoint(outcomes, way):
     assert outcomes[way] == ""
 
 

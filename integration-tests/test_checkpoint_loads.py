@@ -1,4 +1,4 @@
-"""What is loaded is of one save and the newest, whatever fails and whoever saves meanwhile: samples of two commands."""
+"""What is loaded is of one save, the newest, whatever fails and whichever process saves: samples of two commands."""
 
 import sys
 from pathlib import Path

@@ -15,8 +15,9 @@ from accel import Accelerator
 
 accelerator = Accelerator()
 model, optimizer = nn.Linear(1, 1), torch.optim.AdamW([])
-loader = DataLoader([])
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+train, test = DataLoader([]), DataLoader([])
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+model, optimizer, train, test, schedule = accelerator.prepare(model, optimizer, train, test, schedule)
 inner = accelerator.unwrap_model(model)
 """
 EXPECTED = {
@@ -31,7 +32,7 @@ EXPECTED = {
     "accel.utils": {"set_seed", "gather", "tqdm", "send_to_device"},
     "model": {"parameters", "weight", "state_dict"},
     "optimizer": {"step", "zero_grad", "param_groups"},
-    "loader": {
+    "train": {
         "batch_size",
         "end_of_dataloader",
         "iteration",
@@ -41,6 +42,8 @@ EXPECTED = {
         "state_dict",
         "total_batch_size",
     },
+    "test": {"set_epoch"},
+    "schedule": {"get_last_lr"},
     "inner": {"parameters", "weight"},
 }
 

@@ -84,7 +84,7 @@ def test_the_parameters_of_a_full_state_are_gathered_together(outcome):
 
 
 @releases
-def test_reentrant_checkpointing_of_one_of_two_models_trains_it_or_says_what_to_pass(outcome):
+def test_reentrant_checkpointing_of_one_of_two_models_trains_it_or_explains_what_to_pass(outcome):
     untrained, model = deepspeed_alone.linear(2)
     model(deepspeed_alone.rows()[0]).relu().square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -131,7 +131,7 @@ def test_one_loss_of_models_without_zero_is_refused_by_name(outcome):
 
 @releases
 @pytest.mark.parametrize(("case", "kind"), [("saved", "FP16_UnfusedOptimizer"), ("fused", "FP16_Optimizer")])
-def test_bf16_without_zero_goes_on_from_its_checkpoint_bit_for_bit(outcome, case, kind):
+def test_bf16_without_zero_continues_from_its_checkpoint_bit_for_bit(outcome, case, kind):
     found = outcome[case]
     assert found["kind"] == kind
     assert found["wanted"].keys() == found["found"].keys()

@@ -1,4 +1,4 @@
-"""States and parameters on a disk (NVMe) train as one process does, and go on from a checkpoint."""
+"""States and parameters on a disk (NVMe) train as one process does, and continue from a checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_on_a_disk_trains_as_one_process(outcome, kind):
 
 @everything
 @each_kind
-def test_a_run_on_a_disk_goes_on_bit_for_bit_there_and_elsewhere(outcome, kind):
+def test_a_run_on_a_disk_continues_bit_for_bit_there_and_elsewhere(outcome, kind):
     for ranks in outcome[1]:
         found = ranks[kind]
         for name in ("back", "resumed", "on the CPU"):

@@ -1,4 +1,4 @@
-"""Ranks that share layers with DeepSpeed must train as one process does on whole ones."""
+"""TP ranks with DeepSpeed must train as one process does on whole ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_loaders_deal_to_data_ranks_and_each_sample_is_gathered_once(outcome):
 
 
 @everything
-def test_another_number_of_ranks_that_share_layers_is_refused_while_the_first_lives(outcome):
+def test_another_number_of_tp_ranks_is_refused_while_the_first_lives(outcome):
     for found in outcome[1]:
         assert "`tp_size` is 1" in found["refused"]
         assert "free_memory" in found["refused"]
@@ -87,7 +87,7 @@ def test_another_number_of_ranks_that_share_layers_is_refused_while_the_first_li
 
 @everything
 @pytest.mark.parametrize("section", RESUMED)
-def test_a_checkpoint_has_whole_weights_and_goes_on_with_or_without_shared_layers(outcome, section):
+def test_a_checkpoint_has_full_weights_and_continues_with_or_without_shared_layers(outcome, section):
     folder, ranks = outcome
     for found in (ranks_of[f"resume-{section}"] for ranks_of in ranks):
         for name in ("resumed", "back"):

@@ -26,7 +26,7 @@ def read(folder, name):
 
 
 @pytest.mark.parametrize("outcome", [use_both], indirect=True)
-def test_losses_are_those_of_the_peer(outcome):
+def test_losses_are_those_of_accelerate(outcome):
     assert read(outcome, "accel-losses") == read(outcome, "accelerate-losses")
 
 

@@ -1,4 +1,4 @@
-"""Two ranks that share sequences must train as one process does on whole ones."""
+"""Two CP and SP ranks must train as one process does on whole ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def train_alone() -> dict[str, Any]:
-    """Train with plain PyTorch on whole sequences."""
+    """Train with plain PyTorch on full sequences."""
     from deepspeed_sequences import CLIP, RATE, padded_left, rows
     from libraries import tiny
 
@@ -64,7 +64,7 @@ def test_ranks_that_share_sequences_train_as_one_process(outcome):
 
 @pytest.mark.parametrize("outcome", [run_all], indirect=True)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_ranks_that_share_sequences_go_on_from_a_checkpoint_bit_for_bit(outcome, stage):
+def test_sequence_parallel_ranks_continue_from_a_checkpoint_bit_for_bit(outcome, stage):
     for found in outcome:
         whole, resumed = found[f"zero{stage}"], found[f"resumed{stage}"]
         assert (resumed["losses"], resumed["norms"]) == (whole["losses"][1:], whole["norms"][1:])

@@ -143,7 +143,7 @@ def plugin_of_ranks(capsys, monkeypatch):
 
 
 def config_file(folder: Path, values: dict[str, str]) -> Path:
-    """Write a config file as the questionnaire of the peer does."""
+    """Write a config file as the questionnaire of Accelerate does."""
     keys = {SETTINGS[name].config_key.partition(".")[2]: text for name, text in values.items()}
     lines = ["distributed_type: DEEPSPEED", "deepspeed_config:", *(f"  {key}: {keys[key]}" for key in keys)]
     path = folder / "said.yaml"
@@ -182,7 +182,7 @@ def test_every_setting_is_followed():
 
 
 def test_flags_fill_what_is_auto_in_a_config_of_deepspeeds_own(plugin_of_ranks, tmp_path):
-    """The third scenario of the guide of the peer."""
+    """The third scenario of the guide of Accelerate."""
     config = {
         "bf16": {"enabled": "auto"},
         "zero_optimization": {
@@ -211,7 +211,7 @@ def test_flags_fill_what_is_auto_in_a_config_of_deepspeeds_own(plugin_of_ranks, 
             "stage3_gather_16bit_weights_on_model_save": True,
             "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
             "offload_param": {"device": "cpu"},
-            "sub_group_size": 1,  # on NVMe, each parameter is a group of its own
+            "sub_group_size": 1,  # on NVMe, each parameter is a separate group
         },
         "gradient_clipping": 1.0,
         "gradient_accumulation_steps": 5,
@@ -248,8 +248,8 @@ def test_what_the_plugin_would_refuse_is_refused_before_the_launch(capsys, monke
         DeepSpeedPlugin()
 
 
-def test_a_config_file_that_says_what_a_config_of_deepspeeds_own_says_is_refused(capsys, tmp_path):
-    """The first scenario of the guide of the peer."""
+def test_a_config_file_that_repeats_a_deepspeed_config_is_refused(capsys, tmp_path):
+    """The first scenario of the guide of Accelerate."""
     path = config_file(tmp_path, {"deepspeed_config_file": "ds.json", **ZERO3, "gradient_clipping": "1.0"})
     assert main(["launch", "--dry-run", "--config_file", str(path), "train.py"]) == 1
     assert "When using `deepspeed_config_file`" in capsys.readouterr().err
@@ -297,7 +297,7 @@ def test_what_the_questionnaire_writes_arrives(plugin_of_ranks, tmp_path, answer
     assert {name: getattr(plugin, name) for name in fields} == fields
 
 
-def test_config_show_tells_who_says_each_value_of_the_filled_config(capsys, tmp_path):
+def test_config_show_reports_who_specifies_each_value_of_the_filled_config(capsys, tmp_path):
     path = config_file(tmp_path, {"deepspeed_config_file": "ds.json"})
     flags = ["--config_file", str(path), "--num_processes", "4", "--gradient_clipping", "0.5"]
     assert main(["config", "show", "--deepspeed", *flags]) == 0

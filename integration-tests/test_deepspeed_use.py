@@ -129,7 +129,7 @@ def test_micro_batches_may_be_weighed_by_their_items(outcome, stage):
 
 
 @everything
-def test_a_teacher_may_be_cut_beside_a_student(outcome):
+def test_a_teacher_may_be_sharded_next_to_a_student(outcome):
     student, teacher = make_model("odd"), make_model("odd", seed=8)
     optimizer = sgd(student)
     for batches in pairs(3):
@@ -177,7 +177,7 @@ def test_a_model_may_be_evaluated_before_it_is_trained(outcome, stage):
 
 
 @everything
-def test_layers_of_experts_are_gathered_whole(outcome):
+def test_layers_of_experts_are_gathered_in_full(outcome):
     model = deepspeed_use.make_experts()
     optimizer = sgd(model)
     for batches in pairs(2):

@@ -36,7 +36,7 @@ def train(folder, *options, num_processes, env=None):
 
 
 def job(function):
-    """Have ``function`` run beside the other jobs; the test gets what it gave back, as ``outcome``."""
+    """Have ``function`` run next to the other jobs; the test gets what it gave back, as ``outcome``."""
     return pytest.mark.parametrize("outcome", [function], ids=[function.__name__], indirect=True)
 
 

@@ -163,7 +163,7 @@ def torchrun_interrupted(folder):
     ids=["accel", "torchrun"],
     indirect=["outcome"],
 )
-def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(outcome, codes):
+def test_an_interrupt_ends_all_ranks_and_the_launcher_reports_it(outcome, codes):
     """torchrun ends with 1, whatever the signal (`SignalException` is an uncaught exception there)."""
     exit_code, errors = outcome
     assert exit_code in codes, errors

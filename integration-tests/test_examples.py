@@ -75,7 +75,7 @@ def calm_and_torn(folder):
 
 
 @pytest.mark.parametrize("outcome", [calm_and_torn], ids=[""], indirect=True)
-def test_a_preempted_run_goes_on_where_it_was(outcome):
+def test_a_preempted_run_continues_where_it_was(outcome):
     """Bit for bit: the same weights as a run that nobody disturbed."""
     calm, torn, stopped, went_on = outcome
     assert stopped.splitlines()[-1].startswith("saved to ")
@@ -131,7 +131,7 @@ def own_tracker(folder):
 
 
 @pytest.mark.parametrize("outcome", [own_tracker], indirect=True)
-def test_an_own_tracker_hears_everything_and_all_ranks_stop_together(outcome):
+def test_an_own_tracker_receives_everything_and_all_ranks_stop_together(outcome):
     printed, folder = outcome
     epoch = int(re.search(r"stopped after epoch (\d+)", printed)[1])
     best = json.loads((folder / "best.json").read_text())
@@ -147,7 +147,7 @@ SMALL = ("--width", "32", "--num_blocks", "2", "--batch_size", "4", "--steps", "
 
 
 def sharded(folder):
-    """Train without a stop, and as DDP; and stopped on two ranks and gone on with on four, then merged."""
+    """Train without a stop, and as DDP; and stopped on two ranks and resumed on four, then merged."""
     torn, picture = folder / "torn", folder / "memory.png"
     printed = {
         "calm": launch("sharded.py", "--project_dir", str(folder / "calm"), *SMALL),
@@ -167,7 +167,7 @@ def sharded(folder):
 
 
 @pytest.mark.parametrize("outcome", [sharded], ids=[""], indirect=True)
-def test_a_sharded_run_goes_on_with_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
+def test_a_sharded_run_resumed_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
     """Sums have another order on four ranks; Adam enlarges that where gradients are near 0 (biases of keys: 2e-6)."""
     printed, folder = outcome
     assert printed["went on"].startswith("resuming after step 3, on 4 ranks\n")
@@ -198,7 +198,7 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
     assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
+def test_a_sharded_run_that_is_asked_to_stop_saves_and_leaves(tmp_path):
     words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
     script = [EXAMPLES / "sharded.py", *map(str, words)]
     with start_ranks(script, 2, preload=preloaded.ACCEL) as ranks:
@@ -209,7 +209,7 @@ def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
     assert (tmp_path / "sharded" / "checkpoints" / "checkpoint_0").is_dir()
 
 
-def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
+def test_an_early_error_of_a_sharded_run_is_reported(tmp_path):
     words = ("--project_dir", str(tmp_path), *SMALL, "--batch_size", "100000")
     done = run(EXAMPLES / "sharded.py", *words)
     assert done.returncode == 1  # not killed by a signal, though its memory was being recorded
@@ -217,7 +217,7 @@ def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
 
 
 @pytest.mark.engine("deepspeed")
-def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_path):
+def test_a_run_under_zero_3_continues_on_one_rank_and_leaves_plain_weights(tmp_path):
     project = ("--project_dir", str(tmp_path))
     assert "step 30: loss" in launch("deepspeed_zero3.py", "--stop_after", "30", *project)
     assert "resuming after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)

@@ -75,7 +75,7 @@ def digits_rows():
 def train(
     precision, *, recipe=None, plugin=None, num_steps=NUM_STEPS, num_optimizers=1, accumulate=1, **arguments
 ):
-    """Train as a user would; return the losses, the whole state and the names of the converted layers."""
+    """Train as a user would; return the losses, the full state and the names of the converted layers."""
     set_seed(0)
     accelerator = Accelerator(
         cpu=True,
@@ -217,7 +217,7 @@ def step(accelerator, model, optimizers):
         optimizer.zero_grad()
 
 
-def test_weights_are_gathered_in_8_bits_where_asked(world):
+def test_weights_are_gathered_in_8_bits_on_request(world):
     kinds = world(2).run(gathered_kinds, True)
     assert kinds == [("Parameter", "Float8TrainingTensor", "WeightWithDynamicFloat8CastTensor")] * 2
     kinds = world(2).run(gathered_kinds, False)
@@ -260,7 +260,7 @@ def resume(folder, state_dict_type):
 
 
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-def test_a_sharded_run_goes_on_bit_for_bit_from_its_checkpoint(world, tmp_path, kind):
+def test_a_sharded_run_continues_bit_for_bit_from_its_checkpoint(world, tmp_path, kind):
     from safetensors.torch import load_file
 
     (is_forgotten, wanted, found), _ = world(2).run(resume, tmp_path, kind)
@@ -489,7 +489,7 @@ def train_on_tokens(layout):
 
 
 @pytest.mark.parametrize("layout", [{"cp_size": 2}, {"sp_size": 2}])
-def test_ranks_that_share_sequences_train_as_one_process_does(world, layout):
+def test_sequence_parallel_ranks_train_as_one_process_does(world, layout):
     alone = world(1).run(train_on_tokens, {})[0]
     first, second = world(2).run(train_on_tokens, layout)
     assert first == second

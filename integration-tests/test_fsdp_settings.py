@@ -147,7 +147,7 @@ def field_of(monkeypatch, kind, environ, field):
 
 
 def config_file(folder, values):
-    """Write a config file as the questionnaire of the peer does."""
+    """Write a config file as the questionnaire of Accelerate does."""
     sections = {}
     for name, text in values.items():
         section, _, key = SETTINGS[name].config_key.partition(".")
@@ -293,7 +293,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-def test_a_launched_script_is_sharded_as_its_config_file_says(tmp_path):
+def test_a_launched_script_is_sharded_as_its_config_file_specifies(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     path = config_file(tmp_path, {"fsdp_version": "2", "fsdp_reshard_after_forward": "false"})
     flags = ["--cpu", "--num_processes", "2", "--config_file", str(path)]

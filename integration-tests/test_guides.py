@@ -35,7 +35,7 @@ def name_of(page):
 
 
 IN_ENGINES = {"deepspeed", "megatron"}
-"""Pages whose code needs an engine that has an environment of its own."""
+"""Pages whose code needs an engine that has a separate environment."""
 WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 """Pages with code that is run, by their names."""
 
@@ -43,7 +43,6 @@ WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 ON_TWO_RANKS = (
     "context_parallel",
     "distributed_inference",
-    "experts",
     "fsdp",
     "loop",
     "pipeline",

@@ -1,4 +1,4 @@
-"""Files of an attacker: whoever reads them gets plain values or an error that names the file, and nothing else."""
+"""Files of an attacker: a reader gets plain values or an error that names the file, and nothing else."""
 
 import collections
 import re

@@ -49,7 +49,7 @@ def from_an_index(text):
         ("pip install accelerate", []),
     ],
 )
-def test_a_name_is_told_from_a_path(text, names):
+def test_a_name_is_distinguished_from_a_path(text, names):
     assert list(from_an_index(text)) == names
 
 

@@ -90,7 +90,7 @@ def test_a_manifest_holds_what_its_model_knows_and_nothing_else(manifest, kind, 
 
 
 def launches_of_the_guide() -> list[list[str]]:
-    page = DOCS / "launch" / "kubernetes_ray.md"
+    page = DOCS / "launch" / "clusters.md"
     texts = [text for block in blocks(page, "bash") for _, text in commands(block)]
     return [shlex.split(text) for text in texts if "--launcher kubernetes" in text]
 
@@ -111,7 +111,7 @@ def container_of(manifest: dict) -> dict:
 
 
 @pytest.mark.parametrize("kind", READ_BACK)
-def test_the_models_tell_a_wrong_manifest(manifest, kind):
+def test_the_models_report_a_wrong_manifest(manifest, kind):
     made = manifest("--kubernetes_kind", kind, *SIZES["full"])
     misspelt = copy.deepcopy(made)
     misspelt["spec"]["suspended"] = True

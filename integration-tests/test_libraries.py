@@ -36,7 +36,7 @@ def beside(script: str, folder: Path, *, num_processes: int) -> Losses:
 
 
 def is_falling(losses: Sequence[float]) -> bool:
-    """Tell whether the last third of losses is below the first."""
+    """Return whether the last third of losses is below the first."""
     third = len(losses) // 3
     return fmean(losses[-third:]) < fmean(losses[:third])
 

@@ -1,4 +1,4 @@
-"""Megatron-LM must divide a model as its layout says, and train it as plain PyTorch does in one process."""
+"""Megatron-LM must divide a model as its layout specifies, and train it as plain PyTorch does in one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_gradients_are_clipped_by_the_norm_of_all(world, settings, limit):
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])
-def test_a_checkpoint_goes_on_in_another_layout(world, tmp_path, is_distributed):
+def test_a_checkpoint_continues_in_another_layout(world, tmp_path, is_distributed):
     """The optimizer's state goes along: without it the second epoch has other losses."""
     kept, settings = str(tmp_path / "kept"), {"use_distributed_optimizer": is_distributed}
     first, _ = world(2).run(megatron_rows.trained, {**settings, "pp_degree": 2}, kept)
@@ -81,7 +81,7 @@ def test_generated_tokens_are_those_of_transformers(world, settings):
 
 
 @pytest.mark.parametrize(("num_micro_batches", "sizes"), [(1, [2, 2, 2, 2]), (2, [4, 4])])
-def test_ranks_that_share_layers_read_the_same_rows(world, num_micro_batches, sizes):
+def test_tp_ranks_read_the_same_rows(world, num_micro_batches, sizes):
     settings = {"tp_degree": 2, "num_micro_batches": num_micro_batches}
     (first, num_rows), second, third, _ = world(4).run(megatron_rows.dealt, settings)
     assert second == (first, num_rows)

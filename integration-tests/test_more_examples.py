@@ -42,7 +42,7 @@ def numbers(text, pattern):
 
 
 def image_classification(folder):
-    """Everything off on one process; on two everything on, and gone on with from the first epoch."""
+    """Everything off on one process; on two everything on, and resumed from the first epoch."""
     features = [
         *(
             "--mixed_precision",
@@ -92,7 +92,7 @@ def test_images_are_classified_with_every_feature_off_and_on(outcome):
 
 
 def text_classification(folder):
-    """Everything off on one process; on two everything on, and gone on with from the middle of the first epoch."""
+    """Everything off on one process; on two everything on, and resumed from the middle of the first epoch."""
     words = ("text_classification.py", "--num_files", 8, "--epochs", 1, "--output_dir")
     features = [
         *("--mixed_precision", "bf16", "--gradient_accumulation_steps", 2, "--by_lines", "--clip_norm", 1),
@@ -120,7 +120,7 @@ def test_texts_are_classified_with_every_feature_off_and_on(outcome):
 
 
 def language_model(folder):
-    """Stop after some steps on one process, and go on; and train on two."""
+    """Stop after some steps on one process, and continue; and train on two."""
     words = (
         "--files",
         EXAMPLES / "*.py",
@@ -142,7 +142,7 @@ def language_model(folder):
 
 
 @pytest.mark.parametrize("outcome", [language_model], ids=[""], indirect=True)
-def test_a_language_model_learns_and_goes_on(outcome):
+def test_a_language_model_learns_and_continues(outcome):
     (first, second), two, folder = outcome
     pattern = r"held out: ([\d.]+) bits per byte, (\d+) windows"
     assert "resuming after step 20" in second
@@ -277,7 +277,7 @@ def checkpointing(folder):
 
 
 @pytest.mark.parametrize("outcome", [checkpointing], ids=[""], indirect=True)
-def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
+def test_runs_continue_from_steps_and_epochs_bit_for_bit(outcome):
     assert outcome["newest"].startswith("resuming from step_30, step 30, epoch 1\n")
     assert outcome["epoch"].startswith("resuming from epoch_0, step 20, epoch 1\n")
     last = outcome["calm"].splitlines()[-1]

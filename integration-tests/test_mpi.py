@@ -54,7 +54,7 @@ def mpi(request, tmp_path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "mpirun").symlink_to(program)
-    if shutil.which("hydra_pmi_proxy"):  # MPICH looks for it beside the program
+    if shutil.which("hydra_pmi_proxy"):  # MPICH looks for it next to the program
         (folder / "hydra_pmi_proxy").symlink_to(shutil.which("hydra_pmi_proxy"))
     return folder
 

@@ -132,7 +132,7 @@ def test_a_second_launch_from_the_same_kernel_works(executed):
     assert {state["of"] for state in told(folder, "again")} == {2}
 
 
-def test_the_cell_says_which_rank_failed_first_and_the_kernel_lives_on(executed):
+def test_the_cell_names_which_rank_failed_first_and_the_kernel_lives_on(executed):
     cells, _ = executed
     (error,) = errors_of(cells["fail"])
     assert error.ename == "RanksFailedError"

@@ -121,7 +121,7 @@ def train_and_evaluate(settings):
     return losses, norms, state
 
 
-def test_ranks_that_share_sequences_train_an_adapter_like_one_process(world):
+def test_sequence_parallel_ranks_train_an_adapter_like_one_process(world):
     losses, norms, state = world(1).run(train_and_evaluate, {})[0]
     assert state
     each = world(2).run(train_and_evaluate, {"sp_size": 2, "sp_backend": "torch"})

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_state")]
 
 
 @pytest.mark.parametrize("way", power_loss.WAYS)
-def test_a_power_loss_leaves_a_whole_checkpoint(way):
+def test_a_power_loss_leaves_a_complete_checkpoint(way):
     num_tried, num_different, problems = power_loss.replay(way, num_states=150)
     assert not problems
     assert num_tried > 100

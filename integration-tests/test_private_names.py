@@ -1,4 +1,4 @@
-"""What libraries use of Accelerate beside its interface works as they use it; see libraries/private_names.toml."""
+"""What libraries use of Accelerate next to its interface works as they use it; see libraries/private_names.toml."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_state_can_be_reset_for_the_next_run():
 
 
 @shows("GradientState._set_sync_gradients")
-def test_an_optimizer_steps_only_where_the_library_says_so():
+def test_an_optimizer_steps_only_if_the_library_allows_it():
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(1, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

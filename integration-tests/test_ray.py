@@ -149,7 +149,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-GUIDE = DOCS / "launch" / "kubernetes_ray.md"
+GUIDE = DOCS / "launch" / "clusters.md"
 
 
 def launches_of_the_guide() -> list[str]:
@@ -169,7 +169,7 @@ def test_the_script_of_the_guide_runs_by_its_commands(launch, address, text):
     assert set(running.output().splitlines()) == {"2 ranks met: [0, 1]"}  # which each machine prints
 
 
-def test_two_ranks_reduce_on_a_cluster_of_their_own(launch):
+def test_two_ranks_reduce_on_a_separate_cluster(launch):
     running = launch(REDUCE, "--num_processes", "2", "train.py", "--lr", "1")
     code = running.wait()
     lines = sorted(running.output().splitlines())
@@ -237,7 +237,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch):
     wait_until_gone([*pids, *(process.pid for process in started)])
 
 
-def test_a_cluster_without_room_is_told_after_the_wait(launch, address):
+def test_a_cluster_without_room_is_reported_after_the_wait(launch, address):
     flags = (
         "--ray_address",
         address,

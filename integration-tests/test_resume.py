@@ -70,7 +70,7 @@ def one_after_two(folder):
 
 
 @jobs(one_after_two, ids=["one after two"])
-def test_one_process_goes_on_from_two_with_the_rest_of_the_epoch(outcome):
+def test_one_process_continues_from_two_with_the_rest_of_the_epoch(outcome):
     [resumed], done = outcome
     assert len(resumed["losses"]) == 10
     assert done.stderr.count("every rank derives new random states") == 1

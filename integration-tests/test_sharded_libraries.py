@@ -164,7 +164,7 @@ def train_whole_model(build, tied, folder):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("build", [llama, gpt2, mixtral])
-def test_a_whole_model_trains_writes_and_loads_as_in_one_process(world, tmp_path, build, tied):
+def test_a_full_model_trains_writes_and_loads_as_in_one_process(world, tmp_path, build, tied):
     """Gradients of two ranks are summed in another order than those of micro-batches, and then clipped."""
     result, _ = world(2).run(train_whole_model, build, tied, tmp_path, timeout_s=LIMIT_S)
     assert result.pop("difference") <= 1e-6
@@ -235,7 +235,7 @@ def train_adapters(storage, precision, folder):
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("storage", [None, torch.uint8, torch.bfloat16], ids=["plain", "uint8", "bf16"])
-def test_adapters_beside_frozen_weights_train_as_in_one_process(world, tmp_path, storage, precision):
+def test_adapters_next_to_frozen_weights_train_as_in_one_process(world, tmp_path, storage, precision):
     """In bf16 the products are rounded to eight bits: a sum in another order moves a step by as much."""
     result, _ = world(2).run(train_adapters, storage, precision, tmp_path, timeout_s=LIMIT_S)
     assert result.pop("moved") > 1e-3

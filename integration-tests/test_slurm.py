@@ -172,7 +172,7 @@ def queued_again(cluster):
     return [partial(done.outcome_of, job) for job in jobs]
 
 
-def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_goes_on_from_there(queued_again):
+def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_continues_from_there(queued_again):
     text, shown = queued_again[0]()
     for rank in (0, 1):
         saved = re.search(rf"rank {rank} in run 0 saves after step (\d+)\n", text)[1]
@@ -182,7 +182,7 @@ def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_goes_on_f
     assert "Restarts=1" in shown
 
 
-def test_of_an_array_only_the_task_that_was_told_queues_again(queued_again):
+def test_of_an_array_only_the_task_that_got_the_signal_queues_again(queued_again):
     job, shown, text, of_untouched = queued_again[1]()
     # Its number is the one of the whole array, which it must not put back.
     assert f"JobId={job} ArrayJobId={job} ArrayTaskId=1" in shown

@@ -47,7 +47,7 @@ class Command:
 
     @property
     def num_ranks(self) -> int:
-        """The processes that are asked for, else the tasks."""
+        """The processes that are requested, else the tasks."""
         asked = {name: int(count) for name, count in re.findall(r"--([\w-]+)[= ](\d+)\b", self.text)}
         return asked.get("num_processes") or asked["nodes"] * asked["ntasks-per-node"]
 
@@ -110,7 +110,7 @@ def test_every_change_is_one_of_the_guide():
     assert not [words for words in SMALLER if words not in GUIDE.read_text(encoding="utf-8")]
 
 
-def test_a_script_becomes_ranks_of_srun_as_its_page_says(run, folder):
+def test_a_script_becomes_ranks_of_srun_as_its_page_specifies(run, folder):
     page = ROOT / "packages" / "accel-state" / "README.md"
     assert "`srun -n 2`" in page.read_text(encoding="utf-8")
     (block,) = (block for block in blocks(page, "python") if "current_runtime" in block.text)

@@ -24,7 +24,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_an_8_bit_optimizer_goes_on_where_its_checkpoint_was_written(tmp_path, model, blocking):
+def test_an_8_bit_optimizer_continues_where_its_checkpoint_was_written(tmp_path, model, blocking):
     from torchao.optim import AdamW8bit
 
     accelerator = Accelerator(cpu=True)

@@ -1,4 +1,4 @@
-"""Models that transformers has spread over the ranks itself are trained as they are, or refused with the reason."""
+"""Models that transformers has distributed over the ranks are trained as they are, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_ranks_share_the_layers_that_a_model_of_transformers_names(world, kind, 
     torch.testing.assert_close(state, dict(alone), rtol=0, atol=1e-6)
 
 
-def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained):
+def test_layers_that_transformers_has_sharded_are_left_as_they_are(world, pretrained):
     model, folder = pretrained
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_the_plan_of_more_ranks_than_heads_for_keys_and_values_is_what_they_send
 
 
 def train_both(folder):
-    """Train a model that transformers has spread over both axes of two by two ranks."""
+    """Train a model that transformers has distributed over both axes of two by two ranks."""
     accelerator = Accelerator(
         cpu=True,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
@@ -272,7 +272,7 @@ def train_both(folder):
     return found, accelerator.get_state_dict(model)
 
 
-def test_a_model_that_transformers_spread_over_two_axes_trains_like_one_process(world, pretrained):
+def test_a_model_that_transformers_sharded_over_two_axes_trains_like_one_process(world, pretrained):
     model, folder = pretrained
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Mixture models of transformers whose experts are spread over ranks, or cut, train as in one process."""
+"""Mixture models of transformers whose experts are distributed over ranks, or cut, train as in one process."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_the_plan_counts_experts_that_ranks_share(world):
     [sizes] = forward_sizes(model, plan, batch_size=4, sequence_length=8, layout=MeshLayout(tp=2))
     hidden, weights = 4 * 8 * 32 * 4, 4 * 8 * 2 * 4
     sent = Counter((one.kind, one.num_bytes) for one in sizes.messages)
-    # In each of two layers the inputs of query, key, value and experts, and outputs of attention and experts; beside
+    # In each of two layers the inputs of query, key, value and experts, and outputs of attention and experts; next to
     # them those of the embedding, and the inputs of the head.
     assert sent == {
         ("all_reduce", hidden): 2 * 6 + 2,

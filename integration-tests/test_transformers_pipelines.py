@@ -1,4 +1,4 @@
-"""Models of transformers over two processes: the outputs and gradients of the whole model."""
+"""Models of transformers over two processes: the outputs and gradients of the full model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ KINDS = {"gpt2": gpt2, "llama": llama, "t5": t5}
 
 
 def largest_differences(kinds):
-    """Compare with the whole models, on a batch that two chunks do not divide and on a shorter one."""
+    """Compare with the full models, on a batch that two chunks do not divide and on a shorter one."""
     differences = {}
     for kind, build in kinds.items():
         with torch.no_grad():
@@ -110,7 +110,7 @@ def loss_of(model, batch):
 
 
 def gradients(build, num_ranks, schedule="1f1b"):
-    """Return the names of this rank's gradients, those of all, and how far the rank's are from the whole model's."""
+    """Return the names of this rank's gradients, those of all, and how far the rank's are from the full model's."""
     reset_runtime(keep_process_group=True)
     batch = batch_of(build, rows=4)
     del batch["attention_mask"]
@@ -139,7 +139,7 @@ def all_gradients(num_ranks, schedule):
 
 
 @pytest.mark.parametrize(("num_ranks", "schedule"), [(3, "1f1b"), (2, "interleaved_1f1b")])
-def test_stages_of_several_blocks_have_the_gradients_of_the_whole_model(world, num_ranks, schedule):
+def test_stages_of_several_blocks_have_the_gradients_of_the_full_model(world, num_ranks, schedule):
     each = world(num_ranks).run(all_gradients, num_ranks, schedule)
     for kind in DEEP:
         names, (expected, *_), differences = zip(*(own[kind] for own in each), strict=True)
@@ -226,7 +226,7 @@ def train_products():
     return [train_labelled(build, sizes) for build, sizes in PRODUCTS]
 
 
-def test_stages_whose_ranks_share_sequences_or_experts_train_as_in_one_process(world):
+def test_stages_with_cp_sp_or_ep_ranks_train_as_in_one_process(world):
     each = world(4).run(train_products)
     for (build, _), found in zip(PRODUCTS, zip(*each, strict=True), strict=True):
         [(losses, norms, state)] = world(1).run(train_labelled, build, {})

@@ -29,7 +29,7 @@ def make_model(kind, **settings):
 
 
 def batch(*, packed=False):
-    """Return whole sequences as the Trainer prepares them."""
+    """Return full sequences as the Trainer prepares them."""
     ids = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(1))
     mask, labels = torch.ones_like(ids), ids.clone()
     positions = torch.arange(12).repeat(2, 1)
@@ -89,7 +89,7 @@ def all_in_ranks():
     return {name: in_ranks(kind, settings, **use) for name, (kind, settings, use) in ROWS.items()}
 
 
-def test_ranks_that_share_sequences_compute_what_one_process_does(world):
+def test_sequence_parallel_ranks_compute_what_one_process_does(world):
     each = world(2).run(all_in_ranks)
     for name, (kind, settings, use) in ROWS.items():
         model = make_model(kind, **settings)
@@ -155,7 +155,7 @@ def refusals():
     return told, whole
 
 
-def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_whole(world):
+def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_unsharded(world):
     for told, whole in world(2).run(refusals):
         linear, alibi, cache, pairs = told
         assert "`linear_attention`, which ranks that share sequences cannot compute" in linear

@@ -30,9 +30,10 @@ from accel.state import AcceleratorState
 from accel.test_utils import RegressionModel
 from accel.tracking import GeneralTracker
 from accel.utils import ProjectConfiguration, gather_object, merge_dicts, set_seed, tqdm
-from accel.utils.dataclasses import DeepSpeedPlugin
+from accel.utils.dataclasses import DeepSpeedPlugin, MegatronLMPlugin, TorchContextParallelConfig
 from accel.utils.modeling import infer_auto_device_map
 from accel.utils.operations import send_to_device
+from accel_state import PipelineParallelConfig
 from torch.utils.data import DataLoader
 """
 TYPES = {
@@ -68,6 +69,10 @@ WRONG = (
     "accel.utils.operations.gathr",
     "accel.state.PartialStat",
     "Accelerator(mixed_precision='bf17')",
+    "DeepSpeedPlugin(offload_param_device='gpu')",
+    "TorchContextParallelConfig(cp_comm_strategy='ring')",
+    "PipelineParallelConfig(schedule='1b1f')",
+    "MegatronLMPlugin(lr_decay_style='cosin')",
     "Accelerator().on_main_process(merge_dicts)({}, 1, 2)",
 )
 

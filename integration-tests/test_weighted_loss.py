@@ -64,12 +64,12 @@ def weighted(num_steps, *, as_tensor=False):
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_ragged_micro_batches_equal_the_whole_batch(as_tensor):
+def test_ragged_micro_batches_equal_the_full_batch(as_tensor):
     assert weighted(4, as_tensor=as_tensor) == pytest.approx(whole_batches(), rel=1e-12)
 
 
 @pytest.mark.parametrize(("num_processes", "num_steps"), [(2, 2), (4, 1)])
-def test_ragged_ranks_equal_the_whole_batch(world, num_processes, num_steps):
+def test_ragged_ranks_equal_the_full_batch(world, num_processes, num_steps):
     for weights in world(num_processes).run(weighted, num_steps):
         assert weights == pytest.approx(whole_batches(), rel=1e-12)
 
@@ -128,7 +128,7 @@ def test_a_second_loss_in_a_block_is_refused_where_its_items_would_count_for_the
         two_losses(3, at=at)
 
 
-def test_without_accumulation_each_loss_is_a_mean_of_its_own():
+def test_without_accumulation_each_loss_is_a_separate_mean():
     assert two_losses(1, at=0) == 2.0
 
 

@@ -69,7 +69,7 @@ def test_one_process_trains_saves_and_loads(tmp_path):
     assert "trained True loaded True" in printed
 
 
-def test_the_command_answers_and_says_what_it_cannot_do(tmp_path):
+def test_the_command_answers_and_names_what_it_cannot_do(tmp_path):
     (tmp_path / "script.py").write_text("print('started')\n")
     printed = run_without_posix(
         """

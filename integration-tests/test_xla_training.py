@@ -16,7 +16,7 @@ TWO_DEVICES = {"CPU_NUM_DEVICES": "2"}
 
 
 def run_case(case, folder, **environ):
-    """Run a case of `xla_rows` in a process of its own, and return what it saved."""
+    """Run a case of `xla_rows` in a separate process, and return what it saved."""
     done = run_command(
         [sys.executable, xla_rows.__file__, case, str(folder)], cwd=folder, env=environ, timeout_s=300
     )

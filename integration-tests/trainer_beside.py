@@ -1,4 +1,4 @@
-"""Options of the Trainer on accel beside Accelerate: ``python integration-tests/trainer_beside.py --all``.
+"""Options of the Trainer on accel next to Accelerate: ``python integration-tests/trainer_beside.py --all``.
 
 Run it in `.venvs/libraries`, where `build/peer` has Accelerate. Names of options instead of ``--all`` run only these.
 """

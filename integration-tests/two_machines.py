@@ -31,7 +31,7 @@ SetEnv GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 HF_HOME={folder}/hf
 
 
 def why_not() -> str | None:
-    """Say what this machine lacks for it."""
+    """Return what this machine lacks for it."""
     for program in (_SSHD, "ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"`{program}` is not installed"

@@ -93,7 +93,7 @@ def plain():
 
 
 def accelerated(folder, *, plugin=None, mixed_precision=None, dropout=0.0, save_in=None, resume=False):
-    """Train through `Accelerator`; save in the middle of epoch ``save_in``, or go on from there."""
+    """Train through `Accelerator`; save in the middle of epoch ``save_in``, or continue from there."""
     from torch_xla.debug import metrics
 
     from accel import Accelerator

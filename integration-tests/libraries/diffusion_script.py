@@ -85,7 +85,7 @@ def run(*, resume):
         done, epoch = 0, epoch + 1
         model.train()
         for clean in batches:
-            # Its own generator: without their saved states, other ranks than the first go on differently.
+            # Its own generator: without their saved states, other ranks than the first continue differently.
             generator = torch.Generator().manual_seed(1000 * step + accelerator.process_index)
             noise = torch.randn(clean.shape, generator=generator)
             times = torch.randint(10, (len(clean),), generator=generator)

@@ -1,4 +1,4 @@
-"""A task evaluated by lm-evaluation-harness, whose requests are spread over the processes and padded there."""
+"""A task evaluated by lm-evaluation-harness, whose requests are distributed over the processes and padded there."""
 
 import json
 import sys

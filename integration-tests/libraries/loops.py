@@ -38,7 +38,7 @@ class Keep(TrainerCallback):
 
 
 class Stop(TrainerCallback):
-    """Stops after the last epoch: a resumed run would go on."""
+    """Stops after the last epoch: a resumed run would continue."""
 
     def on_training_run_epoch_end(self, trainer, **kwargs):
         if trainer.run_history.current_epoch == EPOCHS:

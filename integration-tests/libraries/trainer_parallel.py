@@ -39,7 +39,7 @@ def loaded(**axes):
 
 
 ROWS = {
-    # what the Trainer gets beside the plain settings
+    # what the Trainer gets next to the plain settings
     "plain": {},
     "accumulated": ACCUMULATED,
     "bf16": {"bf16": True},

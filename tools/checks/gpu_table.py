@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -46,20 +47,29 @@ def _lines(rows: list[Row]) -> Iterator[str]:
         numbers = [f"{figures[name]:,}" if name in figures else "–" for name in COLUMNS]
         said = "; ".join(filter(None, [row.get("note"), row["why"]]))
         state = STATES[row["ok"]] + (f": {_escaped(said)}" if said else "")
-        yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"])
+        yield _line(row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, _commit(row))
     for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
-        groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in parts[part]:
-            groups[row["row"].partition("::")[0], row["run"]].append(row)  # a file of tests, or another group
-        yield from _head(title, "", "right", "not run", "wrong", "run") if groups else ()
-        for (name, run), those in sorted(groups.items()):
-            states = (("num_right", True), ("num_not_run", None), ("num_wrong", False))
-            counts = [sum(row.get(key, row["ok"] is state) for row in those) for key, state in states]
-            yield _line(name, *counts, run)
-    wrong = [row for part in ("right", "suite") for row in parts[part] if row["ok"] is False]
-    if wrong:
-        yield "\n## Wrong\n\n"
-        yield from (f"- `{row['row']}` ({row['run']}): {_escaped(row['why'])[:300]}\n" for row in wrong)
+        if parts[part]:
+            yield from _head(title, "", "right", "not run", "wrong", "failed", "run")
+            yield from _counted(parts[part])
+
+
+def _counted(rows: list[Row]) -> Iterator[str]:
+    """Yield a line for each group of tests; the files of a package are one group."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[re.sub(r"^packages/([\w-]+)/.*", r"tests of `\1`", row["row"])].append(row)
+    for name, those in sorted(groups.items()):
+        counts = [sum(row.get(key, row["ok"] is state) for row in those)
+                  for key, state in (("num_right", True), ("num_not_run", None), ("num_wrong", False))]  # fmt: skip
+        reasons = "; ".join(row["why"] for row in those if row["ok"] is False)
+        failed = [f"`{case}`" for case in re.findall(r"(?:^|; )(\w[\w, ]*): ", reasons)]
+        yield _line(name, *counts, ", ".join(failed), ", ".join(sorted({_commit(row) for row in those})))
+
+
+def _commit(row: Row) -> str:
+    """Return the commit of a run, which is named by its day and commit."""
+    return str(row["run"]).rpartition(" ")[2]
 
 
 def _head(title: str, *cells: str) -> Iterator[str]:

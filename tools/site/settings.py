@@ -9,15 +9,22 @@ from accel_state.environment.settings import SECTIONS, Setting
 _INTRODUCTION = """\
 # Settings
 
-The settings of a run, which its processes read from environment variables when `Accelerator()` is built, never
-at import. A setting with a flag is an option of `accel launch`, one with a config key is read from the config file
-(`section.key` inside a section). An argument of `Accelerator` overrides the variable, a flag overrides the config file.
-An invalid value is an error that names the variable; an empty variable counts as unset.
+A run reads these environment variables when `Accelerator()` is built, never at import. Flags are those of `accel
+launch`, config keys those of the config file (`section.key` inside a section). An argument of `Accelerator` overrides
+the variable, a flag overrides the config file. An invalid value is an error that names the variable; an empty
+variable counts as unset. `true/false` may be yes/no, on/off, or 1/0.
 
-Settings that only the launcher reads (launcher, machines, hosts, SLURM, Ray, Kubernetes, TPU pods, SageMaker,
-supervision) are not listed here: `accel launch --help TOPIC` describes them, and `accel config show --all` lists
+Settings that only the launcher reads are described by `accel launch --help TOPIC`; `accel config show --all` lists
 every setting of a launch with its value.
 """
+_SHORTER = (
+    ("true or false (or yes/no, on/off, 1/0)", "true/false"),
+    ("a whole number of at least ", "integer ≥ "),
+    ("names separated by commas", "comma-separated names"),
+    ("one of: ", ""),
+    ("any text", "text"),
+)
+"""Words of messages, and those of the table."""
 _HEADER = "| Variable | What it does | Accepts | Default | Flag | Config key |\n|-|-|-|-|-|-|\n"
 
 
@@ -35,12 +42,18 @@ def _rows(settings: Sequence[Setting]) -> Iterator[str]:
         cells = (
             f"`{setting.variable}`",
             setting.help,
-            setting.parse.accepts,
+            _shorter(setting.parse.accepts),
             _code(default),
             _code(setting.flag),
             _code(setting.config_key),
         )
         yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
+
+
+def _shorter(accepts: str) -> str:
+    for long, short in _SHORTER:
+        accepts = accepts.replace(long, short)
+    return accepts
 
 
 def _code(text: str | None) -> str:

@@ -66,7 +66,7 @@ def test_one_dtensor_is_enough():
         dist.destroy_process_group()
 
 
-def test_parameters_of_modules_are_found_by_whole_names_and_moved():
+def test_parameters_of_modules_are_matched_by_full_names_and_moved():
     model = tree()
     assert get_parameters_from_modules(r"1\.\d", model, "meta") == set(model[1][1].parameters())
     assert model[1][1].weight.is_meta
@@ -88,7 +88,7 @@ class SpreadByTransformers(nn.Linear):
     tp_size = 4
 
 
-def test_the_tensor_parallel_size_is_what_transformers_says_of_its_model():
+def test_the_tensor_parallel_size_is_what_transformers_specifies_of_its_model():
     assert get_model_tp_size(SpreadByTransformers(2, 2)) == 4
     assert get_model_tp_size(nn.Linear(2, 2)) is None
 

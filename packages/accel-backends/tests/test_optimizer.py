@@ -82,7 +82,7 @@ def test_a_closure_under_a_scaler_is_refused(weight):
         optimizer.step(lambda: None)
 
 
-def test_an_overflow_is_told_until_a_step_succeeds(weight):
+def test_an_overflow_is_reported_until_a_step_succeeds(weight):
     scaler = LossScaler("cpu", init_scale=2.0)
     optimizer = AcceleratedOptimizer(torch.optim.SGD([weight], lr=0.5), scaler=scaler)
     skipped = [optimizer.step_was_skipped]
@@ -96,7 +96,7 @@ def test_an_overflow_is_told_until_a_step_succeeds(weight):
     assert weight.tolist() == [0.5, 0.5]
 
 
-def test_accumulating_does_not_change_what_is_told_about_the_last_step(weight):
+def test_accumulating_does_not_change_what_is_reported_about_the_last_step(weight):
     scaler = LossScaler("cpu", init_scale=2.0)
     optimizer = AcceleratedOptimizer(torch.optim.SGD([weight], lr=0.5), scaler=scaler)
     scaler.scale(weight.sum())

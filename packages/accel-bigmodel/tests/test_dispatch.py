@@ -78,7 +78,7 @@ def net() -> nn.Sequential:
 X = torch.randn(2, 3)
 
 
-def test_one_device_needs_no_hooks_unless_they_are_asked_for():
+def test_one_device_needs_no_hooks_unless_they_are_requested():
     model = dispatch_model(net(), {"": "cpu"})
     assert model.hf_device_map == {"": "cpu"}
     assert not any(hooks_of(module) for module in model.modules())
@@ -87,7 +87,7 @@ def test_one_device_needs_no_hooks_unless_they_are_asked_for():
     assert torch.equal(forced(X), net()(X))
 
 
-def test_parts_lie_where_the_map_says(tmp_path):
+def test_parts_lie_where_the_map_specifies(tmp_path):
     model = dispatch_model(net(), {"0": "disk", "1": "cpu", "2": "disk"}, offload_dir=tmp_path)
     assert [parameter.is_meta for parameter in model.parameters()] == [True, True, False, False, True, True]
     assert [has_offloaded_params(module) for module in model] == [True, False, True]

@@ -137,7 +137,7 @@ def test_the_innermost_of_nested_contexts_counts():
     assert (innermost.weight.device, innermost.running_mean.device) == (META, CPU)
 
 
-def test_afterwards_and_after_an_error_modules_are_built_as_ever():
+def test_afterwards_and_after_an_error_modules_are_built_as_usual():
     with pytest.raises(RuntimeError, match="on purpose"), init_empty_weights(include_buffers=True):
         raise RuntimeError("on purpose")
     assert set(devices(nn.BatchNorm1d(2)).values()) == {"cpu"}

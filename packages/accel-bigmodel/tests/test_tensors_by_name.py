@@ -22,7 +22,7 @@ def names(**options: bool) -> list[str]:
     return [name for name, _ in named_module_tensors(model(), **options)]
 
 
-def test_named_module_tensors_yields_what_its_arguments_ask_for():
+def test_named_module_tensors_yields_what_its_arguments_request():
     assert names() == ["scale", "cache"]
     assert names(include_buffers=False, recurse=True) == ["scale", "inner.weight"]
     assert names(recurse=True) == ["scale", "inner.weight", "cache", "inner.kept", "inner.lost"]

@@ -75,7 +75,7 @@ def configured(*, output: object = None, **config: object) -> nn.Module:
     return model
 
 
-def test_the_config_tells_of_ties_where_there_is_an_output_to_tie():
+def test_the_config_reports_of_ties_where_there_is_an_output_to_tie():
     assert not check_tied_parameters_in_config(nn.Linear(2, 2))
     assert check_tied_parameters_in_config(configured(output=nn.Linear(2, 2), tie_word_embeddings=True))
     assert not check_tied_parameters_in_config(configured(tie_word_embeddings=True))

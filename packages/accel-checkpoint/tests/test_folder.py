@@ -372,7 +372,7 @@ def test_a_failure_that_one_rank_has_not_raised_keeps_no_rank_from_the_newest(wo
 
 
 class Late(torch.Tensor):
-    """A value on a device that a stream has still to compute; whoever reads it waits for its own stream only."""
+    """A value on a device that a stream has still to compute; a reader waits for that stream only."""
 
     @staticmethod
     def __new__(cls, value):

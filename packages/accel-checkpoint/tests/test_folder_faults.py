@@ -35,7 +35,7 @@ ACTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "error": fail, "ct
 
 
 class Interruption:
-    """Do something before the call of the number ``at``; after that, all calls are as ever."""
+    """Do something before the call of the number ``at``; after that, all calls are as usual."""
 
     def __init__(self, patch, at, act):
         self.at, self.act, self.count = at, act, 0
@@ -111,7 +111,7 @@ def in_child(work):
         ]
     ],
 )
-def test_a_checkpoint_is_whole_whichever_call_is_the_last(
+def test_a_checkpoint_is_complete_whichever_call_is_the_last(
     runs, monkeypatch, how, replaces, blocking, exchanges
 ):
     PartialState(cpu=True)

@@ -11,7 +11,7 @@ from accel_state import PartialState
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_the_example_goes_on_after_it_was_interrupted(tmp_path, monkeypatch):
+def test_the_example_continues_after_it_was_interrupted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     PartialState(cpu=True)
     text = (Path(__file__).parent.parent / "README.md").read_text()

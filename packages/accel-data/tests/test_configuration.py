@@ -21,7 +21,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     }
 
 
-def test_a_seed_without_the_seedable_sampler_has_no_effect_and_says_so() -> None:
+def test_a_seed_without_the_seedable_sampler_has_no_effect_and_is_reported() -> None:
     with pytest.warns(UserWarning, match="`data_seed` has no effect"):
         DataLoaderConfiguration(data_seed=3)
 

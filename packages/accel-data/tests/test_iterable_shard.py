@@ -81,7 +81,7 @@ def test_it_reads_no_further_than_the_step() -> None:
     assert dataset.num_read == 6
 
 
-def test_the_stream_is_told_the_epoch_and_stays_within_reach() -> None:
+def test_the_stream_is_given_the_epoch_and_stays_within_reach() -> None:
     shard = IterableDatasetShard(Numbers(4))
     shard.set_epoch(3)
     assert shard.dataset.epoch == 3  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ class Range(IterableDataset):
 
 
 def take_part(worker: int) -> None:
-    """Tell the worker's copy of the data set its part, as the documentation of `IterableDataset` does."""
+    """Return the worker's copy of the data set its part, as the documentation of `IterableDataset` does."""
     data: Any = get_worker_info().dataset  # type: ignore[union-attr]
     half = (data.high - data.low) // 2
     data.low, data.high = data.low + worker * half, data.low + (worker + 1) * half

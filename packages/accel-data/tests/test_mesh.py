@@ -95,7 +95,7 @@ def losses_of_parts_of_sequences(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "losses"), [("cp", [2.0, 3.0, 4.0]), ("tp", [0.0, 1.0, 2.0])])
-def test_losses_of_ranks_that_share_sequences_are_averaged(
+def test_losses_of_sequence_parallel_ranks_are_averaged(
     world: Callable[[int], Any], name: str, losses: list[float]
 ) -> None:
     assert world(2).run(losses_of_parts_of_sequences, name) == [losses] * 2
@@ -116,7 +116,7 @@ def test_the_ranks_of_a_tensor_parallel_group_shuffle_alike(world: Callable[[int
     assert sorted(first) == list(range(24))
 
 
-def test_a_place_that_contradicts_the_mesh_is_told_to_have_no_effect() -> None:
+def test_a_place_that_contradicts_the_mesh_is_reported_to_have_no_effect() -> None:
     mesh = FakeMesh(("dp", "tp"), (2, 2), 3)
     with pytest.warns(
         UserWarning, match="no effect next to `torch_device_mesh`, which makes this process 1 of 2"

@@ -248,7 +248,7 @@ def gather_what_has_no_rows() -> tuple[list[list[float]], list[int], list[str]]:
     return means, samples, [str(warning.message) for warning in caught]
 
 
-def test_a_mean_comes_from_all_ranks_beside_samples_that_come_once(world: Callable[[int], Any]) -> None:
+def test_a_mean_comes_from_all_ranks_next_to_samples_that_come_once(world: Callable[[int], Any]) -> None:
     for means, samples, messages in world(2).run(gather_what_has_no_rows):
         assert means == [[0.5, 2.5], [4.5, 6.5], [4.0, 1.5]]  # the last step is filled up with 0, and 1 and 2
         assert samples == list(range(9))
@@ -326,7 +326,7 @@ def evaluate_self_sharding() -> tuple[list[int], list[str]]:
     return samples, [str(warning.message) for warning in caught]
 
 
-def test_at_an_end_that_nobody_knows_nothing_is_removed_with_a_warning(world: Callable[[int], Any]) -> None:
+def test_at_an_end_that_is_unknown_nothing_is_removed_with_a_warning(world: Callable[[int], Any]) -> None:
     told: list[str] = []
     for samples, messages in world(2).run(evaluate_self_sharding):
         assert sorted(set(samples)) == list(range(10))
@@ -434,7 +434,7 @@ def left_early_where_only_the_first_rank_has_a_batch() -> list[int]:
     return gathered(loader)
 
 
-def test_a_rank_that_has_gone_on_to_the_next_epoch_comes_back_for_the_one_that_the_others_left_early(world):
+def test_a_rank_that_has_continued_to_the_next_epoch_comes_back_for_the_one_that_the_others_left_early(world):
     seen, part = world(2).run(left_early_where_only_the_first_rank_has_a_batch)
     assert sorted(seen) == list(range(9))
     assert seen[:6] == part

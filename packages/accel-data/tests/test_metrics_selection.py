@@ -35,7 +35,7 @@ def test_nothing_is_kept_of_a_step_without_samples() -> None:
     assert Selection(StepShape((2, 2), (0, 0)), (0, 1), 2).select_rows(torch.arange(4)).tolist() == []
 
 
-def test_whole_batches_are_removed_whatever_their_rows() -> None:
+def test_complete_batches_are_removed_whatever_their_rows() -> None:
     kept = Selection(StepShape((1, 1), (1, 0)), (0, 1), 2, counts_batches=True).select_rows(
         {"a": torch.arange(6), "b": torch.arange(4)}
     )
@@ -50,7 +50,7 @@ def test_tensors_with_other_rows_come_from_every_rank_that_reads() -> None:
     assert kept["means"].tolist() == [0.5, 1.5]
 
 
-def test_a_row_for_each_sample_is_told_from_other_numbers_of_rows() -> None:
+def test_a_row_for_each_sample_is_distinguished_from_other_numbers_of_rows() -> None:
     assert tensor_without_rows({"x": torch.zeros(3), "y": [torch.zeros(3, 2)]}, 3) is None
     assert tensor_without_rows(torch.tensor(1.0), 1) is None
     assert (
@@ -59,7 +59,7 @@ def test_a_row_for_each_sample_is_told_from_other_numbers_of_rows() -> None:
     assert tensor_without_rows(torch.tensor(1.0), 2) == "A tensor of shape () has no rows"
 
 
-def test_an_item_for_each_sample_is_told_from_other_objects() -> None:
+def test_an_item_for_each_sample_is_distinguished_from_other_objects() -> None:
     assert items_without_rows(["a", "b"], 2) is None
     assert items_without_rows([torch.zeros(3)], 3) == "A list has 1 items"
     assert items_without_rows({"a": 1}, 3) == "An object of type `dict` has no rows"

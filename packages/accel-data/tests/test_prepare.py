@@ -310,12 +310,12 @@ def test_even_batches_can_be_changed_from_outside() -> None:
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
-def test_a_loader_without_batches_is_dealt_sample_by_sample(num: int) -> None:
+def test_a_loader_without_batches_is_distributed_sample_by_sample(num: int) -> None:
     loaders = for_ranks(lambda: DataLoader(Plain(7), batch_size=None), num, even_batches=False)
     assert [list(loader) for loader in loaders] == [list(range(rank, 7, num)) for rank in range(num)]
 
 
-def test_a_batch_sampler_in_the_place_of_the_sampler_is_dealt_batch_by_batch() -> None:
+def test_a_batch_sampler_in_the_place_of_the_sampler_is_distributed_batch_by_batch() -> None:
     class ByList(Plain):
         def __getitem__(self, indices: Any) -> torch.Tensor:
             return torch.tensor(indices)
@@ -346,7 +346,7 @@ class Evens(Sampler[int]):
         self.epochs.append(epoch)
 
 
-def test_a_sampler_of_the_user_is_kept_and_told_the_epoch() -> None:
+def test_a_sampler_of_the_user_is_kept_and_given_the_epoch() -> None:
     sampler = Evens(12)
     loader = DataLoader(Plain(12), batch_size=2, sampler=sampler)
     prepared = prepare_data_loader(loader, num_processes=2, process_index=0)
@@ -357,7 +357,7 @@ def test_a_sampler_of_the_user_is_kept_and_told_the_epoch() -> None:
     assert sampler.epochs == [0, 1, 7]
 
 
-def test_a_data_set_is_told_the_epoch() -> None:
+def test_a_data_set_is_given_the_epoch() -> None:
     class Told(Stream):
         epoch = -1
 
@@ -375,7 +375,7 @@ def test_a_data_set_is_told_the_epoch() -> None:
     assert dataset.epoch == 5
 
 
-def test_streams_are_dispatched_unless_told_otherwise() -> None:
+def test_streams_are_dispatched_unless_configured_otherwise() -> None:
     loader = DataLoader(Stream(), batch_size=2)
     kinds = [
         type(prepare_data_loader(loader, num_processes=2, process_index=0, dispatch_batches=dispatch))
@@ -425,7 +425,7 @@ def test_an_exception_in_the_loop_ends_the_pass() -> None:
     assert not GradientState().in_dataloader
 
 
-def test_no_batch_is_read_before_it_is_asked_for_where_the_length_is_known() -> None:
+def test_no_batch_is_read_before_it_is_requested_where_the_length_is_known() -> None:
     dataset = Plain(8)
     prepared = prepare_data_loader(DataLoader(dataset, batch_size=2), num_processes=1, process_index=0)
     next(iter(prepared))
@@ -475,7 +475,7 @@ class Shards(Stream):
         return Stream(5 if index else 2)
 
 
-def test_even_batches_on_a_data_set_that_shards_itself_are_told_to_have_no_effect() -> None:
+def test_even_batches_on_a_data_set_that_shards_itself_are_reported_to_have_no_effect() -> None:
     def prepare(**flags: Any) -> Any:
         flags = {"num_processes": 2, "process_index": 0, "dispatch_batches": False} | flags
         return prepare_data_loader(DataLoader(Shards()), **flags)
@@ -515,7 +515,7 @@ def test_a_prepared_loader_has_the_state_of_accumulation() -> None:
         assert loader.gradient_state.active_dataloader is loader
 
 
-def test_a_slice_function_without_dispatch_is_told_to_have_no_effect() -> None:
+def test_a_slice_function_without_dispatch_is_reported_to_have_no_effect() -> None:
     with pytest.warns(UserWarning, match="`slice_fn_for_dispatch` has no effect") as warned:
         prepare_data_loader(
             DataLoader(Plain()), num_processes=2, process_index=0, slice_fn_for_dispatch=print

@@ -79,7 +79,7 @@ class DealtStream(StatefulStream):
 
 
 class OddSampler(Sampler[int]):
-    """An order of its own, with a generator of its own."""
+    """An order of its own, with a separate generator."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(5)
@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
 
 
 class Process:
-    """A loader in a process of its own: it has its own default generator of torch, and saves it as a checkpoint
+    """A loader in a separate process: it has its own default generator of torch, and saves it as a checkpoint
     does.
     """
 
@@ -432,7 +432,7 @@ def test_with_torchdata_workers_resume_a_stateful_stream_where_each_of_them_was(
 
 
 class LazyLoader(DataLoader):
-    """A loader class whose iteration starts the workers only when the first batch is asked for."""
+    """A loader class whose iteration starts the workers only when the first batch is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
@@ -502,7 +502,7 @@ class BufferingStream(StatefulStream):
         return self.state
 
 
-def test_a_state_that_the_data_set_goes_on_to_change_is_that_of_the_last_batch_handed_out() -> None:
+def test_a_state_that_the_data_set_continues_to_change_is_that_of_the_last_batch_handed_out() -> None:
     loader: Any = prepare_data_loader(
         DataLoader(BufferingStream(), batch_size=3), num_processes=1, process_index=0
     )
@@ -666,7 +666,7 @@ def test_states_of_workers_are_not_given_to_fewer(num_workers: int) -> None:
     assert len(list(other)) == 10
 
 
-def test_without_the_position_the_epoch_begins_anew_in_its_order() -> None:
+def test_without_the_position_the_epoch_restarts_in_its_order() -> None:
     whole, _ = read(start("shuffled", 1))
     _, state = read(start("shuffled", 1), 4)
     loader = start("shuffled", 1)[0]
@@ -699,7 +699,7 @@ def test_a_state_of_another_version_is_refused() -> None:
         loader.load_state_dict(loader.state_dict() | {"version": 99})
 
 
-def test_a_state_of_version_1_goes_on_in_its_order() -> None:
+def test_a_state_of_version_1_continues_in_its_order() -> None:
     """There the state was that of a generator which the sampler was given."""
     drawn_from = torch.Generator().manual_seed(8)
     order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(8)).tolist()
@@ -759,7 +759,7 @@ def test_an_epoch_begun_by_two_processes_is_ended_by_three(
     assert first + second + third == whole
 
 
-def test_a_state_that_is_not_whole_is_refused_by_what_it_lacks() -> None:
+def test_an_incomplete_state_is_refused_by_what_it_lacks() -> None:
     loader: Any = prepare_data_loader(DataLoader(range(4)), num_processes=1, process_index=0)  # type: ignore[arg-type]
     state = loader.state_dict()
     del state["epoch"], state["seed"]
@@ -799,7 +799,7 @@ def state_after_two_batches(loader: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_part_of_a_stream_goes_on_with_its_own_state(rank: int) -> None:
+def test_a_part_of_a_stream_continues_with_its_own_state(rank: int) -> None:
     loader = own_part(rank)
     assert loader.has_state_per_rank
     resumed = own_part(rank)
@@ -825,7 +825,7 @@ def test_the_state_of_a_part_is_refused_elsewhere(other: Callable[[], Any], mess
         other().load_state_dict(state)
 
 
-def test_the_state_of_a_whole_stream_is_refused_for_a_part() -> None:
+def test_the_state_of_a_full_stream_is_refused_for_a_part() -> None:
     state = state_after_two_batches(own_part(0, dispatch=True))
     with pytest.raises(CheckpointError, match="was saved for all processes together"):
         own_part(0).load_state_dict(state)

@@ -58,7 +58,7 @@ def test_help_fits_into_the_terminal_but_for_names_that_nothing_breaks(
     assert [line for line in wide if not line.startswith("  --") or len(line.split()) > 2] == []
 
 
-def test_help_of_a_command_may_be_asked_for_first(capsys):
+def test_help_of_a_command_may_be_requested_first(capsys):
     assert main(["--help", "env"]) == 0
     assert capsys.readouterr().out.startswith("usage: accel env ")
     assert main(["--help", "lanch"]) == 2
@@ -100,7 +100,7 @@ def test_a_wrong_flag_of_a_command_is_a_usage_error(capsys):
     assert "unknown option `--jsno`. Did you mean `--json`?" in capsys.readouterr().err
 
 
-def test_a_wrong_flag_of_an_action_is_told_the_nearest_one(capsys):
+def test_the_nearest_flag_of_an_action_is_named(capsys):
     assert main(["config", "show", "--num_proces", "2"]) == 2
     assert "unknown option `--num_proces`. Did you mean `--num_processes`?" in capsys.readouterr().err
 
@@ -170,7 +170,7 @@ def test_a_reader_that_has_gone_ends_a_command_that_prints_by_itself():
     assert child.returncode == 1
 
 
-def test_without_an_output_nothing_is_said(no_user_config):
+def test_without_an_output_nothing_is_reported(no_user_config):
     command = [sys.executable, "-m", "accel_launch", "launch"]
     done = subprocess.run(
         ["sh", "-c", '"$@" >&- 2>&-', "sh", *command], env=os.environ | no_user_config, check=False
@@ -179,7 +179,7 @@ def test_without_an_output_nothing_is_said(no_user_config):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_ranks_go_on_where_a_standard_stream_is_closed(tmp_path, no_user_config, closed):
+def test_ranks_continue_where_a_standard_stream_is_closed(tmp_path, no_user_config, closed):
     """The second line comes once the launcher has passed on the first."""
     script = tmp_path / "twice.py"
     script.write_text(

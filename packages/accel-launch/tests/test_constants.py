@@ -4,7 +4,7 @@ from accel_launch import constants
 from accel_launch.options import OPTIONS
 
 
-def test_constants_say_what_the_flags_accept():
+def test_constants_specify_what_the_flags_accept():
     by_name = {setting.name: setting for setting in OPTIONS}
     for word in constants.DEEPSPEED_MULTINODE_LAUNCHERS:
         assert by_name["deepspeed_multinode_launcher"].parse(word) == word

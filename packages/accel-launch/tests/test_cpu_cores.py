@@ -24,7 +24,7 @@ def test_a_container_has_the_cores_that_its_quota_comes_to(tmp_path, files, core
     assert quota("/pod/own", root=tmp_path) == cores
 
 
-def test_ranks_share_the_cores_on_the_cpu_and_have_one_thread_beside_an_accelerator():
+def test_ranks_share_the_cores_on_the_cpu_and_have_one_thread_next_to_an_accelerator():
     assert threads_of(192, num_ranks=8, is_on_cpu=True) == 24
     assert threads_of(2, num_ranks=4, is_on_cpu=True) == 1
     assert threads_of(192, num_ranks=8, is_on_cpu=False) == 1

@@ -26,7 +26,7 @@ def test_flag_before_environment_before_config_file(request_for, given, engine):
     assert request_for(**given).engine == engine
 
 
-def test_the_ranks_hear_of_one_engine_only(request_for):
+def test_the_ranks_get_the_variables_of_one_engine_only(request_for):
     request = request_for(environ={"ACCELERATE_USE_FSDP": "true"}, flags={"use_deepspeed": "true"})
     environ = request.environ()
     assert (environ["ACCELERATE_USE_DEEPSPEED"], environ["ACCELERATE_USE_FSDP"]) == ("true", "false")
@@ -80,5 +80,7 @@ def test_what_makes_no_sense_is_refused(request_for, given, message):
         ({"config": {"num_machines": 1, "same_network": False}}, "static"),
     ],
 )
-def test_machines_on_several_networks_meet_elastically_unless_said_otherwise(request_for, given, backend):
+def test_machines_on_several_networks_meet_elastically_unless_configured_otherwise(
+    request_for, given, backend
+):
     assert request_for(**given).value("rdzv_backend") == backend

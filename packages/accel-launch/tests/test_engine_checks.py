@@ -11,7 +11,7 @@ def deepspeed(config):
     return {"distributed_type": "DEEPSPEED", **config}
 
 
-def test_a_config_file_that_says_what_the_deepspeed_config_says_is_refused(request_for):
+def test_a_config_file_that_repeats_the_deepspeed_config_is_refused(request_for):
     doubled = {
         "deepspeed_config.gradient_accumulation_steps": 1,
         "deepspeed_config.zero_stage": 3,
@@ -24,7 +24,7 @@ def test_a_config_file_that_says_what_the_deepspeed_config_says_is_refused(reque
         request_for(config=deepspeed({**FILE, **doubled}))
 
 
-def test_flags_fill_the_deepspeed_config_and_precision_stands_beside_it(request_for):
+def test_flags_fill_the_deepspeed_config_and_precision_stands_next_to_it(request_for):
     flags = {"deepspeed_zero_stage": "3", "deepspeed_offload_param_device": "cpu"}
     environ = request_for(config=deepspeed({**FILE, "mixed_precision": "fp16"}), flags=flags).environ()
     assert environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
@@ -32,7 +32,7 @@ def test_flags_fill_the_deepspeed_config_and_precision_stands_beside_it(request_
     assert "ACCELERATE_CONFIG_DS_FIELDS" not in environ
 
 
-def test_ranks_are_told_which_keys_the_config_file_says(request_for):
+def test_ranks_know_which_keys_the_config_file_sets(request_for):
     config = deepspeed(
         {
             "deepspeed_config.zero_stage": 2,

@@ -20,7 +20,7 @@ def test_ranks_that_would_lack_deepspeed_are_not_started(request_for):
     [{"kind": "executable"}, {"flags": {"hosts": "a,b", "num_machines": "2", "num_processes": "2"}}],
     ids=["another program", "other machines"],
 )
-def test_ranks_with_packages_of_their_own_are_started_with_a_warning(request_for, capsys, given):
+def test_ranks_with_separate_packages_are_started_with_a_warning(request_for, capsys, given):
     flags = {"use_deepspeed": "true", **given.get("flags", {})}
     check_engine_installed(request_for(**{**given, "flags": flags}))
     assert (

@@ -15,7 +15,7 @@ from accel_state.errors import ConfigError, NotAvailableError
 FLAGS = [setting for setting in OPTIONS if setting.flag]
 TO_RANKS = [setting for setting in FLAGS if setting.variable and setting.name not in ("num_processes",)]
 
-# What must be asked for as well, so that a flag has an effect.
+# What must be requested as well, so that a flag has an effect.
 CONTEXT = {
     "fsdp": ["--use_fsdp"],
     "deepspeed": ["--use_deepspeed"],
@@ -131,7 +131,7 @@ IN_PLAN = {
 }
 # Those without which the others around them make no sense.
 NEEDED = ("kubernetes_image", "master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
-# Flags that are taken for the sake of old command lines; a warning says so.
+# Flags that are taken for the sake of old command lines, with a warning.
 WITHOUT_EFFECT = ("fp8_opt_level", "ipex", "use_xpu")
 # Flags whose values no plan shows; `launchers/test_sagemaker.py` follows them.
 SECRET = ("aws_access_key_id", "aws_secret_access_key")
@@ -208,7 +208,7 @@ def test_a_flag_of_the_launcher_shows_in_the_plan(planned, name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_flag_that_does_nothing_any_more_says_so(capsys, name):
+def test_a_flag_that_does_nothing_any_more_is_reported(capsys, name):
     (setting,) = (setting for setting in FLAGS if setting.name == name)
     assert main(["launch", "--dry-run", *given(setting, "O1", setting.flag), "train.py"]) == 0
     assert capsys.readouterr().err.startswith(f"warning: `{setting.flag}` has no effect any more: ")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from accel_launch.gcloud import on_all_workers, on_machine
 
 
-def test_alpha_and_zone_are_said_only_where_they_are_asked_for():
+def test_alpha_and_zone_are_reported_only_where_they_are_requested():
     assert on_all_workers("pod", "ls", zone=None) == (
         *("gcloud", "compute", "tpus", "tpu-vm", "ssh", "pod", "--command", "ls", "--worker", "all"),
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# A program of its own, which drops its subcommand as `click` and others do, and which module runners may wrap.
+# A separate program, which drops its subcommand as `click` and others do, and which module runners may wrap.
 PROGRAM = """
 import json, sys
 from accel_launch.installation import interpreter_command

@@ -29,7 +29,7 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 seen = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
 Path(sys.argv[0]).with_name(f"rank{os.environ.get('RANK', 'none')}.json").write_text(json.dumps(seen))
 """
-# The last rank fails in the attempts it is told, when the other one has said its number.
+# The last rank fails in the attempts it is given, when the other one has printed its number.
 TRY = """
 import os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -190,7 +190,7 @@ def test_two_processes_know_their_ranks_and_settings(tmp_path, script, no_user_c
         assert seen["argv"] == arguments
 
 
-def test_ranks_do_not_start_again_more_often_than_asked(script, no_user_config):
+def test_ranks_do_not_start_again_more_often_than_requested(script, no_user_config):
     code, stdout, stderr = finish(
         start("--num_processes=2", "--max_restarts=1", script(TRY), "0", "1", env=no_user_config)
     )
@@ -248,7 +248,7 @@ def test_restarts_leave_to_the_ranks_what_a_signal_of_the_users_own_means(script
         ),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(script, no_user_config, flags, message):
+def test_what_cannot_be_done_is_reported_in_one_line(script, no_user_config, flags, message):
     path = script("")
     code, _, stderr = finish(start(*[flag.format(script=path) for flag in flags], path, env=no_user_config))
     told = [line for line in stderr.splitlines() if line.startswith(("error", "Traceback"))]

@@ -86,7 +86,7 @@ def test_private_variables_reach_the_process_and_no_description():
     ("port", "file", "told"),
     [(None, None, ["port         a free one"]), (1, Path("/r"), ["port         1", "report       /r"])],
 )
-def test_describe_tells_where_ranks_meet_and_where_the_report_goes(port, file, told):
+def test_describe_reports_where_ranks_meet_and_where_the_report_goes(port, file, told):
     rank = PROCESS.with_variables(MASTER_ADDR="127.0.0.1")
     lines = LaunchPlan("local", (rank,), num_ranks=1, port=port, report=file).describe().splitlines()
     assert lines[2 : lines.index("")] == told

@@ -15,7 +15,7 @@ SOURCES = ("flag", "environment", "config file")
 
 
 @pytest.mark.parametrize("setting", OPTIONS, ids=lambda setting: setting.name)
-def test_the_first_who_says_something_decides(setting, texts_for):
+def test_the_first_setting_decides(setting, texts_for):
     texts = texts_for(setting)
     said = (texts[0], texts[1 % len(texts)], texts[2 % len(texts)])
     can_say = (setting.flag, setting.variable, setting.config_key)
@@ -34,7 +34,7 @@ def test_the_first_who_says_something_decides(setting, texts_for):
             assert resolved == Resolved(setting.default, "default")
 
 
-def test_each_setting_can_be_told_apart_from_its_default(texts_for):
+def test_each_setting_can_be_distinguished_from_its_default(texts_for):
     """Else the matrix would hold for a launcher that ignores everything."""
     blind = [setting.name for setting in OPTIONS if setting.parse(texts_for(setting)[0]) == setting.default]
     assert blind == ["parallelism_cp_backend"]  # which have one word only

@@ -45,7 +45,7 @@ def test_the_own_address_is_the_one_that_leads_to_the_others(endpoint, address):
 WORD = machine(0) | {"address": "10.0.0.1"}
 
 
-def test_a_machine_says_in_plain_values_who_it_is():
+def test_a_machine_identifies_itself_in_plain_values():
     assert machine_of("accel/machine/0", json.dumps(WORD).encode()) == WORD
 
 
@@ -110,7 +110,7 @@ class Program:
 
 @pytest.fixture
 def start():
-    """Start the program of a machine, which asks for a meeting."""
+    """Start the program of a machine, which requests a meeting."""
     port, started = free_port(), []
 
     def of_machine(machine_rank: int, *flags: str, num_machines: int = 2) -> Program:
@@ -129,7 +129,7 @@ def programs(start):
     return [start(0), start(1)]
 
 
-def test_a_machine_that_starts_anew_calls_the_others(start):
+def test_a_machine_that_restarts_calls_the_others(start):
     programs = [start(rank, num_machines=3) for rank in range(3)]
     first = [program.answer()["meeting"] for program in programs]
     assert [meeting["first_rank"] for meeting in first] == [0, 1, 2]
@@ -167,7 +167,7 @@ def test_a_second_launch_of_a_machine_takes_the_place_of_the_first(start, progra
         ("last_call_timeout=1", "`--rdzv_conf` has `last_call_timeout`, but `static` knows `timeout` only."),
     ],
 )
-def test_a_machine_that_meets_nobody_says_why(start, conf, message):
+def test_a_machine_that_meets_no_other_explains_why(start, conf, message):
     code, stderr = start(0, f"--conf={conf}").ends()
     assert code == 1
     assert stderr.startswith("error: The machines do not meet by `--rdzv_backend static` at `127.0.0.1:")

@@ -47,7 +47,7 @@ def test_flag_before_environment_before_config_file_before_default(name, given):
         {"config": ConfigFile(Path("c.yaml"), {"mixed_precision": ""})},
     ],
 )
-def test_a_blank_text_says_nothing(place):
+def test_a_blank_text_prints_nothing(place):
     arguments = {"flags": {}, "environ": {}, "config": ConfigFile()} | place
     assert resolve([SETTINGS["mixed_precision"]], **arguments)["mixed_precision"].source == "default"
 

@@ -91,7 +91,7 @@ def test_a_flag_unused_settings_is_named_with_what_it_lacks(request_for, flags, 
         ({"commands": ["ls"], "command_file": "x"}, []),  # of `accel tpu-config`
     ],
 )
-def test_a_key_unused_settings_is_named_unless_it_asks_for_nothing(request_for, config, sentences):
+def test_a_key_unused_settings_is_named_unless_it_requests_nothing(request_for, config, sentences):
     assert unused_settings(request_for(config=config)) == sentences
 
 
@@ -115,7 +115,7 @@ def test_the_table_names_conditions_and_places_that_exist():
     assert (needed, places) == (set(CONDITIONS), set(PLACES))
 
 
-def test_gpus_that_a_scheduler_chose_win_over_the_file_and_it_is_said(request_for):
+def test_gpus_that_a_scheduler_chose_win_over_the_file_and_it_is_reported(request_for):
     environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
     (sentence,) = unused_settings(request_for(environ=environ, config={"gpu_ids": "0,1"}))
     assert sentence.startswith(

@@ -88,7 +88,7 @@ def test_one_process_is_this_one(place):
     assert (place / "other").exists()
 
 
-def test_a_number_that_the_runtime_does_not_start_is_told_once(place):
+def test_a_number_that_the_runtime_does_not_start_is_reported_once(place):
     finished = run(place, "--function=other", "--num-processes=8", "--", "code/train.py")
     assert (
         finished.stderr.count("`--num_processes` is 8, but the TPU runtime started 2: one for each device")

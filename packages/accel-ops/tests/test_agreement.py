@@ -148,7 +148,7 @@ def test_digests_are_the_same_in_every_process():
         "import torch; from accel_ops import gather; from accel_ops.agreement import Call\n"
         "print(Call(gather, ('a', 1, None, 0.5), repr(torch.float32)).digest())"
     )
-    # Not forked: a process of its own has another seed for the hashes of texts.
+    # Not forked: a separate process has another seed for the hashes of texts.
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout
     assert printed == f"{Call(gather, ('a', 1, None, 0.5), repr(torch.float32)).digest()}\n"

@@ -56,7 +56,7 @@ def kinds_of_memory(size: int, rank: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("size", [2, 100_000])
 @pytest.mark.parametrize("kind", kinds_of_memory(2, 0))
 def test_every_rank_gets_its_own_back_with_the_values_of_the_source(ranks, size, kind):
-    """As with the peer: scripts that ignore what is returned get the values, too."""
+    """As with Accelerate: scripts that ignore what is returned get the values, too."""
 
     def body(rank: int) -> tuple[bool, bool, bool]:
         data = kinds_of_memory(size, rank)[kind]
@@ -154,7 +154,7 @@ def overwrite_real() -> tuple[bool, str]:
     return bool((data == 1).all() and (strided == 1).all()), ""
 
 
-def test_real_processes_overwrite_and_tell_autograd(world):
+def test_real_processes_overwrite_and_notify_autograd(world):
     (first, error), (second, no_error) = world(2).run(overwrite_real)
     assert first
     assert second

@@ -139,7 +139,7 @@ def test_real_processes_pad_to_the_same_sizes(world):
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 2)])
-def test_results_have_memory_of_their_own_on_every_rank(ranks, sizes):
+def test_results_have_separate_memory_on_every_rank(ranks, sizes):
     def body(rank: int) -> list[float]:
         data = torch.zeros(sizes[rank])
         pad_across_processes(data).fill_(9)

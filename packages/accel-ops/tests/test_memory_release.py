@@ -32,7 +32,7 @@ def test_no_objects_give_an_empty_list():
     assert release_memory() == []
 
 
-def test_clearing_collects_knots_only_when_asked():
+def test_clearing_collects_knots_only_on_request():
     gc.collect()
     gc.disable()
     try:

@@ -15,7 +15,7 @@ def test_small_leaves_of_a_dtype_are_packed_together_and_large_ones_alone():
     ]
 
 
-def test_packed_leaves_come_back_in_memory_of_their_own():
+def test_packed_leaves_come_back_in_separate_memory():
     shapes = [(2, 3), (), (0, 2), (2, 3), ()]
     leaves = [torch.randint(9, shape) for shape in shapes]
     leaves.append(torch.randint(9, (2, 3, 4, 5)).to(memory_format=torch.channels_last))

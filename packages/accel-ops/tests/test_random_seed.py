@@ -54,7 +54,7 @@ def test_the_layout_is_that_of_the_environment_before_the_state_is_built(monkeyp
     assert torch.initial_seed() == 4
 
 
-def test_deterministic_algorithms_are_switched_on_only_when_asked(monkeypatch):
+def test_deterministic_algorithms_are_switched_on_only_on_request(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert not torch.are_deterministic_algorithms_enabled()
     set_seed(1)

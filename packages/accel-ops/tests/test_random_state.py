@@ -19,7 +19,7 @@ def draw() -> list[float]:
     return [random.random(), random.gauss(0, 1), float(np.random.randn()), torch.randn(1).item()]
 
 
-def test_numbers_go_on_where_they_were_captured():
+def test_numbers_continue_where_they_were_captured():
     set_seed(5)
     draw()  # leaves half a pair of gaussians behind in Python and NumPy
     states = capture_rng_states()

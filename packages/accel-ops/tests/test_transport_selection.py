@@ -86,7 +86,7 @@ def test_several_processes_without_a_group_are_an_error(world):
             assert "`torch.distributed.init_process_group()`" in message
 
 
-def test_before_the_state_is_built_the_environment_tells_how_many_processes_there_are(
+def test_before_the_state_is_built_the_environment_reports_how_many_processes_there_are(
     monkeypatch, fresh_state
 ):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():

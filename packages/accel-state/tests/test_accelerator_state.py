@@ -48,7 +48,7 @@ def test_unknown_precision_is_refused_before_anything_is_built():
     assert check_precision("FP16") == "fp16"
 
 
-def test_a_precision_of_another_package_can_be_asked_for_by_variable(monkeypatch, tmp_path):
+def test_a_precision_of_another_package_can_be_requested_by_variable(monkeypatch, tmp_path):
     info = tmp_path / "third_party-1.0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[accel.precisions]\nposit8 = third_party:Posit8\n")
@@ -109,7 +109,7 @@ def test_reset_forgets_training_and_on_demand_the_process():
     assert not PartialState.is_initialized()
 
 
-def test_plugin_says_what_kind_of_run_it_is_and_devices_stay_what_they_are():
+def test_plugin_names_what_kind_of_run_it_is_and_devices_stay_what_they_are():
     plugin = FsdpPlugin()
     state = AcceleratorState(cpu=True, fsdp_plugin=plugin)
     assert state.fsdp_plugin is plugin
@@ -204,7 +204,7 @@ def test_mesh_is_built_with_the_state(world):
     assert world(2).run(mesh_axes) == [(("dp_replicate",), 0), (("dp_replicate",), 1)]
 
 
-def test_mesh_is_asked_for_by_the_environment(monkeypatch):
+def test_mesh_is_requested_by_the_environment(monkeypatch):
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
     assert AcceleratorState(cpu=True).parallelism_config is None
     AcceleratorState._reset_state()

@@ -106,7 +106,7 @@ def test_cores_that_are_closed_to_the_process_are_an_error_and_change_nothing(nv
     assert os.sched_getaffinity(0) == open_cores
 
 
-def test_verbose_says_which_cores_and_follows_debug_mode(nvml, capfd):
+def test_verbose_names_which_cores_and_follows_debug_mode(nvml, capfd):
     core = min(os.sched_getaffinity(0))
     with patch_environment(ACCELERATE_DEBUG_MODE="1"):
         override_numa_affinity(core)
@@ -123,7 +123,7 @@ def test_without_nvml_the_way_out_is_named():
         affinity.override_numa_affinity(0)
 
 
-def test_cpu_information_is_the_topology_of_whoever_started_the_process():
+def test_cpu_information_is_the_topology_of_the_process_that_started_this_one():
     with clear_environment():
         assert get_cpu_distributed_information() == CPUInformation()
         export({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})

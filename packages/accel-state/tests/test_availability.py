@@ -128,14 +128,14 @@ def test_bitsandbytes_is_judged_by_its_version(
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_numpy_is_judged_by_the_version_asked_for(tmp_path, monkeypatch):
+def test_numpy_is_judged_by_the_version_requested(tmp_path, monkeypatch):
     install(tmp_path, "numpy", "1.26.4", "numpy")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert availability.is_numpy_available(min_version="1.26")
     assert not availability.is_numpy_available(min_version="1.27")
 
 
-def test_rich_has_to_be_asked_for(tmp_path, monkeypatch):
+def test_rich_has_to_be_requested(tmp_path, monkeypatch):
     install(tmp_path, "rich", "99.0", "rich")
     monkeypatch.syspath_prepend(str(tmp_path))
     with patch_environment(ACCELERATE_ENABLE_RICH="1"):
@@ -173,7 +173,7 @@ def fake_npu(tmp_path, monkeypatch):
     sys.modules.pop("torch_npu", None)
 
 
-def test_a_vendors_device_is_available_when_its_module_says_so(fake_npu):
+def test_a_vendors_device_is_available_when_its_module_reports_it(fake_npu):
     assert availability.is_npu_available()
     assert why_not("npu") is None
     fake_npu.is_available = lambda: False
@@ -187,7 +187,7 @@ def test_check_device_counts_devices(fake_npu):
     assert availability.is_npu_available(check_device=True)
 
 
-def test_a_package_that_brings_no_torch_module_is_told_apart(fake_npu, monkeypatch):
+def test_a_package_that_brings_no_torch_module_is_distinguished(fake_npu, monkeypatch):
     monkeypatch.delattr(torch, "npu")
     assert why_not("npu") == "`torch_npu` was imported, but `torch.npu` does not exist."
 
@@ -195,7 +195,7 @@ def test_a_package_that_brings_no_torch_module_is_told_apart(fake_npu, monkeypat
 @pytest.mark.parametrize(
     "name", [vendor.name for vendor in known_vendors() if vendor.plugin and vendor.name != "xla"]
 )
-def test_without_the_vendors_package_the_answer_is_no_and_says_what_to_install(name):
+def test_without_the_vendors_package_the_answer_is_no_and_explains_what_to_install(name):
     reason = why_not(name)
     if reason is None:
         pytest.skip("needs a machine without an accelerator")
@@ -205,7 +205,7 @@ def test_without_the_vendors_package_the_answer_is_no_and_says_what_to_install(n
     assert "is not installed. Run `pip install" in reason
 
 
-def test_cuda_is_asked_without_initialising_it_and_the_variable_is_put_back(monkeypatch):
+def test_cuda_is_queried_without_initialising_it_and_the_variable_is_put_back(monkeypatch):
     before = variable("PYTORCH_NVML_BASED_CUDA_CHECK")
     seen = []
     monkeypatch.setattr(
@@ -216,7 +216,7 @@ def test_cuda_is_asked_without_initialising_it_and_the_variable_is_put_back(monk
     assert variable("PYTORCH_NVML_BASED_CUDA_CHECK") == before
 
 
-def test_choosing_a_device_asks_the_same_way(monkeypatch):
+def test_choosing_a_device_queries_the_same_way(monkeypatch):
     """As `release_memory()` does in a notebook, before the processes are forked."""
     seen = []
     monkeypatch.setattr(
@@ -226,7 +226,7 @@ def test_choosing_a_device_asks_the_same_way(monkeypatch):
     assert seen == ["1"]
 
 
-def test_without_cuda_the_reason_tells_build_from_driver(monkeypatch):
+def test_without_cuda_the_reason_distinguishes_build_from_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -243,11 +243,11 @@ def test_rocm_is_a_gpu_of_a_torch_built_for_it(monkeypatch):
     assert not availability.is_rocm_available()
 
 
-def test_mps_needs_the_version_asked_for():
+def test_mps_needs_the_version_requested():
     assert availability.is_mps_available(min_version="99.0") is False
 
 
-def test_xla_cannot_be_asked_for_two_kinds_at_once():
+def test_xla_cannot_have_two_kinds_at_once():
     with pytest.raises(ConfigError, match="`check_is_tpu` and `check_is_gpu` cannot both be true"):
         availability.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
 
@@ -256,7 +256,7 @@ def test_processes_of_this_torch_can_work_together():
     assert availability.is_torch_distributed_available() is torch.distributed.is_available()
 
 
-def test_bf16_is_asked_of_the_vendor(fake_npu, monkeypatch):
+def test_the_vendor_reports_bf16(fake_npu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert not availability.is_bf16_available()
@@ -337,7 +337,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         why_not("deepsped")
 
 
-def test_imported_modules_are_returned_in_the_order_asked_for():
+def test_imported_modules_are_returned_in_the_order_requested():
     assert availability.are_libraries_initialized("pytest", "no_such_module", "sys") == ["pytest", "sys"]
 
 

@@ -39,7 +39,7 @@ def test_unknown_name_lists_the_known_names_and_the_nearest():
     assert str(error) == "Unknown strategy `dpp`. Known: ddp, single. Did you mean `ddp`?"
 
 
-def test_unknown_name_says_so_when_nothing_is_known():
+def test_unknown_name_is_an_error_when_nothing_is_known():
     assert str(UnknownNameError.of("tracker", "x", [])) == "Unknown tracker `x`. No tracker is known."
 
 

@@ -50,7 +50,7 @@ def test_version_1_looks_at_both_names(old, new, expected):
     ("old", "new", "expected"),
     [("FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD"), ("NO_SHARD", True, "NO_SHARD")],
 )
-def test_version_1_overlooks_what_a_launcher_sets_for_nobody(old, new, expected):
+def test_version_1_overlooks_what_a_launcher_sets_without_effect(old, new, expected):
     assert strategy_of(old, new, is_from_launcher=True) == expected
     with pytest.raises(ConfigError):
         strategy_of(old, new, is_from_launcher=False)
@@ -82,7 +82,7 @@ def test_version_1_refuses_what_contradicts_itself_or_is_not_for_it(old, new, me
         ("SHARD_GRAD_OP", False, False),
     ],
 )
-def test_version_2_takes_strategies_for_what_they_say(old, new, expected):
+def test_version_2_takes_strategies_for_what_they_specify(old, new, expected):
     assert resharding_of(old, new, is_from_launcher=False) is expected
     assert resharding_of(old, new, is_from_launcher=True) is expected
 

@@ -33,7 +33,7 @@ def test_there_is_one_in_a_process():
 
 
 def test_who_has_it_sees_a_reset():
-    """Optimizers and schedulers keep it; loaders ask for it anew."""
+    """Optimizers and schedulers keep it; loaders request it again."""
     kept = current_gradient()
     GradientState(GradientAccumulationPlugin(num_steps=3)).sync_gradients = False
     for reset in (GradientState._reset_state, reset_runtime):
@@ -96,7 +96,7 @@ def test_innermost_loader_speaks_until_it_is_left():
     assert state.active_dataloader is None
 
 
-def test_loader_read_anew_is_there_once_and_on_top():
+def test_loader_read_again_is_there_once_and_on_top():
     state = GradientState()
     train, evaluate = Loader(), Loader()
     state._add_dataloader(train)
@@ -177,7 +177,7 @@ def test_less_than_one_step_is_refused():
         GradientAccumulationPlugin(num_steps=0)
 
 
-def test_dict_is_collected_anew_at_every_look():
+def test_dict_is_collected_again_at_every_look():
     values = {}
 
     class Sample:

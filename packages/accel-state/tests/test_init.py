@@ -44,7 +44,7 @@ def test_the_torch_free_half_does_not_import_torch():
     assert "torch" not in loaded
 
 
-def test_asking_for_settings_names_and_packages_does_not_import_torch():
+def test_requesting_settings_names_and_packages_does_not_import_torch():
     loaded = modules_after(
         "from accel_state import Registry, detect_topology\n"
         "from accel_state.availability import is_torchao_available, is_pippy_available, why_not\n"

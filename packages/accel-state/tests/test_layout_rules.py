@@ -43,12 +43,12 @@ def test_layouts_that_there_can_be(sizes, num_processes):
         ({"pp": 16}, 16, "`pp_size` 16 needs as many blocks, but the model has 12. Choose at most 12 stages."),
     ],
 )  # fmt: skip
-def test_a_broken_rule_tells_what_would_work(sizes, num_processes, message):
+def test_a_broken_rule_names_what_would_work(sizes, num_processes, message):
     broken = broken_rules(MeshLayout(**sizes), num_processes=num_processes, model=LLAMA)
     assert message in broken[0]
 
 
-def test_experts_are_dealt_alike():
+def test_experts_are_distributed_alike():
     moe = ModelSizes(num_experts=6)
     assert broken_rules(MeshLayout(dp_shard=12, ep=3), model=moe) == []
     [broken] = broken_rules(MeshLayout(dp_shard=12, ep=4), model=moe)
@@ -71,6 +71,6 @@ def test_what_is_unknown_limits_nothing():
     assert broken_rules(MeshLayout(tp=7, pp=5, ep=7), model=ModelSizes()) == []
 
 
-def test_all_broken_rules_are_told():
+def test_all_broken_rules_are_reported():
     with pytest.raises(ConfigError, match=r"two ways to shard .* there are 5\. .* does not divide the 32"):
         check_layout(MeshLayout(cp=2, sp=2, tp=3), num_processes=5, model=LLAMA)

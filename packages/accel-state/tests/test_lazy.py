@@ -24,7 +24,7 @@ def face():
     del sys.modules[module.__name__]
 
 
-def test_names_are_found_where_the_table_says(face):
+def test_names_are_found_where_the_table_specifies(face):
     import fractions
     import math
 
@@ -115,7 +115,7 @@ def stubbed(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_stub_says_where_names_are(stubbed):
+def test_a_stub_names_where_names_are(stubbed):
     import fractions
 
     assert stubbed.__all__ == ["Fraction", "ceiling", "from_float", "sqrt"]

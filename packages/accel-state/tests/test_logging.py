@@ -109,7 +109,7 @@ def logged(**kwargs):
     return len(handler.records)
 
 
-def test_main_process_alone_logs_unless_told_otherwise(world):
+def test_main_process_alone_logs_unless_configured_otherwise(world):
     assert world(2).run(logged) == [1, 0]
     assert world(2).run(logged, main_process_only=False) == [1, 1]
     assert world(2).run(logged, main_process_only=False, in_order=True) == [1, 1]
@@ -141,7 +141,7 @@ def around(logger, **kwargs):
         ({"stacklevel": 3}, "test_"),
     ],
 )
-def test_the_stack_level_says_whose_line_is_shown(logger, records, kwargs, function):
+def test_the_stack_level_names_whose_line_is_shown(logger, records, kwargs, function):
     around(logger, **kwargs)
     assert records[0].funcName.startswith(function)
     assert records[0].pathname == __file__

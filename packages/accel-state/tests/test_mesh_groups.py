@@ -59,7 +59,7 @@ def groups_of_a_second_run(meeting_point, is_ended_by_torch):
 
 
 @pytest.mark.parametrize("is_ended_by_torch", [False, True])
-def test_a_second_run_in_the_same_processes_has_groups_of_its_own(world, tmp_path, is_ended_by_torch):
+def test_a_second_run_in_the_same_processes_has_separate_groups(world, tmp_path, is_ended_by_torch):
     told = world(4).run(groups_of_a_second_run, tmp_path / "meet", is_ended_by_torch)
     for rank, groups in enumerate(told):
         pair = [rank // 2 * 2, rank // 2 * 2 + 1]

@@ -91,7 +91,7 @@ def test_groups_by_axes(axes, groups):
         assert layout.group_of(rank, *axes) == own
 
 
-def test_experts_are_spread_over_the_ranks_of_one_stage_of_one_copy():
+def test_experts_are_distributed_over_the_ranks_of_one_stage_of_one_replica():
     layout = MeshLayout(pp=2, dp_shard=2, tp=2, ep=2)
     assert layout.expert_sizes == {"pp": 2, "dp_replicate": 1, "edp_shard": 2, "ep": 2}
     assert layout.groups("ep") == ((0, 1), (2, 3), (4, 5), (6, 7))

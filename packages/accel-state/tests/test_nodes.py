@@ -53,7 +53,7 @@ def test_machines_of_the_same_name_have_each_local_rank_once(hosts):
     assert len(pairs) == len(hosts)
 
 
-def test_a_number_of_ranks_that_does_not_fit_leaves_the_topology_as_it_was_told():
+def test_a_number_of_ranks_that_does_not_fit_leaves_the_topology_as_it_was_set():
     told = mpi(2, 3, 0, 2)
     assert told.is_node_rank_assumed
     assert on_hosts(told, [(2, 0, "a"), (2, 1, "a"), (2, 0, "a")]) is told
@@ -66,7 +66,7 @@ def test_ranks_that_mpi_deals_out_have_each_machine_and_local_rank_once_before_t
     assert [(one.node_rank, one.local_rank) for one in told] == places
 
 
-def test_nothing_is_assumed_where_the_launcher_says_it_or_there_is_one_machine():
+def test_nothing_is_assumed_where_the_launcher_specifies_it_or_there_is_one_machine():
     assert not mpi(1, 2, 1, 2).is_node_rank_assumed
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
     assert not detect_topology(torchrun).is_node_rank_assumed
@@ -79,7 +79,7 @@ def node_of(hosts):
     return found.node_rank, found.num_nodes
 
 
-def test_the_ranks_tell_each_other_their_hosts(world):
+def test_the_ranks_exchange_their_hosts(world):
     assert world(4).run(node_of, "abab") == [(0, 2), (1, 2), (0, 2), (1, 2)]
 
 

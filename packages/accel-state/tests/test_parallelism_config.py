@@ -18,7 +18,7 @@ from accel_state.parallelism_config import (
 from tools.harness.scripts import run_command
 
 
-def test_nothing_said_is_one_process():
+def test_nothing_specified_is_one_process():
     config = ParallelismConfig()
     assert config.total_size == config.data_parallel_size == config.non_data_parallel_size == 1
     assert config.active_mesh_dims == config.fsdp_dim_names == []
@@ -170,7 +170,7 @@ def test_sizes_of_stages_and_experts_come_from_the_environment(monkeypatch):
     assert ParallelismConfig().layout == MeshLayout(pp=2, tp=4, ep=4)
 
 
-def test_mesh_that_was_not_built_cannot_be_asked_for():
+def test_mesh_that_was_not_built_cannot_be_requested():
     with pytest.raises(StateError, match="has not been built"):
         ParallelismConfig(tp_size=2).get_device_mesh()
 

@@ -11,7 +11,7 @@ from accel_state.parallelism_handlers import (
 )
 
 
-def test_what_is_not_said_comes_from_the_environment(monkeypatch):
+def test_what_is_not_specified_comes_from_the_environment(monkeypatch):
     assert TorchContextParallelConfig().cp_comm_strategy == "allgather"
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall")
     assert TorchContextParallelConfig().cp_comm_strategy == "alltoall"

@@ -155,7 +155,7 @@ def run_where(results):
 
     @state.on_main_process
     def main(word, *, suffix):
-        """Say a word."""
+        """Return a word."""
         ran.append(word + suffix)
         return word
 
@@ -207,7 +207,7 @@ def test_process_that_is_not_there_is_refused(world):
         PartialState(cpu=True).on_local_process(lambda: None)
 
 
-def test_device_can_be_set_and_told():
+def test_device_can_be_set_and_read():
     state = PartialState(cpu=True)
     state.set_device()
     assert state.default_device.type in ("cpu", "cuda", "mps", "xpu")

@@ -34,5 +34,5 @@ def raise_in_the_body(rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_error_in_the_body_leaves_nobody_waiting(world, rank):
+def test_error_in_the_body_leaves_no_rank_waiting(world, rank):
     assert world(2).run(raise_in_the_body, rank, timeout_s=20) == [rank == 0, rank == 1]

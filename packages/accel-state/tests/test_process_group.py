@@ -89,7 +89,7 @@ PartialState(cpu=True).wait_for_everyone()
 """
 
 
-def test_a_rank_that_waits_at_the_start_says_for_whom(tmp_path, monkeypatch):
+def test_a_rank_that_waits_at_the_start_names_the_ranks_it_waits_for(tmp_path, monkeypatch):
     reported = tmp_path / "reported"
     monkeypatch.setenv("REPORTED", str(reported))
     with start_ranks(["-c", WAITS_LONG], 2) as ranks:
@@ -111,7 +111,7 @@ PartialState(cpu=True, timeout=datetime.timedelta(seconds=3))
 """
 
 
-def test_a_rank_says_that_nobody_listens_where_the_ranks_meet():
+def test_a_rank_reports_that_no_process_listens_at_the_rendezvous():
     with start_ranks(["-c", NOBODY_LISTENS], 2) as ranks:
         ranks[0].process.kill()
         (_, (errors, exit_code)) = finish(ranks)
@@ -168,7 +168,7 @@ print("Backend: gloo\\n" in str(PartialState()), backend_of_group("cuda"), backe
 """
 
 
-def test_group_of_several_backends_shows_the_one_of_the_device_and_may_be_asked_for_by_all(tmp_path):
+def test_group_of_several_backends_shows_the_one_of_the_device_and_may_be_requested_by_all(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SEVERAL_BACKENDS)
     lines = run_script(script, num_processes=2).stdout.splitlines()

@@ -48,7 +48,7 @@ def test_names_are_sorted_and_nothing_is_imported(shapes):
     assert "shapes_module" not in sys.modules
 
 
-def test_a_member_is_imported_when_it_is_asked_for(shapes):
+def test_a_member_is_imported_when_it_is_requested(shapes):
     circle = shapes.get("circle")
     assert circle is sys.modules["shapes_module"].round_one
     assert shapes.get("circle") is circle
@@ -63,7 +63,7 @@ def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(shapes):
 
 def test_two_packages_that_own_one_name_are_both_named(shapes, site):
     install(site, "rival", ["circle = rival_module:Circle"])
-    sys.path.append(str(site / "elsewhere"))  # what is installed is looked at anew when the path changes
+    sys.path.append(str(site / "elsewhere"))  # what is installed is looked at again when the path changes
     try:
         assert shapes.names().count("circle") == 1
         with pytest.raises(ConfigError) as caught:
@@ -75,7 +75,7 @@ def test_two_packages_that_own_one_name_are_both_named(shapes, site):
     assert "`shapes` (shapes_module:round_one)" in str(caught.value)
 
 
-def test_a_member_whose_needs_are_missing_says_which(shapes):
+def test_a_member_whose_needs_are_missing_names_which(shapes):
     with pytest.raises(
         NotAvailableError, match="shape `broken` of `shapes`.*No module named 'no_such_module_at_all'"
     ):

@@ -26,7 +26,7 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_reads_only_the_group_that_was_asked_for(site):
+def test_reads_only_the_group_that_was_requested(site):
     install(
         site, "one", "[some.group]\nfirst = a.b:C\n# a remark\nsecond=d:e.f [extra]\n\n[other]\nthird = x:y\n"
     )

@@ -10,7 +10,7 @@ from accel_state.runtime import current_runtime, has_runtime, reset_runtime
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_nobody_gets_a_runtime_that_was_not_built():
+def test_a_runtime_that_was_not_built_is_an_error():
     assert not has_runtime()
     with pytest.raises(StateError, match="has not been built"):
         current_runtime()
@@ -35,7 +35,7 @@ def test_an_attribute_of_a_state_that_was_reset_is_missing():
         _ = state.num_processes
 
 
-def test_every_process_is_a_replica_until_more_is_said():
+def test_every_process_is_a_replica_until_a_layout_is_set():
     PartialState(cpu=True)
     assert current_runtime().layout == MeshLayout()
 

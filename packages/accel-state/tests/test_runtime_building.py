@@ -53,7 +53,7 @@ def test_more_processes_than_devices_are_refused(cuda_devices, monkeypatch):
     assert not PartialState.is_initialized()
 
 
-def test_cpu_asked_for_wins_over_devices(cuda_devices):
+def test_cpu_requested_wins_over_devices(cuda_devices):
     assert cuda_devices(1) == []
     assert PartialState(cpu=True).device == torch.device("cpu")
 
@@ -99,7 +99,7 @@ def test_device_that_is_not_there_is_refused(cuda_devices, monkeypatch, value, e
         PartialState()
 
 
-def test_a_device_with_a_number_is_taken_as_said_and_refused_by_its_driver(cuda_devices, monkeypatch):
+def test_a_device_with_a_number_is_taken_as_specified_and_refused_by_its_driver(cuda_devices, monkeypatch):
     current = cuda_devices(0)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:64")
     assert str(PartialState().device) == "cuda:64"
@@ -153,7 +153,7 @@ def test_several_processes_on_an_old_kernel_are_warned_of(two_ranks, monkeypatch
 
 
 @pytest.mark.parametrize(("asked", "line"), [("true", "rich: x"), ("false", "ValueError: x")])
-def test_tracebacks_are_richs_where_asked_for(tmp_path, asked, line):
+def test_tracebacks_are_richs_where_requested(tmp_path, asked, line):
     (tmp_path / "rich-99.0.dist-info").mkdir()
     (tmp_path / "rich-99.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: rich\nVersion: 99.0\n"
@@ -179,13 +179,13 @@ def test_tracebacks_are_richs_where_asked_for(tmp_path, asked, line):
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_rich_that_is_asked_for_but_not_installed_is_warned_of(monkeypatch):
+def test_rich_that_is_requested_but_not_installed_is_warned_of(monkeypatch):
     monkeypatch.setenv("ACCELERATE_ENABLE_RICH", "true")
     with pytest.warns(UserWarning, match="`ACCELERATE_ENABLE_RICH` has no effect: `rich` is not installed"):
         PartialState(cpu=True)
 
 
-def test_who_asks_for_intels_extension_is_told_once_what_took_its_place_and_nothing_changes(monkeypatch):
+def test_a_request_for_intels_extension_is_answered_once_and_changes_nothing(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_IPEX", "1")
     with pytest.warns(
         UserWarning, match="`ACCELERATE_USE_IPEX` has no effect any more.*`gloo`.*`xccl`"

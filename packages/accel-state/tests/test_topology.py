@@ -43,7 +43,7 @@ def test_blank_counts_as_unset():
     assert optional_int({"A": " 3 "}, "A") == 3
 
 
-def test_a_missing_number_says_who_asked_for_it_and_what_to_do():
+def test_a_missing_number_names_who_requested_it_and_what_to_do():
     with pytest.raises(ConfigError) as caught:
         required_int({"RANK": "0"}, "WORLD_SIZE", launcher="torchrun", because="RANK")
     assert str(caught.value) == (

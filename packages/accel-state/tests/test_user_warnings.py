@@ -66,13 +66,13 @@ def test_code_that_exec_runs_without_a_name_is_warned():
         exec("check()", {"check": ours()["check"]})
 
 
-def test_what_all_ranks_would_say_comes_from_the_main_process(world):
+def test_what_all_ranks_would_report_comes_from_the_main_process(world):
     assert world(2).run(num_warnings) == [1, 0]
     assert world(2).run(num_warnings, main_process_only=False) == [1, 1]
 
 
-def test_before_ranks_have_met_the_launchers_variables_tell_the_main_process():
+def test_before_ranks_have_met_the_launchers_variables_identify_the_main_process():
     with patch_environment(**RANK_1):
         assert num_warnings() == 0
-    with patch_environment(RANK="1"):  # `PartialState` says what is missing
+    with patch_environment(RANK="1"):  # `PartialState` states what is missing
         assert num_warnings() == 1

@@ -87,7 +87,7 @@ def test_the_install_hint_is_the_extra_where_there_is_one():
     assert package.unavailable_reason().endswith("Run `pip install made-up more`.")
 
 
-def test_the_install_hint_asks_for_a_version_that_will_do():
+def test_the_install_hint_requests_a_version_that_will_do():
     assert (
         Package("made_up", ("made-up",), "1.5")
         .unavailable_reason()
@@ -101,7 +101,7 @@ def test_what_is_installed_is_available_and_not_imported(install):
     assert Package("made_up", ("made-up",), "2.0").unavailable_reason() is None
 
 
-def test_what_is_too_old_says_what_was_found_and_what_is_needed(install):
+def test_what_is_too_old_names_what_was_found_and_what_is_needed(install):
     install("made-up", "1.9", module="made_up")
     assert Package("made_up", ("made-up",), "1.10").unavailable_reason() == (
         "`made-up` is too old: found 1.9, need 1.10 or newer. Run `pip install -U 'made-up>=1.10'`."

@@ -1,4 +1,4 @@
-"""A short training that logs with a service for real, offline, in a process of its own."""
+"""A short training that logs with a service for real, offline, in a separate process."""
 
 from __future__ import annotations
 

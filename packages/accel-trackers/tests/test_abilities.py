@@ -13,7 +13,7 @@ from accel_trackers import (
 )
 
 
-def test_a_tracker_is_asked_what_it_can_do(tmp_path):
+def test_a_tracker_is_queried_what_it_can_do(tmp_path):
     tracker = TensorBoardTracker("run", tmp_path)
     assert isinstance(tracker, LogsImages)
     assert not isinstance(tracker, LogsTables)

@@ -179,7 +179,7 @@ def test_even_a_tracker_that_exits_does_not_end_the_thread(logs):
     assert fine.steps == [0, 1]
 
 
-def test_a_full_queue_waits_says_so_and_loses_nothing(logs):
+def test_a_full_queue_waits_and_warns_and_loses_nothing(logs):
     gate = threading.Event()
     slow = Fake("slow", gate=gate)
     log = logs(slow, capacity=2)
@@ -222,7 +222,7 @@ def test_a_tracker_that_hung_is_not_waited_for_again_and_others_are_written(logs
     assert fine.steps == list(range(20))
 
 
-def test_a_slow_tracker_that_goes_on_is_not_taken_for_hanging(logs):
+def test_a_slow_tracker_that_continues_is_not_taken_for_hanging(logs):
     class Slow(Fake):
         def log(self, values, step=None, **kwargs):
             time.sleep(0.03)
@@ -246,7 +246,7 @@ def test_a_tracker_that_must_be_called_from_its_thread_is(logs):
 
 
 class OfAPerson(GeneralTracker):
-    """A tracker that says nothing about threads, as sqlite3, which refuses to be called from another one."""
+    """A tracker that is silent about threads, as sqlite3, which refuses to be called from another one."""
 
     name, requires_logging_directory, tracker = "person", False, None
 
@@ -258,7 +258,7 @@ class OfAPerson(GeneralTracker):
         self.database.execute("insert into losses values (?, ?)", (step, values["loss"]))
 
 
-def test_a_tracker_that_says_nothing_is_called_in_the_thread_of_the_caller(logs):
+def test_a_tracker_without_a_preference_is_called_in_the_thread_of_the_caller(logs):
     mine = OfAPerson()
     log = logs(mine, on_error="raise")
     log.log({"loss": torch.tensor(0.5)}, step=0)
@@ -292,7 +292,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_raised_in_the_end(logs, back
         log.close()
 
 
-def test_a_tracker_that_is_called_directly_raises_at_once_where_that_is_asked_for(logs):
+def test_a_tracker_that_is_called_directly_raises_at_once_where_that_is_requested(logs):
     fine = Fake("fine", background=False)
     log = logs(Fake("failing", fails_at=[0], background=False), fine, on_error="raise")
     with pytest.raises(TrackerError, match="`failing` failed to log step 0"):
@@ -300,7 +300,7 @@ def test_a_tracker_that_is_called_directly_raises_at_once_where_that_is_asked_fo
     assert fine.steps == [0]
 
 
-def test_errors_of_several_trackers_are_told_together(logs):
+def test_errors_of_several_trackers_are_reported_together(logs):
     log = logs(Fake("one", fails_at=[0]), Fake("two", fails_at=[0], background=False), on_error="raise")
     log.log({}, step=1)
     with pytest.raises(TrackerError, match="`(one|two)` failed to log step 0") as caught:
@@ -488,7 +488,7 @@ def test_files_of_local_trackers_have_everything_when_the_process_is_ended(outco
 
 
 @pytest.mark.parametrize("outcome", [partial(trained, how="tracker")], ids=["tracker"], indirect=True)
-def test_a_failure_after_the_last_log_is_told_at_exit(outcome):
+def test_a_failure_after_the_last_log_is_reported_at_exit(outcome):
     done, run = outcome
     assert "TrackerError: The tracker `jsonl` failed to log step 150: OSError: disk is gone" in done.stderr
     assert steps_in(run) == [step for step in range(200) if step != 150]

@@ -62,7 +62,7 @@ def test_a_registered_class_is_known_and_available(mine):
     assert "mine" in get_available_trackers()
 
 
-def test_a_tracker_that_says_why_it_cannot_be_used_is_not_available(mine, monkeypatch):
+def test_a_tracker_that_explains_why_it_cannot_be_used_is_not_available(mine, monkeypatch):
     monkeypatch.setattr(mine, "why_not_available", classmethod(lambda cls: "needs a moon"), raising=False)
     assert "mine" not in get_available_trackers()
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engine("clearml")
 
 OFFLINE = {"CLEARML_OFFLINE_MODE": "1"}
 SETTINGS = "sdk.development.report_use_subprocess: false\n"
-"""Report in a thread. By default ClearML 2.1 forks a process beside threads of its own, whose locks it inherits
+"""Report in a thread. By default ClearML 2.1 forks a process next to threads of its own, whose locks it inherits
 as they are, and `Task.close` waits for that process without a limit. It does not wake it either: a close takes 10 s.
 """
 
@@ -79,7 +79,7 @@ def test_images_tables_and_single_values_are_in_the_task(train, tmp_path):
     assert "best" in (session(tmp_path) / "metrics.jsonl").read_text()
 
 
-def test_a_task_that_runs_already_is_used_and_goes_on(train, tmp_path):
+def test_a_task_that_runs_already_is_used_and_continues(train, tmp_path):
     printed = train(
         "clearml",
         {"task_name": "ignored"},

@@ -23,7 +23,7 @@ def test_a_signal_takes_effect_after_the_block(heard):
     assert heard == [signal.SIGTERM]
 
 
-def test_a_signal_outside_of_the_block_is_as_ever(heard):
+def test_a_signal_outside_of_the_block_acts_as_usual(heard):
     with deferred(signal.SIGTERM):
         pass
     assert heard == []

@@ -33,7 +33,7 @@ def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
     }  # fmt: skip
 
 
-def test_texts_are_logged_the_step_goes_on_by_itself_and_other_things_are_named(train, tmp_path):
+def test_texts_are_logged_the_step_advances_and_other_things_are_named(train, tmp_path):
     printed = train(
         "dvclive",
         {"dir": "elsewhere", "save_dvc_exp": False},

@@ -43,7 +43,7 @@ def test_values_may_be_called_like_the_members_of_the_line(tracker):
     assert line["step"] == 1
 
 
-def test_the_configuration_is_stored_beside_it(tracker, tmp_path):
+def test_the_configuration_is_stored_next_to_it(tracker, tmp_path):
     tracker.store_init_configuration({"lr": 1e-5, "model": torch.nn.ReLU()})
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"lr": 1e-5, "model": "ReLU()"}
 

@@ -32,7 +32,7 @@ class Recorder(GeneralTracker):
 
     @on_main_process
     def log(self, values, step=None, **kwargs):
-        """Say something."""
+        """Return something."""
         self.calls.append((values, step, kwargs))
         return "logged"
 
@@ -52,7 +52,7 @@ def test_only_the_main_process_runs_a_marked_method(world):
     assert world(2).run(record, True) == [("logged", [({"a": 1}, 2, {"extra": 3})]), (None, [])]
 
 
-def test_every_process_runs_it_where_the_tracker_says_so(world):
+def test_every_process_runs_it_if_the_tracker_requests_it(world):
     assert world(2).run(record, False) == [("logged", [({"a": 1}, 2, {"extra": 3})])] * 2
 
 

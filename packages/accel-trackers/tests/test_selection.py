@@ -73,7 +73,7 @@ def test_instances_and_names_keep_their_order_and_come_once(tmp_path, registered
     ]
 
 
-def test_all_is_what_is_available_beside_instances(tmp_path, registered):
+def test_all_is_what_is_available_next_to_instances(tmp_path, registered):
     mine = Plain("a")
     chosen = filter_trackers([mine, "all"], tmp_path)
     assert chosen == [mine, *get_available_trackers()]

@@ -133,7 +133,7 @@ def test_the_configuration_is_in_the_yaml_file_and_on_the_page(tracker, tmp_path
     assert shown["layers"].string_value == "[1, 2]"
 
 
-def test_tracker_is_the_writer_and_starts_it_where_nobody_has(tmp_path):
+def test_tracker_is_the_writer_and_starts_it_by_default(tmp_path):
     tracker = TensorBoardTracker("run", tmp_path)
     tracker.tracker.add_scalar("own", 1.5, 2)
     writer = tracker.tracker

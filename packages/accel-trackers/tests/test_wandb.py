@@ -72,8 +72,8 @@ def test_the_configuration_is_that_of_the_run(train, tmp_path):
     }  # fmt: skip
 
 
-def test_images_tables_and_losses_beside_them_are_all_in_the_run(train, tmp_path):
-    """Beside a tracker that needs 5 ms for each call."""
+def test_images_tables_and_losses_next_to_them_are_all_in_the_run(train, tmp_path):
+    """Next to a tracker that needs 5 ms for each call."""
     train(
         "wandb",
         {"mode": "offline"},
@@ -165,7 +165,7 @@ PartialState().destroy_process_group()
 """
 
 
-def test_each_rank_may_have_a_run_of_its_own(tmp_path):
+def test_each_rank_may_have_a_separate_run(tmp_path):
     environ = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "HOME": str(tmp_path)}
     (tmp_path / "train.py").write_text(ON_EACH_RANK)
     with start_ranks([tmp_path / "train.py"], 2, env=environ, cwd=tmp_path) as ranks:

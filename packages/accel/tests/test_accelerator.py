@@ -134,7 +134,7 @@ def test_the_last_batch_ends_an_accumulation():
     assert synced == [False, False, False, True, False, True]
 
 
-def test_the_last_batch_does_not_end_an_accumulation_where_the_plugin_says_so():
+def test_the_last_batch_does_not_end_an_accumulation_if_the_plugin_disables_it():
     plugin = GradientAccumulationPlugin(num_steps=4, sync_with_dataloader=False)
     accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
     loader = accelerator.prepare(DataLoader(torch.arange(6), batch_size=1))
@@ -230,7 +230,7 @@ def test_everything_is_closed_in_the_end_and_the_first_error_is_raised(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_building_an_accelerator_reads_what_the_launcher_said():
+def test_building_an_accelerator_reads_what_the_launcher_specified():
     with patch_environment(accelerate_mixed_precision="bf16", accelerate_gradient_accumulation_steps=3):
         accelerator = Accelerator(cpu=True)
     assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)

@@ -235,7 +235,7 @@ def test_ranks_that_train_other_parameters_raise_on_each(world, change, changed,
 
 
 def built_elsewhere():
-    """Build modules beside the model between the steps; return whether it is looked at again after each."""
+    """Build modules next to the model between the steps; return whether it is looked at again after each."""
     accelerator = Accelerator(cpu=True)
     net = Net()
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))

@@ -37,7 +37,7 @@ def test_settings_of_the_loaders_are_those_given():
     assert Accelerator.even_batches.fget(accelerator) is False
 
 
-def test_skipping_batches_goes_on_where_it_was():
+def test_skipping_batches_continues_where_it_was():
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(10), batch_size=2))
     rest = accelerator.skip_first_batches(loader, 3)

@@ -30,7 +30,7 @@ def places(**sizes):
 
 
 @pytest.mark.parametrize(("sizes", "axes"), [({}, None), ({"dp_replicate_size": 2}, ("dp_replicate",))])
-def test_data_parallel_ranks_are_told_apart_and_other_axes_are_off(world, sizes, axes):
+def test_data_parallel_ranks_are_distinguished_and_other_axes_are_off(world, sizes, axes):
     assert world(2).run(places, **sizes) == [(axes, 0, [0] * 4), (axes, 1, [0] * 4)]
 
 
@@ -46,7 +46,7 @@ def test_sequences_are_not_shared_by_an_engine_that_does_not_train(world):
         world(2).run(places, sp_size=2)
 
 
-def test_without_an_engine_there_is_nothing_to_tell():
+def test_without_an_engine_there_is_nothing_to_report():
     accelerator = Accelerator(cpu=True)
     assert accelerator.deepspeed_plugin is None
     assert not accelerator.is_fsdp2
@@ -65,7 +65,7 @@ def test_a_mesh_of_another_size_is_refused():
 
 
 def sharding(variables=None, *, passes_plugin=False, **arguments):
-    """Build an `Accelerator` as a script would, prepare a model, and tell what came of it."""
+    """Build an `Accelerator` as a script would, prepare a model, and return what came of it."""
     with patch_environment(**(variables or {})):
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if passes_plugin else None
         accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **arguments)
@@ -88,7 +88,7 @@ LAUNCHED = {"accelerate_use_fsdp": "true", "fsdp_version": "2"}
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("is_launched", [False, True])
-def test_fsdp_shards_on_cpus_whether_the_script_or_the_launcher_asks(world, num_ranks, is_launched):
+def test_fsdp_shards_on_cpus_whether_the_script_or_the_launcher_requests_it(world, num_ranks, is_launched):
     found = world(num_ranks).run(sharding, LAUNCHED if is_launched else None, passes_plugin=not is_launched)
     assert found == [SHARDED] * num_ranks
 
@@ -136,7 +136,7 @@ def variables_for_loading():
         return before, environ.read("use_fsdp"), environ.read("fsdp_cpu_ram_efficient_loading")
 
 
-def test_libraries_are_told_that_rank_0_alone_needs_weights(world):
+def test_libraries_see_that_only_rank_0_needs_weights(world):
     assert world(2).run(variables_for_loading) == [(False, True, True)] * 2
 
 

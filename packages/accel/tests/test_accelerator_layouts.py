@@ -1,7 +1,7 @@
 """Ranks that work on the same samples: equal batches and seeds, metrics counted once, losses weighed once.
 
 No strategy of accel serves all axes yet, so one is made here that accepts them: every rank
-has the whole model, and gradients are averaged over the ranks whose losses differ.
+has the full model, and gradients are averaged over the ranks whose losses differ.
 """
 
 import warnings
@@ -236,7 +236,7 @@ def gathered_outside_of_loops(sizes):
 @pytest.mark.parametrize(
     ("sizes", "readers"), [({"tp": 2}, [0]), ({"dp_shard": 2}, [0, 1]), ({"dp_shard": 2, "tp": 2}, [0, 2])]
 )
-def test_outside_of_loops_one_of_the_ranks_that_work_together_is_heard(world, sizes, readers):
+def test_outside_of_loops_one_of_the_ranks_that_work_together_counts(world, sizes, readers):
     size = MeshLayout(**sizes).world_size
     assert world(size).run(gathered_outside_of_loops, sizes) == [(readers, readers)] * size
 
@@ -363,7 +363,7 @@ def loaded(sizes, folder):
     return torch.rand(2).tolist()
 
 
-def test_another_tensor_parallel_size_goes_on_with_the_random_states_of_the_data_ranks(world, tmp_path):
+def test_another_tensor_parallel_size_continues_with_the_random_states_of_the_data_ranks(world, tmp_path):
     folder = str(tmp_path / "a")
     first, again, second, _ = world(4).run(saved, {"dp_shard": 2, "tp": 2}, folder)
     assert first == again != second

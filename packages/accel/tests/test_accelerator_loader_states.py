@@ -1,4 +1,4 @@
-"""What a prepared loader keeps, places and says; what it costs nobody who has not asked for it."""
+"""What a prepared loader keeps, places and says; what it costs nobody who has not requested it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def read_uneven(is_training: bool, joins: bool) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def test_a_rank_that_has_fewer_batches_says_so_with_the_numbers(world: Any):
+def test_a_rank_that_has_fewer_batches_reports_it_with_the_numbers(world: Any):
     said = world(2).run(read_uneven, True, False)
     assert said[0] == []
     assert len(said[1]) == 1

@@ -207,7 +207,7 @@ LOOPS = {
 @pytest.mark.parametrize("dispatch", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_windows_end_with_the_loader_that_the_loop_goes_over(world, num_ranks, dispatch):
-    """A loader that is read beside it, or within one of its iterations, ends none."""
+    """A loader that is read next to it, or within one of its iterations, ends none."""
     found = {loop: world(num_ranks).run(sizes_of, loop, dispatch=dispatch) for loop in LOOPS}
     assert found == {loop: [sizes] * num_ranks for loop, sizes in LOOPS.items()}
 
@@ -235,7 +235,7 @@ def test_a_loader_read_between_two_blocks_ends_no_window():
 
 
 def left_early(run):
-    """A loop that was left and one in which the window continues, beside a cycled loader."""
+    """A loop that was left and one in which the window continues, next to a cycled loader."""
     labelled, unlabelled = run.loader(6), cycled(run.loader(3))
     for number, _ in enumerate(labelled):
         next(unlabelled)

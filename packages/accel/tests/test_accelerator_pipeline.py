@@ -254,7 +254,7 @@ def collectives_of_a_step():
     return Counter(kind for kind, *_ in counted.elements())
 
 
-def test_a_step_agrees_twice_and_tells_the_loss_on_the_way(world):
+def test_a_step_agrees_twice_and_reports_the_loss_on_the_way(world):
     sent = {"send": 4, "receive": 4}  # of each micro-batch, forward or back
     assert world(2).run(collectives_of_a_step) == [{"all_gather": 2, **sent}] * 2
 

@@ -67,8 +67,8 @@ def messages_of_schedules(num_ranks):
 def unfinished(messages, *, has_stream_per_group):
     """Return what ranks are left with if each message waits for both sides, as in NCCL.
 
-    A rank goes on after it has asked to send, but not before it has received. What it sends and receives in one stream
-    is done in order: there is one for each group and peer, or, of a group that was made eagerly, for each group.
+    A rank continues after it has started to send, but not before it has received. Messages of one stream
+    are in order: there is one for each group and peer, or, of a group that was made eagerly, for each group.
     """
 
     def stream(message):
@@ -179,7 +179,7 @@ def activations_after_an_error(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_a_stage_without_memory_frees_its_activations_before_it_goes_on_sending(world, schedule):
+def test_a_stage_without_memory_frees_its_activations_before_it_continues_sending(world, schedule):
     (num_saved, at_the_end, error), (_, _, error_of_other) = world(2).run(
         activations_after_an_error, schedule
     )

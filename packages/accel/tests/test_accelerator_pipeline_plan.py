@@ -83,7 +83,7 @@ def planned_step(layout, schedule):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
 @pytest.mark.parametrize("sizes", [{"dp_shard": 2}, {"dp_replicate": 2}])
-def test_ranks_of_a_pipeline_hold_and_send_what_the_plan_tells(world, sizes, schedule):
+def test_ranks_of_a_pipeline_hold_and_send_what_the_plan_reports(world, sizes, schedule):
     layout = MeshLayout(pp=2, **sizes)
     stages = planned_step(layout, schedule)
     for rank, (held, counted) in enumerate(world(4).run(counted_step, layout, schedule)):

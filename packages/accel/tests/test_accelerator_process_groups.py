@@ -73,7 +73,7 @@ os._exit(0)
 """
 
 
-def test_who_waits_for_a_rank_that_left_is_told_in_which_call(tmp_path):
+def test_a_wait_for_a_rank_that_left_names_the_call(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(LEAVES_EARLY)
     lines = run_script(script, num_processes=2, preload=("accel",)).stdout.splitlines()

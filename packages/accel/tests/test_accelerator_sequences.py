@@ -1,4 +1,4 @@
-"""Ranks that share sequences must train as one process does that has them whole."""
+"""CP and SP ranks must train as one process does that has them whole."""
 
 import warnings
 from contextlib import nullcontext

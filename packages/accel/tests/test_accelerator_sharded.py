@@ -36,7 +36,7 @@ ENGINES = {
         "use_orig_params": True,
     },
 }
-"""How each engine is asked for; a new one is a new row."""
+"""How each engine is requested; a new one is a new row."""
 SHARDED = ["fsdp2", "fsdp1", "fsdp1-orig"]
 
 
@@ -57,7 +57,7 @@ def train_in_ranks(
     seed_of_rank=False,
     num_steps=NUM_STEPS,
 ):
-    """Train in this rank as a user would; return losses, norms and the whole state."""
+    """Train in this rank as a user would; return losses, norms and the full state."""
     accelerator = Accelerator(
         cpu=on_cpu(),
         fsdp_plugin=ENGINES[engine] and FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),
@@ -122,7 +122,7 @@ def test_two_ranks_train_bit_for_bit_as_one_process(world, device, kind, engine)
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "fsdp1-orig"])
-def test_adapters_beside_a_frozen_model_are_trained(world, engine):
+def test_adapters_next_to_a_frozen_model_are_trained(world, engine):
     _, expected = world(1).run(train_alone, "adapted", num_ranks=2)[0]
     (_, _, state), _ = world(2).run(train_in_ranks, "adapted", engine=engine)
     # Gradients of the two branches meet in another order around the hooks of a unit.
@@ -269,7 +269,7 @@ def activations_with_dropout():
     return torch.stack(seen)
 
 
-def test_ranks_that_share_layers_drop_out_alike_and_data_ranks_do_not(world):
+def test_tp_ranks_drop_out_alike_and_data_ranks_do_not(world):
     first, again, second, other = world(4).run(activations_with_dropout)
     assert torch.equal(first, again)
     assert torch.equal(second, other)
@@ -315,7 +315,7 @@ def held_of_experts(kind):
 
 
 @pytest.mark.parametrize("kind", ["mixture", "mixture-listed"])
-def test_each_rank_stores_what_the_plan_tells(world, kind):
+def test_each_rank_stores_what_the_plan_reports(world, kind):
     ranks = world(4).run(held_of_experts, kind)
     for held, told in ranks:
         assert held == told

@@ -157,7 +157,7 @@ def test_shards_are_saved_in_inference_mode_too(world, tmp_path, how):
         ("old-local", "tied"),
     ],
 )
-def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
+def test_a_run_continues_bit_for_bit(world, tmp_path, how, kind):
     saved = world(2).run(save, how, tmp_path / "a", {"kind": kind})
     for rank, (state, later) in enumerate(world(2).run(load, how, tmp_path / "a", {"kind": kind})):
         assert_same(state, saved[rank][0])
@@ -235,7 +235,7 @@ def test_ranks_without_a_part_of_some_tensors_write_and_read(world, tmp_path, nu
 
 
 @pytest.mark.parametrize("num", [1, 2])
-def test_what_whole_models_wrote_loads_into_shards(world, tmp_path, num):
+def test_what_full_models_wrote_loads_into_shards(world, tmp_path, num):
     [(state, _), *_] = world(num).run(save, "ddp", tmp_path / "a")
     for loaded, _ in world(2).run(load, "sharded", tmp_path / "a"):
         assert_same(loaded, state)
@@ -285,7 +285,7 @@ def pass_on(how, layout, source, target):
 
 
 def test_a_checkpoint_goes_through_every_kind_of_layout_without_a_difference(world, tmp_path):
-    """Ranks that share layers draw the random numbers of one process; other layouts draw new ones."""
+    """TP ranks draw the random numbers of one process; other layouts draw new ones."""
     [(numbers, state), _] = world(2).run(pass_on, "sharded", {"tp_size": 2}, None, tmp_path / "0")
     chain = [(2, "sharded", None), (2, "full", {"pp_size": 2}), (1, "ddp", None)]
     for number, (num, how, layout) in enumerate(chain):
@@ -307,7 +307,7 @@ def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_pa
         [(states[name], later), *_] = world(num).run(save, "sharded", tmp_path / name, options, blocking)
         parts = sorted(file.name for file in (tmp_path / name / "pytorch_model_fsdp_0").glob("*.distcp"))
         assert parts == [f"__{rank}_0.distcp" for rank in range(num)]
-        for before in (False, True):  # the whole model, or the stage alone
+        for before in (False, True):  # the full model, or the stage alone
             for loaded, on in world(num).run(load, "sharded", tmp_path / name, options, before):
                 assert_same(loaded, states[name])
                 if blocking:  # else one more step was made
@@ -331,7 +331,7 @@ def spread(kind, num):
     return {"kind": kind, "layout": {"dp_shard_size": num, "ep_size": 2}}
 
 
-def test_experts_that_are_spread_over_ranks_are_read_in_any_layout_and_back(world, tmp_path):
+def test_experts_that_are_distributed_are_read_in_any_layout_and_back(world, tmp_path):
     stacked, listed = spread("mixture", 2), spread("mixture-listed", 4)
     [(state, later), _] = world(2).run(save, "full", tmp_path / "stacked", stacked)
     for loaded, on in world(2).run(load, "full", tmp_path / "stacked", stacked):

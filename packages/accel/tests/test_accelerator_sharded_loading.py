@@ -124,7 +124,7 @@ def test_the_field_is_for_version_2_and_a_path():
         FullyShardedDataParallelPlugin(fsdp_version=2, load_weights_from=3)
 
 
-def test_ranks_that_share_layers_read_their_columns_and_blocks(world, saved):
+def test_tp_ranks_read_their_columns_and_blocks(world, saved):
     options = {"precision": "bf16", "tp_size": 2}
     expected, _ = world(2).run(train, "shared-packed", "real", None, **options)
     [alone] = world(1).run(train, "shared-packed", "real", None, precision="bf16")

@@ -1,4 +1,4 @@
-"""What a step of a sharded model holds, beside what `accel plan` tells of it."""
+"""What a step of a sharded model holds, next to what `accel plan` tells of it."""
 
 from typing import ClassVar
 
@@ -94,7 +94,7 @@ def bytes_of(tensors):
     return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in locals_}.values())
 
 
-def test_a_step_holds_what_the_plan_tells(world):
+def test_a_step_holds_what_the_plan_reports(world):
     for expected, found in world(2).run(measured_step):
         assert found == pytest.approx(expected, rel=0.1)
 
@@ -138,7 +138,7 @@ def _storages(data):
 def memory_of_stages(folder, sizes):
     """Return the bytes of the parameters that this rank keeps, and what it allocated until it computes with them.
 
-    That is the sum, and the most at a time beside what there was before.
+    That is the sum, and the most at a time next to what there was before.
 
     The model is on the meta device, with a folder on all ranks, else on all but the first.
     """

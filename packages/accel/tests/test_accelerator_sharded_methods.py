@@ -116,7 +116,7 @@ def test_a_method_that_is_registered_with_torch_uses_parameters_of_the_root(worl
 
 
 class TwoTowers(nn.Module):
-    """A unit for images, which a batch may not have, beside one for text, of which ranks use different branches."""
+    """A unit for images, which a batch may not have, next to one for text, of which ranks use different branches."""
 
     parallel_plan = {"units": ["image", "text"]}
 

@@ -1,4 +1,4 @@
-"""Parameters that are not sharded beside those that are, and what mixed precision casts then."""
+"""Parameters that are not sharded next to those that are, and what mixed precision casts then."""
 
 import pytest
 import torch

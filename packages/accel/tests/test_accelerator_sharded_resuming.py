@@ -1,4 +1,4 @@
-"""A sharded run that is saved within an epoch and resumed in another process goes on as if it had not stopped."""
+"""A sharded run that is saved within an epoch and resumed in another process continues as if it had not stopped."""
 
 import pytest
 import torch

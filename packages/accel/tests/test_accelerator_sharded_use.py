@@ -1,4 +1,4 @@
-"""What users do with sharded models beside one optimizer and one loop."""
+"""What users do with sharded models next to one optimizer and one loop."""
 
 import warnings
 
@@ -205,7 +205,7 @@ def resume_adam_before_preparing(version):
 
 
 @BOTH
-def test_an_optimizer_that_has_stepped_goes_on_with_its_state_and_groups(world, version):
+def test_an_optimizer_that_has_stepped_continues_with_its_state_and_groups(world, version):
     model, rows = make_model("odd"), make_batches(6)
     optimizer = torch.optim.AdamW(
         [
@@ -318,7 +318,7 @@ def test_bf16_computes_in_bf16_and_keeps_everything_else_in_fp32(world, stored, 
 
 
 class Scaled(nn.Module):
-    """Has a parameter that stays whole beside those that are cut."""
+    """Has a parameter that stays whole next to those that are cut."""
 
     def __init__(self):
         super().__init__()
@@ -434,7 +434,7 @@ def leave_a_module_whole(version, accumulate, no_sync):
 
 @BOTH
 @pytest.mark.parametrize(("accumulate", "no_sync"), [(1, False), (2, False), (2, True)])
-def test_ignored_modules_stay_whole_and_train_alike_on_all_ranks(world, accumulate, no_sync, version):
+def test_ignored_modules_stay_unsharded_and_train_alike_on_all_ranks(world, accumulate, no_sync, version):
     model, rows = make_model("odd"), make_batches(2 * accumulate)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for micro in rows:
@@ -708,7 +708,7 @@ def parts_of_shared_layers():
     return {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}, expected
 
 
-def test_each_rank_holds_the_parts_of_shared_layers_that_the_plan_tells(world):
+def test_each_rank_holds_the_parts_of_shared_layers_that_the_plan_reports(world):
     for found, expected in world(4).run(parts_of_shared_layers):
         assert found == expected
 

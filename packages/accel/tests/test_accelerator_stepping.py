@@ -23,7 +23,7 @@ def test_backward_divides_by_the_number_of_steps():
     assert model.weight.grad.tolist() == [[0.5, 0.5, 0.5]]
 
 
-def test_no_loss_is_an_error_that_says_where_losses_are_lost():
+def test_no_loss_is_an_error_that_names_where_losses_are_lost():
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(nn.Linear(3, 1))
     with pytest.raises(ConfigError, match="`backward` got None.*without `labels`.*`shift_labels`"):

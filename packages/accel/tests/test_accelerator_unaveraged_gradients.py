@@ -1,4 +1,4 @@
-"""Who steps gradients that DDP did not average is told once; everybody else is not."""
+"""Who steps gradients that DDP did not average is reported once; everybody else is not."""
 
 from __future__ import annotations
 
@@ -461,7 +461,7 @@ def recorded(run, *arguments):
 
 
 @pytest.mark.parametrize("scenario", WRONG)
-def test_gradients_that_nobody_averaged_bring_one_warning_on_every_rank(world, scenario):
+def test_unaveraged_gradients_bring_one_warning_on_every_rank(world, scenario):
     for told in world(2).run(messages, scenario):
         ((message, filename),) = told
         assert "steps gradients of `Net` that were not averaged over the ranks" in message
@@ -495,7 +495,7 @@ def test_a_step_that_an_overflow_skips_brings_none(world):
 
 
 def resumed(folder, is_right):
-    """Stop within a window, and go on with the gradients of the checkpoint."""
+    """Stop within a window, and continue with the gradients of the checkpoint."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = prepared(accelerator)
     with accelerator.accumulate(model):

@@ -1,4 +1,4 @@
-"""What a user may change while training goes on, and what the next step must then do."""
+"""What a user may change while training continues, and what the next step must then do."""
 
 import pytest
 import torch
@@ -150,7 +150,7 @@ def test_a_module_exchanged_inside_the_model_is_the_one_that_computes():
     assert (outputs.item(), outputs.dtype) == (0.5, torch.float32)
 
 
-def test_autocast_may_be_chosen_anew_for_every_block():
+def test_autocast_may_be_chosen_again_for_every_block():
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     dtypes = []
     for handler in (None, AutocastKwargs(enabled=False), AutocastKwargs(enabled=True)):

@@ -64,7 +64,7 @@ class TestLoader:
         assert resolve_loader(True, config) is not config
         assert config.split_batches is False
 
-    def test_left_out_the_configuration_says_it(self):
+    def test_left_out_the_configuration_specifies_it(self):
         config = DataLoaderConfiguration(split_batches=True)
         assert resolve_loader(NOT_GIVEN, config) == config
 
@@ -90,7 +90,7 @@ class TestStepsOfEngine:
 
 
 class TestEngine:
-    def test_none_is_asked_for(self):
+    def test_none_is_requested(self):
         assert resolve_engine({"fsdp_plugin": None}) == ({"fsdp_plugin": None}, None)
 
     def test_a_plugin_names_its_strategy(self):
@@ -140,7 +140,7 @@ class TestEngine:
         engine = Engine()
         assert resolve_engine({"fsdp_plugin": engine})[1] is engine
 
-    def test_an_earlier_plugin_goes_on_where_nothing_else_is_passed(self, monkeypatch):
+    def test_an_earlier_plugin_continues_where_nothing_else_is_passed(self, monkeypatch):
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         engine, given = Engine(), {"fsdp_plugin": None}
         found = resolve_engine(given, earlier={"fsdp_plugin": engine})
@@ -156,12 +156,12 @@ class TestEngine:
 
 
 class TestParallelism:
-    def test_the_older_plugin_becomes_an_axis_and_says_so(self):
+    def test_the_older_plugin_becomes_an_axis_and_warns(self):
         with pytest.warns(FutureWarning, match=r"pass `parallelism_config=ParallelismConfig\(tp_size=2\)`"):
             config = resolve_parallelism(TorchTensorParallelPlugin(2), None)
         assert config.tp_size == 2
 
-    def test_both_ways_of_saying_it_are_refused(self):
+    def test_both_settings_together_are_refused(self):
         with pytest.raises(ConfigError, match="`torch_tp_plugin` and `parallelism_config` are one setting"):
             resolve_parallelism(TorchTensorParallelPlugin(2), ParallelismConfig(tp_size=2))
 
@@ -183,7 +183,7 @@ def test_the_projects_configuration_is_copied():
     assert config.project_dir is None
 
 
-def test_two_ways_of_asking_for_a_compiler_are_refused():
+def test_two_ways_of_requesting_a_compiler_are_refused():
     with pytest.raises(ConfigError, match="Pass one of them"):
         resolve_dynamo("eager", TorchDynamoPlugin(backend="eager"))
 
@@ -193,7 +193,7 @@ def test_rng_types_default_to_the_samplers_generator():
     assert [str(kind) for kind in resolve_rng_types(["torch", "generator"])] == ["torch", "generator"]
 
 
-def test_an_earlier_compiler_is_used_again_where_no_other_is_asked_for():
+def test_an_earlier_compiler_is_used_again_where_no_other_is_requested():
     earlier = TorchDynamoPlugin(backend="eager")
     assert resolve_dynamo(None, None, earlier=earlier) is earlier
     assert resolve_dynamo("inductor", None, earlier=earlier).backend == "INDUCTOR"

@@ -11,7 +11,7 @@ def test_logs_go_to_the_project_folder_unless_they_have_one():
     assert ProjectConfiguration(project_dir="a", logging_dir="b").logging_dir == "b"
 
 
-def test_set_directories_keeps_a_logging_folder_of_its_own():
+def test_set_directories_keeps_a_separate_logging_folder():
     project = ProjectConfiguration(logging_dir="b")
     project.set_directories("a")
     assert (project.project_dir, project.logging_dir) == ("a", "b")

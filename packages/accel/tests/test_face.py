@@ -23,7 +23,7 @@ def in_a_fresh_python(script: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_submodules_are_attributes_without_an_import_of_their_own():
+def test_submodules_are_attributes_without_a_separate_import():
     script = f"""
 import json, sys, types
 import accel

@@ -79,7 +79,7 @@ def test_a_dict_is_shared_by_objects_and_by_threads_unless_each_has_its_own():
     assert Thing().of_thread == {"a": 1}
 
 
-def test_a_patched_step_says_that_it_was_called():
+def test_a_patched_step_records_that_it_was_called():
     optimizer = Thing()
     assert patch_optimizer_step(optimizer, lambda number: number + 1)(3) == 4
     assert optimizer._accelerate_step_called

@@ -81,7 +81,7 @@ def test_a_signal_stops_the_run_after_a_whole_step(handling, signum):
     assert accelerator.should_stop
 
 
-def test_without_handling_nothing_asks_for_a_stop():
+def test_without_handling_nothing_requests_a_stop():
     assert not Accelerator(cpu=True).should_stop
 
 

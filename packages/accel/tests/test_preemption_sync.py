@@ -82,7 +82,7 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_step(agreements):
 
 
 @pytest.mark.parametrize("asking", [[0], [2], [0, 1, 2]])
-def test_all_ranks_stop_together_whichever_is_asked(agreements, asking):
+def test_all_ranks_stop_together_whichever_gets_the_signal(agreements, asking):
     ranks = agreements(3)
     in_step = threading.Barrier(3)
     stopped = {}

@@ -68,7 +68,7 @@ def uneven_stream(*, dispatch):
     return counted
 
 
-def test_a_stream_may_be_dealt_unevenly_too(world):
+def test_a_stream_may_be_distributed_unevenly_too(world):
     assert world(2).run(uneven_stream, dispatch=False) == [2, 1]
 
 
@@ -80,7 +80,7 @@ def warnings_of(function, *arguments, **options):
     return result, [(warning.filename, str(warning.message)) for warning in found]
 
 
-def test_a_loader_that_rank_0_reads_for_all_says_that_it_stays_even(world):
+def test_a_loader_that_rank_0_reads_for_all_reports_that_it_stays_even(world):
     (steps, [(file, text)]), other = world(2).run(warnings_of, uneven_stream, dispatch=True)
     assert text.startswith("`even_batches=False` has no effect on a prepared DataLoaderDisp")
     assert file == __file__
@@ -95,7 +95,7 @@ def prepare_nothing(*, by_accelerator):
 
 
 @pytest.mark.parametrize("by_accelerator", [False, True])
-def test_a_loader_without_a_batch_is_told_once_from_a_run_at_the_users_line(world, by_accelerator):
+def test_a_loader_without_a_batch_is_reported_once_from_a_run_at_the_users_line(world, by_accelerator):
     (_, [(file, text)]), other = world(2).run(warnings_of, prepare_nothing, by_accelerator=by_accelerator)
     assert text.startswith("A loader has no batch: with `drop_last=True`, a step needs 4 samples")
     assert file == __file__
@@ -310,7 +310,7 @@ def prepare_spread(*, bypass, evaluation_mode=False):
     return verified, "fine"
 
 
-def test_a_model_spread_by_a_device_map_is_not_trained_by_several_processes(world):
+def test_a_model_dispatched_by_a_device_map_is_not_trained_by_several_processes(world):
     for verified, message in world(2).run(prepare_spread, bypass=False):
         assert verified
         assert "was spread over several devices with a device map" in message
@@ -319,7 +319,7 @@ def test_a_model_spread_by_a_device_map_is_not_trained_by_several_processes(worl
     assert world(2).run(prepare_spread, bypass=False, evaluation_mode=True) == [(True, "fine")] * 2
 
 
-def test_a_model_spread_by_a_device_map_is_left_in_place_on_one_process():
+def test_a_model_dispatched_by_a_device_map_is_left_in_place_on_one_process():
     assert prepare_spread(bypass=False) == (True, "fine")
     assert not Accelerator(cpu=True).verify_device_map(nn.Linear(1, 1))
 

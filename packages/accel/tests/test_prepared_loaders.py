@@ -6,7 +6,7 @@ from accel import Accelerator
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_each_loader_is_there_once_while_somebody_holds_it():
+def test_each_loader_is_there_once_while_it_is_referenced():
     accelerator = Accelerator(cpu=True)
     first, second = (accelerator.prepare(DataLoader([number])) for number in (1, 2))
     accelerator.prepare(first)

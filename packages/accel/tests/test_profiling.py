@@ -34,7 +34,7 @@ def test_a_block_that_ends_within_an_active_cycle_leaves_what_it_has(tmp_path):
     assert num_products(tmp_path / "profile_3.json") == 1
 
 
-def test_a_schedule_that_was_never_active_says_so(tmp_path):
+def test_a_schedule_that_was_never_active_is_reported(tmp_path):
     with pytest.warns(UserWarning, match="reached no active step"):
         assert steps(tmp_path, 2, {"wait": 5, "warmup": 1, "active": 1}) == []
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 class Notebook(GeneralTracker):
-    """A tracker that writes down what it is told."""
+    """A tracker that writes down what it is given."""
 
     name = "notebook"
     requires_logging_directory = False
@@ -35,7 +35,7 @@ class Notebook(GeneralTracker):
         self.lines.append("finished")
 
 
-def test_a_tracker_hears_everything_in_order():
+def test_a_tracker_receives_everything_in_order():
     notebook = Notebook()
     accelerator = Accelerator(cpu=True, log_with=notebook)
     accelerator.init_trackers("project", config={"lr": 0.1})
@@ -130,7 +130,7 @@ def test_a_tracker_that_failed_is_reported_after_all_are_closed():
     assert notebook.lines == [(4, {"loss": 1.0}), "finished"]
 
 
-def test_a_tracker_that_failed_is_raised_by_the_next_log_where_that_is_asked_for():
+def test_a_tracker_that_failed_is_raised_by_the_next_log_where_that_is_requested():
     accelerator = Accelerator(cpu=True, log_with=Broken())
     accelerator.init_trackers("project", on_error="raise")
     with pytest.raises(TrackerError, match="`broken` failed to log step 4"):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def synced_around_evaluation(num_batches, *, evaluate_at, leave_early=False):
-    """Which micro-batches synchronise, with an evaluation in the middle of an accumulation."""
+    """Which micro-batches synchronize, with an evaluation in the middle of an accumulation."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model = nn.Linear(1, 1)
     model, optimizer, train, test = accelerator.prepare(

@@ -88,7 +88,7 @@ QUESTIONS = {
     "slurm two nodes": "launch/slurm.html",
     "fp8": "train/precision.html",
     "learning rate scheduler steps": "train/loop.html",
-    "profile": "train/profiling.html",
+    "profile": "train/speed.html",
     "NCCL timeout hang": "help/troubleshooting.html",
     "GAN two optimizers": "examples/gan.html",
     "custom collate dictionary": "train/data.html",
@@ -99,7 +99,7 @@ QUESTIONS = {
     "own tracker": "train/trackers.html",
     "MPS mac": "launch/other_devices.html",
     "OOM": "help/troubleshooting.html",
-    "torch.compile": "train/compile.html",
+    "torch.compile": "train/speed.html",
 }
 """What newcomers ask, in their words, and the page that answers it: the first or second that is found."""
 

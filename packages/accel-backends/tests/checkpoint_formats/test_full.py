@@ -28,7 +28,7 @@ def test_what_is_written_is_recognised_and_read(tmp_path, safe, max_shard_size, 
     assert FullFormat().indexes_in(names) == ([index], [])
     expected = dict(STATE)
     if safe and max_shard_size is not None:
-        del expected["tied"]  # an index names the tensors that are stored, as everybody's does
+        del expected["tied"]  # an index names the tensors that are stored, like any other index
     state = FullFormat().open_state(saved_files(tmp_path), index=index)
     assert state.shapes == {name: tuple(value.shape) for name, value in expected.items()}
     assert all(torch.equal(state.read({})[name], value) for name, value in expected.items())

@@ -92,7 +92,7 @@ class FakeStrategy:
 
     Args:
         named: The parameters by name.
-        state: The state of the optimizer.
+        state: The optimizer state.
     """
 
     def __init__(self, named, state=None):

@@ -20,7 +20,7 @@ def body_trains(**options):
     """Train a matrix towards the same target on both ranks' data; return distance and last weights."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))
-    # Nearly of rank one, so that PowerSGD can follow, but not exactly, so that it can be told apart.
+    # Nearly of rank one, so that PowerSGD can follow, but not exactly, so that it can be distinguished.
     target = torch.randn(SIDE, 1) @ torch.randn(1, SIDE) + 0.05 * torch.randn(SIDE, SIDE)
     DistributedDataParallelKwargs(**options).register_comm_hook(model)
     model.module.weight.data.zero_()

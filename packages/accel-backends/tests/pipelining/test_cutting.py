@@ -24,7 +24,7 @@ def test_the_largest_stage_is_as_small_as_can_be_and_none_is_empty(sizes, num_st
     assert balanced_firsts(sizes, num_stages) == firsts
 
 
-def test_blocks_that_a_model_repeats_stay_whole_and_so_do_named_classes():
+def test_blocks_that_a_model_repeats_stay_unsharded_and_so_do_named_classes():
     assert balanced_starts(make_model("odd"), 2) == ["blocks.1"]
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), nn.Linear(2, 2))
     assert balanced_starts(model, 3) == ["0.2", "1"]

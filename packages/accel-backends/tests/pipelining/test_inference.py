@@ -1,4 +1,4 @@
-"""A model spread over processes computes what the whole model computes."""
+"""A model distributed over processes computes what the full model computes."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ class Nested(nn.Module):
 
 
 def whole_and_spread(make, calls, **options):
-    """Return for each call the output of the whole model and of the spread one on this rank."""
+    """Return for each call the output of the full model and of the spread one on this rank."""
     torch.manual_seed(3)
     model = make().eval()
     found = []
@@ -178,7 +178,7 @@ def refusals():
     ]
 
 
-def test_what_cannot_be_cut_is_refused_with_the_reason(world):
+def test_what_cannot_be_sharded_is_refused_with_the_reason(world):
     assert all(map(all, world(2).run(refusals)))
 
 
@@ -200,7 +200,7 @@ def test_a_pipeline_built_by_hand_takes_its_options_with_each_call(world):
     torch.testing.assert_close(last[2], last[0])
 
 
-def test_one_process_has_the_whole_model():
+def test_one_process_has_the_full_model():
     model = sequential().eval()
     expected = model(rows(3, 5))
     assert prepare_pippy(model)(rows(3, 5)).equal(expected)

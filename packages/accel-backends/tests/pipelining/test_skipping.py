@@ -19,7 +19,7 @@ class Block(nn.Module):
 
 
 class PassesOn(Block):
-    """Returns what it was given, beside what it computes."""
+    """Returns what it was given, next to what it computes."""
 
     def forward(self, hidden):
         return super().forward(hidden), hidden
@@ -70,7 +70,7 @@ def test_a_stage_returns_the_same_with_and_without_calls_of_earlier_stages(kind,
 
 
 class CallsNeighbour(Block):
-    """Calls the block beside it, which is called less often where this one is skipped."""
+    """Calls the block next to it, which is called less often where this one is skipped."""
 
     def forward(self, hidden):
         return super().forward(self.neighbour[0](hidden))

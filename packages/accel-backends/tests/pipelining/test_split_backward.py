@@ -44,7 +44,7 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Shared, Packed, Halves])
-def test_both_halves_give_the_gradients_of_a_whole_pass(kind):
+def test_both_halves_give_the_gradients_of_a_full_pass(kind):
     torch.manual_seed(0)
     model, rows = kind(), torch.randn(3, 4, requires_grad=True)
     model(rows).square().sum().backward()

@@ -57,7 +57,7 @@ def test_stages_have_the_parameters_of_the_model_between_them():
     assert sends == [2, 2]  # two micro-batches; the gradients go back
 
 
-def test_ranks_that_share_sequences_hold_their_part_of_the_activations():
+def test_sequence_parallel_ranks_hold_their_part_of_the_activations():
     whole, part = (
         estimated(layout, sequence_length=64)[0].memory["activations"]
         for layout in (MeshLayout(dp_shard=2), MeshLayout(cp=2))

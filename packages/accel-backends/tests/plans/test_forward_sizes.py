@@ -83,7 +83,7 @@ def test_layers_that_are_shared_keep_their_part():
     assert whole[0].saved - shared.saved == 3 * ROWS * (32 - 8) * 4
 
 
-def test_shared_layers_send_what_their_styles_say():
+def test_shared_layers_send_what_their_styles_specify():
     [sizes] = sizes_of(Net(), layout=MeshLayout(tp=4))
     hidden = ROWS * 8 * 4
     assert sorted((one.kind, one.num_bytes) for one in sizes.messages) == [

@@ -124,7 +124,7 @@ def test_frozen_parameters_keep_their_dtype_and_have_neither():
     assert planned(model, num_shards=1).bytes_on(0) == Bytes(2 * count, 0, 0)
 
 
-def test_buffers_are_counted_beside():
+def test_buffers_are_counted_too():
     assert planned(num_shards=8).buffer_bytes == 28
 
 

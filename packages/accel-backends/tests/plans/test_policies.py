@@ -60,7 +60,7 @@ def test_the_classes_are_those_that_the_model_declares_unless_named():
     assert resolve_plan(Both(), policy=TransformerBased()).units == ("embed", "blocks.0", "blocks.1")
 
 
-def test_a_model_that_declares_no_classes_has_its_other_plans_asked():
+def test_a_model_that_declares_no_classes_uses_its_other_plans():
     assert resolve_plan(Net(), policy=TransformerBased()).units == ("embed", "blocks.0", "blocks.1")
 
 

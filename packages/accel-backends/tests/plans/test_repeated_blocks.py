@@ -74,7 +74,7 @@ def test_units_are_the_embedding_and_the_blocks_and_the_tail_is_norm_and_head(bl
     )
 
 
-def test_without_a_head_the_embedding_stays_whole_since_its_weight_may_be_the_head():
+def test_without_a_head_the_embedding_stays_unsharded_since_its_weight_may_be_the_head():
     assert resolve_plan(Net(has_head=False)) == ParallelPlan(units=("blocks.0", "blocks.1"), tail=("norm",))
 
 

@@ -39,7 +39,7 @@ def test_kwargs_are_what_differs_from_the_defaults_of_torch_compile():
     assert plugin.to_dict()["use_regional_compilation"] is True
 
 
-def test_kwargs_have_what_variables_say(monkeypatch):
+def test_kwargs_have_what_variables_specify(monkeypatch):
     assert TorchDynamoPlugin().to_kwargs() == {}
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "reduce-overhead")

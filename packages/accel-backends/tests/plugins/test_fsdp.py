@@ -152,7 +152,7 @@ class TestSharding:
         assert plugin(2, reshard_after_forward=given).reshard_after_forward is expected
 
     @pytest.mark.parametrize(("given", "expected"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False)])
-    def test_version_2_takes_the_strategies_that_say_the_same(self, given, expected):
+    def test_version_2_takes_the_strategies_that_specify_the_same(self, given, expected):
         made = plugin(2, sharding_strategy=given)
         assert (made.reshard_after_forward, made.sharding_strategy) == (expected, None)
 
@@ -185,7 +185,7 @@ class TestSharding:
         (1, "HYBRID_SHARD_ZERO2", MeshLayout(dp_replicate=2, dp_shard=4)),
     ],
 )
-def test_copies_are_cut_over_all_ranks_or_those_of_a_machine(version, strategy, expected):
+def test_copies_are_sharded_over_all_ranks_or_those_of_a_machine(version, strategy, expected):
     two_machines_of_four = Topology(rank=5, world_size=8, local_rank=1, local_world_size=4)
     assert plugin(version, sharding_strategy=strategy).default_layout(two_machines_of_four) == expected
 
@@ -266,7 +266,7 @@ class TestPrecision:
             param_dtype=torch.float16, reduce_dtype=torch.float32, buffer_dtype=torch.float16
         )
 
-    def test_gradients_are_reduced_in_what_is_asked_for(self):
+    def test_gradients_are_reduced_in_what_is_requested(self):
         made = plugin(2, mixed_precision_policy="bf16", reduce_dtype="bf16")
         assert made.mixed_precision_policy.reduce_dtype is torch.bfloat16
         later = plugin(2, reduce_dtype=torch.float16)
@@ -315,7 +315,7 @@ class TestUnits:
         assert made.wrap_policy_name == "TRANSFORMER_BASED_WRAP"
         assert plugin(2, auto_wrap_policy="SIZE_BASED_WRAP").auto_wrap_policy is size_based_auto_wrap_policy
 
-    def test_no_policy_and_the_wish_for_none_can_be_told_apart(self):
+    def test_no_policy_and_the_wish_for_none_can_be_distinguished(self):
         assert plugin(2).wrap_policy_name is None
         chosen = plugin(2, auto_wrap_policy="no_wrap")
         assert (chosen.auto_wrap_policy, chosen.wrap_policy_name) == (None, "NO_WRAP")
@@ -429,7 +429,7 @@ class TestVersions:
             plugin(1)
         assert plugin(2).activation_checkpointing_offload is True
 
-    def test_what_version_2_ignores_is_told_once_and_together(self, variables):
+    def test_what_version_2_ignores_is_reported_once_and_together(self, variables):
         variables(backward_prefetch="BACKWARD_PRE")
         with pytest.warns(UserWarning, match="`backward_prefetch`, `forward_prefetch` are ignored") as told:
             made = plugin(2, forward_prefetch=True)
@@ -441,7 +441,7 @@ class TestVersions:
             warnings.simplefilter("error")
             plugin(2, use_orig_params=True, sync_module_states=True, backward_prefetch="no_prefetch")
 
-    def test_parameters_that_version_2_cannot_hide_are_told(self):
+    def test_parameters_that_version_2_cannot_hide_are_reported(self):
         with pytest.warns(UserWarning, match="`use_orig_params` is ignored"):
             plugin(2, use_orig_params=False)
 
@@ -456,7 +456,7 @@ class TestVersions:
             plugin(2, num_forward_prefetch=-1)
 
 
-# What the launcher of Accelerate 1.15 sets where nobody asked for anything but FSDP.
+# What the launcher of Accelerate 1.15 sets where nobody requested anything but FSDP.
 SET_FOR_NOBODY = {
     "activation_checkpointing": "false",
     "activation_checkpointing_offload": "false",
@@ -473,7 +473,7 @@ SET_FOR_NOBODY = {
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_the_launcher_of_accelerate_sets_for_nobody_is_no_reason_to_complain(variables, version):
+def test_what_the_launcher_of_accelerate_sets_without_effect_is_no_reason_to_complain(variables, version):
     variables(**SET_FOR_NOBODY, version=str(version))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -488,7 +488,7 @@ class TestLoading:
         assert made.sync_module_states is True
         assert made.param_init_fn is allocate
 
-    def test_the_contradiction_is_told(self):
+    def test_the_contradiction_is_reported(self):
         with pytest.warns(UserWarning, match="`sync_module_states=False` has no effect"):
             made = plugin(1, cpu_ram_efficient_loading=True, sync_module_states=False)
         assert made.sync_module_states is True

@@ -64,7 +64,7 @@ def test_a_layout_that_contradicts_the_plugin_is_refused():
         MegatronLMPlugin(expert_model_parallel_size=3).settle_layout(MeshLayout(dp_shard=4))
 
 
-def test_a_layout_says_what_the_plugin_does_not():
+def test_a_layout_names_what_the_plugin_does_not():
     plugin = MegatronLMPlugin(num_micro_batches=3)
     plugin.settle_layout(MeshLayout(dp_shard=2, tp=4))
     plugin.micro_batch_size = 5

@@ -40,7 +40,7 @@ def test_the_documented_models_have_parsers():
     assert set(MODEL_CONFIGS_TO_MEGATRON_PARSERS) >= {"megatron-bert", "gpt2", "t5", "llama", "glm4_moe"}
 
 
-def test_a_model_that_nobody_parses_is_refused():
+def test_a_model_that_no_parser_reads_is_refused():
     with pytest.raises(ConfigError, match="`opt`"):
         MegatronLMPlugin().set_network_size_args(model_of(model_type="opt"))
     with pytest.raises(ConfigError, match="no `config.model_type`"):

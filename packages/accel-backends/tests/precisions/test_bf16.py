@@ -17,7 +17,7 @@ def test_bf16_needs_no_scaler():
     assert precision.scale(loss) is loss
 
 
-def test_autocast_casts_as_the_run_says_and_as_a_handler_says():
+def test_autocast_casts_as_the_run_specifies_and_as_a_handler_specifies():
     precision = select_precision("bf16", device_backend=CPU)
     layer = nn.Linear(2, 2)
     with precision.autocast():

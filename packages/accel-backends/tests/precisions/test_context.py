@@ -16,12 +16,12 @@ def state(fresh_state):
     return AcceleratorState(mixed_precision="bf16", cpu=True, _from_accelerator=True)
 
 
-def test_the_context_casts_as_the_state_says(state):
+def test_the_context_casts_as_the_state_specifies(state):
     with get_mixed_precision_context_manager(native_amp=True):
         assert product_dtype() is torch.bfloat16
 
 
-def test_the_context_casts_as_the_handler_says(state):
+def test_the_context_casts_as_the_handler_specifies(state):
     with get_mixed_precision_context_manager(True, AutocastKwargs(enabled=False)):
         assert product_dtype() is torch.float32
 

@@ -164,7 +164,7 @@ def test_the_original_forward_comes_back(wrapped):
     assert wrapped.seen == [torch.float32]
 
 
-def test_a_forward_that_somebody_replaced_comes_back_as_it_was():
+def test_a_forward_that_was_replaced_comes_back_as_it_was():
     model = Net()
     replaced = functools.partial(Net.forward, model, scale=2.0)
     model.forward = replaced

@@ -34,7 +34,7 @@ def test_gradients_have_their_true_size_when_the_optimizer_steps(weight):
     assert weight.tolist() == [0.5, 0.5]
 
 
-def test_unscaling_happens_once_however_often_it_is_asked_for(weight):
+def test_unscaling_happens_once_however_often_it_is_requested(weight):
     precision = fp16(init_scale=8.0)
     optimizer = AcceleratedOptimizer(torch.optim.SGD([weight], lr=0.5), scaler=precision.scaler)
     for _ in range(2):

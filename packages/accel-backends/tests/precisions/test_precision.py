@@ -77,7 +77,7 @@ def test_fp16_on_the_cpu_is_refused_unless_it_is_to_be_tried_out(monkeypatch):
         ("bf16", AORecipeKwargs()),
     ],
 )
-def test_a_handler_without_effect_is_told(name, handler):
+def test_a_handler_without_effect_is_reported(name, handler):
     with pytest.warns(UserWarning, match=f"`{type(handler).__name__}` has no effect.*{name}"):
         select_precision(name, device_backend=CPU, handlers=collect([handler]))
 

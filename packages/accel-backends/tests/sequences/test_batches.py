@@ -55,7 +55,7 @@ def test_batches_without_tokens_are_refused(batch, told):
         whole_batch(batch)
 
 
-def test_lengths_that_cannot_be_cut_are_refused_with_what_would_do():
+def test_lengths_that_cannot_be_split_are_refused_with_what_would_do():
     told = r"Sequences of 6 tokens cannot be shared by 2 ranks \(`cp_size`\). Pad them to a multiple of 4"
     with pytest.raises(ConfigError, match=told):
         check_length(6, SequenceCut(2, 0, is_balanced=True), setting="cp_size")

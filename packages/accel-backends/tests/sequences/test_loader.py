@@ -26,7 +26,7 @@ def test_a_loader_of_parts_is_else_the_loader_itself():
     assert (len(part), part.dataset, part.batch_size) == (2, loader.dataset, 1)
 
 
-def test_sequences_that_cannot_be_cut_are_padded_and_that_is_told_once_or_refused():
+def test_sequences_that_cannot_be_split_are_padded_and_that_is_reported_once_or_refused():
     used = []
 
     @contextmanager

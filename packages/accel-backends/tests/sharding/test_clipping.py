@@ -1,4 +1,4 @@
-"""The norm of gradients on any meshes, and of plain ones beside them."""
+"""The norm of gradients on any meshes, and of plain ones next to them."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_without_gradients_the_norm_is_zero_and_nothing_is_clipped():
     assert clip_gradients([nn.Parameter(torch.ones(2))], 1.0, 2, device=CPU) == 0.0
 
 
-def test_a_norm_that_is_not_finite_is_told():
+def test_a_norm_that_is_not_finite_is_reported():
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.tensor([1.0, math.nan])
     assert clip_gradients([parameter], 1.0, 2, device=CPU).isnan()

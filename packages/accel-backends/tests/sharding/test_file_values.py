@@ -136,7 +136,7 @@ def test_master_weights_get_the_precision_of_the_files(world, save):
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())
 
 
-def test_ignored_modules_are_read_whole_and_shards_may_be_kept_on_the_cpu(world, save):
+def test_ignored_modules_are_read_unsharded_and_shards_may_be_kept_on_the_cpu(world, save):
     expected = make_model("odd")
     for values, _ in world(2).run(load, "odd", save("odd"), ignored="first", offload=True):
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())
@@ -236,6 +236,6 @@ def unused(files):
     return said
 
 
-def test_files_that_nothing_needs_are_told(world, save):
+def test_files_that_nothing_needs_are_reported(world, save):
     (said,), _ = world(2).run(unused, save("odd"))
     assert "`load_weights_from` has no effect on the Odd: rank 0 has all its values" in said

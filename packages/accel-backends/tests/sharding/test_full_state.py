@@ -68,7 +68,7 @@ def device_of_gathering():
     """Return where an offloaded tensor is gathered over a mesh of other devices."""
     mesh = init_device_mesh("cpu", (2,))
     offloaded = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-    mesh._device_type = "meta"  # stands for an accelerator, whose backend cannot send memory of the CPU
+    mesh._device_type = "meta"  # stands for an accelerator, whose backend cannot send CPU memory
     devices = []
 
     def record(tensor):

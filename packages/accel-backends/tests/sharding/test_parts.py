@@ -67,7 +67,7 @@ FSDP_AND_TP = [
     ((12, 3), [_StridedShard(0, split_factor=2), _StridedShard(0, split_factor=3)],
      [[0, 1, 4], [2, 3, 6], [5, 8, 9], [7, 10, 11]]),
 ]  # fmt: skip
-"""The second axis cuts first, block by block where its stride says so; the first cuts what is left."""
+"""The second axis cuts first, block by block where its stride states it; the first cuts what is left."""
 
 
 def parts_and_whole(shape, placements, kept):
@@ -84,6 +84,6 @@ def parts_and_whole(shape, placements, kept):
 
 
 @pytest.mark.parametrize(("shape", "placements", "kept"), FSDP_AND_TP)
-def test_what_two_axes_cut_along_one_dimension_is_put_together_again(world, shape, placements, kept):
+def test_what_two_axes_shard_along_one_dimension_is_joined_again(world, shape, placements, kept):
     for found in world(4).run(parts_and_whole, shape, placements, kept):
         assert found.equal(whole(shape))

@@ -37,7 +37,7 @@ def test_a_parameter_that_was_replaced_twice_leads_to_the_last():
     assert replaced.newest(third) is third
 
 
-def test_parameters_that_nobody_keeps_are_forgotten():
+def test_parameters_without_references_are_forgotten():
     replaced, new = ReplacedParameters(), nn.Parameter(torch.ones(1))
     old = nn.Parameter(torch.ones(1))
     replaced.record(old, new)
@@ -48,7 +48,7 @@ def test_parameters_that_nobody_keeps_are_forgotten():
     assert list(replaced) == []
 
 
-def test_a_model_that_is_gone_is_told():
+def test_a_model_that_is_gone_is_reported():
     old, replaced = nn.Parameter(torch.ones(3)), ReplacedParameters()
     replaced.record(old, nn.Parameter(torch.ones(3)))
     gc.collect()
@@ -84,7 +84,7 @@ def states_of_a_shard():
     return isinstance(placed, DTensor), placed.to_local()
 
 
-def test_state_of_the_shape_of_its_parameter_is_cut_like_it(world):
+def test_state_of_the_shape_of_its_parameter_is_sharded_like_it(world):
     (is_first, first), (is_second, second) = world(2).run(states_of_a_shard)
     assert is_first
     assert is_second

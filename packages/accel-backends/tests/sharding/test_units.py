@@ -69,7 +69,7 @@ def test_every_tensor_belongs_to_one_group():
     assert set(names[-1]) == {"scale", "mix", "offset", "count"}
 
 
-def test_modules_kept_in_fp32_are_groups_of_their_own():
+def test_modules_kept_in_fp32_are_separate_groups():
     groups = shard_groups(make_model("odd"), units=["blocks.0"], fp32=["blocks.0.norm"])
     assert groups[0] == ShardGroup(("blocks.0.norm",), keeps_fp32=True)
     assert not groups[1].keeps_fp32
@@ -88,7 +88,7 @@ def test_a_unit_that_cannot_be_gathered_is_refused(unit, message):
         shard_groups(make_model("odd"), units=[unit])
 
 
-def test_scalars_and_ignored_modules_stay_whole():
+def test_scalars_and_ignored_modules_stay_unsharded():
     model = make_model("buffered")
     assert whole_parameters(model, None) == ["scale"]
     assert whole_parameters(model, r"blocks\.0\.norm") == [

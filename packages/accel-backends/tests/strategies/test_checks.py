@@ -25,7 +25,7 @@ def test_parameters_of_no_model_are_found_by_place_and_shape():
     ]
 
 
-def test_a_long_list_is_cut_short():
+def test_a_long_list_is_shortened():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1)) for _ in range(5)], lr=0.1)
     with pytest.raises(
         ConfigError, match=r"5 of the 5 .* and 2 more\. Their gradients would not be averaged"

@@ -78,7 +78,7 @@ def test_the_track_knows_when_torch_averages(world):
 
 
 class Named(nn.Module):
-    """Has a method of its own, and a layer that no loss depends on."""
+    """Has a separate method, and a layer that no loss depends on."""
 
     def __init__(self):
         super().__init__()

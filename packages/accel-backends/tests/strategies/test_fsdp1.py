@@ -35,7 +35,7 @@ FLAT = pytest.mark.parametrize("use_orig_params", [False, True])
 def strategy_for(engine="flat", *, dynamo=None, **settings):
     fields = ENGINES[engine]
     plugin = None if fields is None else FullyShardedDataParallelPlugin(**fields, **settings)
-    AcceleratorState(cpu=True, fsdp_plugin=plugin)  # arranges the ranks as the plugin says
+    AcceleratorState(cpu=True, fsdp_plugin=plugin)  # arranges the ranks as the plugin specifies
     runtime = current_runtime()
     precision = select_precision("no", device_backend=runtime.device_backend)
     strategy = select_strategy(topology=runtime.topology, plugin=plugin)
@@ -74,14 +74,14 @@ def train(strategy, model, optimizer, steps):
 
 
 def states_of(strategy, model, optimizer):
-    """Return the states of both with whole tensors. All ranks call it."""
+    """Return the states of both with full tensors. All ranks call it."""
     model, optimizer = unwrapped(strategy, model, optimizer)
     weights, moments = strategy.model_state(model), strategy.local_optimizer_state(optimizer)
     return weights, torch.utils._pytree.tree_map_only(DTensor, DTensor.full_tensor, moments)
 
 
 def go_on_from(engine, states, step, kind, make_optimizer):
-    """Load states into fresh objects, tell what is in them now, and what after another step."""
+    """Load states into fresh objects, return what is in them now, and what after another step."""
     strategy = strategy_for(engine)
     model = make_model(kind, seed=11)
     model, optimizer = prepare(strategy, model, make_optimizer(model))

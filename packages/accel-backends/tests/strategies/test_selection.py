@@ -19,7 +19,7 @@ class Plugin:
     strategy: ClassVar[str] = "single"
 
 
-def test_the_number_of_processes_decides_where_nobody_does():
+def test_the_number_of_processes_decides_by_default():
     assert type(select_strategy(topology=ONE)) is SingleStrategy
     assert type(select_strategy(topology=TWO)) is DDPStrategy
 

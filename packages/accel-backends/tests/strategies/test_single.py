@@ -91,7 +91,7 @@ def test_a_scheduler_of_an_unknown_optimizer_follows_those_prepared_with_it(runt
     assert prepared.schedulers[0].optimizers == prepared.optimizers
 
 
-def test_schedulers_are_set_up_as_the_run_says(runtime):
+def test_schedulers_are_set_up_as_the_run_specifies(runtime):
     settings = SchedulerSettings(step_with_optimizer=False, split_batches=True, unit="optimizer_step")
     scheduler = strategy_for(runtime, scheduling=settings).prepare_scheduler(parts()[2])
     assert isinstance(scheduler, AcceleratedScheduler)

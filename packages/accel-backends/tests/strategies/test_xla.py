@@ -109,7 +109,7 @@ def train(body):
         rank, gradient = current_runtime().topology.rank, strategy.context.gradient
         made, made_optimizer = make(
             rank
-        )  # the processes begin with different weights, and go on with those of rank 0
+        )  # the processes begin with different weights, and continue with those of rank 0
         prepared = strategy.prepare(Bundle(models=[made], optimizers=[made_optimizer]))
         model, optimizer = prepared.models[0], prepared.optimizers[0]
         seen, synced = [], []
@@ -211,7 +211,7 @@ def test_gradients_of_a_closure_are_averaged_too(world):
         torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-12)
 
 
-def test_the_device_decides_where_nobody_does():
+def test_the_device_decides_by_default():
     two = Topology(rank=0, world_size=2)
     assert type(select_strategy(topology=two, vendor=find_vendor("xla"))) is XlaStrategy
     assert type(select_strategy(topology=Topology(), vendor=find_vendor("xla"))) is XlaStrategy
@@ -223,7 +223,7 @@ def test_other_strategies_are_refused_on_xla_devices(name):
         select_strategy(name, topology=Topology(), vendor=find_vendor("xla"))
 
 
-def test_a_strategy_of_somebody_else_for_these_devices_is_accepted():
+def test_a_strategy_of_another_package_for_these_devices_is_accepted():
     class Mine(XlaStrategy):
         name = "mine"
 
@@ -328,5 +328,5 @@ def test_floats_that_would_be_stored_otherwise_are_refused(one_process):
         XlaStrategy().setup(StrategyContext(runtime, precision))
 
 
-def test_the_state_tells_whether_gradients_are_averaged():
+def test_the_state_reports_whether_gradients_are_averaged():
     assert GradientState().is_xla_gradients_synced is False

@@ -46,14 +46,14 @@ def test_torchs_own_compiler_is_refused_where_it_generates_no_code(device, way_o
         check_compiler(TorchDynamoPlugin(backend=name), find_vendor(vendor))
 
 
-def test_a_model_is_compiled_as_the_plugin_says():
+def test_a_model_is_compiled_as_the_plugin_specifies():
     compiled = compile_model(nn.Sequential(nn.Linear(2, 2)), TorchDynamoPlugin(backend="eager"))
     assert is_compiled_module(compiled)
     assert list(compiled.state_dict()) == ["0.weight", "0.bias"]
     assert compiled(torch.ones(1, 2)).shape == (1, 2)
 
 
-def test_regions_are_compiled_if_the_plugin_says_so():
+def test_regions_are_compiled_if_the_plugin_requests_it():
     plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
     assert has_compiled_regions(compile_model(blocks(), plugin))
     assert is_compiled_module(compile_model(blocks(), TorchDynamoPlugin(backend="eager")))
@@ -123,7 +123,7 @@ print("same gradients")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_inductor_trains_a_regional_model(tmp_path):
-    """In a process of its own: the compiler starts workers that outlive the test."""
+    """In a separate process: the compiler starts workers that outlive the test."""
     script = tmp_path / "regional.py"
     script.write_text(INDUCTOR_SCRIPT)
     # Its own cache: what another installation of torch has left in the common one may not fit this one. No vector

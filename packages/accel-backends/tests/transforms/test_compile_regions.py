@@ -105,7 +105,7 @@ def test_training_mode_reaches_all_parts(model):
     assert not any(part.training for part in compiled.modules())
 
 
-def test_compiled_regions_are_told_from_a_whole_compilation(model):
+def test_compiled_regions_are_distinguished_from_a_whole_compilation(model):
     assert has_compiled_regions(compile_regions(model, backend="eager"))
     assert not has_compiled_regions(model)
     assert not has_compiled_regions(torch.compile(model, backend="eager"))

@@ -10,7 +10,7 @@ class Model(torch.nn.Module):
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
 
 
-def test_each_block_and_what_lies_beside_them_is_compiled_in_place():
+def test_each_block_and_what_lies_next_to_them_is_compiled_in_place():
     model = Model()
     before = list(model.modules())
     compile_regions_deepspeed(model, backend="eager")

@@ -61,7 +61,7 @@ def test_both_kinds_of_keys_are_loaded(model, prefix, depth):
         assert torch.equal(value, expected[key])
 
 
-def test_what_is_missing_or_too_much_is_still_told(model):
+def test_what_is_missing_or_too_much_is_still_reported(model):
     compiled = compile_module(model, backend="eager")
     result = compiled.load_state_dict({"0.weight": model[0].weight, "stranger": torch.ones(1)}, strict=False)
     # BatchNorm makes up for a missing num_batches_tracked itself.

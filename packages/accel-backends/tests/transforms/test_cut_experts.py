@@ -34,7 +34,7 @@ def cut(is_named):
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_outputs_and_gradients_of_inputs_are_those_of_whole_experts_on_every_rank(world, is_named):
+def test_outputs_and_gradients_of_inputs_are_those_of_full_experts_on_every_rank(world, is_named):
     first, second = world(2).run(cut, is_named)
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)

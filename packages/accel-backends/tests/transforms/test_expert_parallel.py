@@ -1,4 +1,4 @@
-"""Which experts are spread over ranks, and what is refused; that they train right is tested with the Accelerator."""
+"""Which experts are distributed, and what is refused; that they train right is tested with the Accelerator."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ def attention(*, num_heads, num_groups):
         (8, 4, 16, False),
     ],
 )
-def test_keys_are_copied_where_ranks_have_queries_but_no_head_of_their_own(
+def test_keys_are_copied_where_ranks_have_queries_but_no_separate_head(
     num_heads, num_groups, num_ranks, is_copied
 ):
     module = attention(num_heads=num_heads, num_groups=num_groups)
@@ -41,7 +41,7 @@ def test_keys_are_copied_where_ranks_have_queries_but_no_head_of_their_own(
     assert module.num_key_value_groups == num_groups
 
 
-def test_a_plan_tells_that_each_rank_holds_all_of_what_is_copied():
+def test_a_plan_reports_that_each_rank_holds_all_of_what_is_copied():
     model = make_model("shared-grouped")
     planned = plan_memory(model, resolve_plan(model), num_shards=1, num_sharing=4)
     shapes = {one.name: one.shard_shape(0, 1) for unit in planned.units for one in unit.parameters}

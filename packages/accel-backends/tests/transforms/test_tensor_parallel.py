@@ -33,7 +33,7 @@ def refusals():
     return found
 
 
-def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_cut(world):
+def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_sharded(world):
     for found in world(2).run(refusals):
         nothing, unknown, parameter, two, idle = found
         assert "The Shared has no plan by which 2 ranks (`tp_size`) could share its layers" in nothing
@@ -69,7 +69,7 @@ def _sizes(model: nn.Module):
 NORM = {"norm.weight": (12,), "norm.bias": (12,)}
 
 
-def test_layers_that_share_a_weight_are_cut_alike_and_share_it_still(world):
+def test_layers_that_share_a_weight_are_sharded_alike_and_share_it_still(world):
     assert world(2).run(cut) == [
         (True, False, {"embed.weight": (10, 12)} | NORM),
         (True, False, {"embed.weight": (9, 12)} | NORM),
@@ -85,7 +85,7 @@ def draws():
     return torch.rand(3).tolist(), random.random()
 
 
-def test_ranks_that_share_layers_draw_the_same_random_numbers(world):
+def test_tp_ranks_draw_the_same_random_numbers(world):
     first, second, third, fourth = world(4).run(draws)
     assert first == second
     assert third == fourth

@@ -30,13 +30,13 @@ from accel_state.errors import ConfigError
         ("embedding_rowwise", nn.LayerNorm(4), 2, "cuts `torch.nn.Embedding`, but is a `LayerNorm`"),
     ],
 )
-def test_a_layer_that_cannot_be_cut_is_refused_with_what_would_work(style, layer, num_ranks, part):
+def test_a_layer_that_cannot_be_sharded_is_refused_with_what_would_work(style, layer, num_ranks, part):
     with pytest.raises(ConfigError, match=f"`blocks.0.up` has the style `{style}`.*{part}"):
         STYLES[style].check(style, "blocks.0.up", layer, num_ranks=num_ranks)
 
 
 @pytest.mark.parametrize("style", ["colwise_gather_output", "rowwise_split_input"])
-def test_some_styles_cut_any_size(style):
+def test_some_styles_shard_any_size(style):
     STYLES[style].check(style, "head", nn.Linear(33, 33), num_ranks=2)
 
 

@@ -54,7 +54,7 @@ def test_the_table_is_the_documented_one(model_file, capsys):
     ]
 
 
-def test_json_tells_bytes(model_file, capsys):
+def test_json_reports_bytes(model_file, capsys):
     run("own_net:Net", "--json", "--strategy", "zero3", "--num_processes", "4", "--batch_size", "2")
     answer = json.loads(capsys.readouterr().out)
     total = (1000 * 64 + 64 * 64 + 64) * 4
@@ -66,7 +66,7 @@ def test_json_tells_bytes(model_file, capsys):
     assert answer["running"] == {"batch_size": 2, "sequence_length": 512, "kv_cache": {}}
 
 
-def test_text_tells_the_same(model_file, capsys):
+def test_text_reports_the_same(model_file, capsys):
     run("own_net:Net", "--strategy", "offload", "--batch_size", "1", "--sequence_length", "16")
     out = capsys.readouterr().out
     assert "Each of 1 with offload, float32, Adam: parameters 266.25 KiB" in out

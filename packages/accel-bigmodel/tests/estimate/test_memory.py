@@ -126,7 +126,7 @@ def test_a_config_from_which_no_model_can_be_made_is_refused(tmp_path, content, 
         create_empty_model(str(tmp_path))
 
 
-def test_a_library_that_is_missing_or_broken_is_told(monkeypatch, tmp_path):
+def test_a_library_that_is_missing_or_broken_is_reported(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(NotAvailableError, match=r"`transformers`, which is not installed.*module:factory"):
         create_empty_model(str(tmp_path))
@@ -166,7 +166,7 @@ def client(monkeypatch):
     return found
 
 
-def test_what_is_on_the_hub_is_told(client):
+def test_what_is_on_the_hub_is_reported(client):
     client.answer = "transformers"
     assert vars(verify_on_hub("a/b", token="t")) == {
         "id": "a/b",
@@ -190,7 +190,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error_with_the_way_out(client, kind)
         verify_on_hub("a/b")
 
 
-def test_without_its_client_the_way_out_is_told(monkeypatch):
+def test_without_its_client_the_way_out_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(NotAvailableError, match="pip install huggingface_hub"):
         verify_on_hub("a/b")

@@ -109,7 +109,7 @@ def test_a_preloaded_class_is_brought_at_once():
     model(torch.zeros(1, 3))
 
 
-def test_blocks_run_where_the_table_says():
+def test_blocks_run_where_the_table_specifies():
     model = net()
     attach_align_device_hook_on_blocks(
         model,

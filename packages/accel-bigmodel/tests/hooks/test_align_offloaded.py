@@ -1,4 +1,4 @@
-"""Offloaded models beside others: threads, folders, copies, other processes, the compiler."""
+"""Offloaded models next to others: threads, folders, copies, other processes, the compiler."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_parameters_stay_the_same_objects_where_nothing_moves():
 @pytest.mark.parametrize(
     "pickled", [pickle.dumps, functools.partial(torch.save, f=io.BytesIO()), ForkingPickler.dumps]
 )
-def test_pickling_says_what_to_do_instead(pickled):
+def test_pickling_explains_what_to_do_instead(pickled):
     model = cpu_offload(Net(), "cpu")
     with pytest.raises(StateError, match="cannot be pickled.*`save_model`"):
         pickled(model)

@@ -107,7 +107,7 @@ def test_a_copy_runs_its_own_forward_and_hook():
     assert not torch.equal(module(X), copied(X))
 
 
-def test_hooks_are_told_of_errors():
+def test_hooks_see_errors():
     hook = Add()
     module = add_hook_to_module(Double(), SequentialHook(hook, Add()))
     with pytest.raises(TypeError):

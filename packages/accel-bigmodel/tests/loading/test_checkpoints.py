@@ -225,7 +225,7 @@ def test_load_state_dict_reads_what_torch_save_wrote(tmp_path, saved, legacy):
     )
 
 
-def test_load_state_dict_puts_modules_where_the_map_says(tmp_path, saved):
+def test_load_state_dict_puts_modules_where_the_map_specifies(tmp_path, saved):
     (path,) = save_model(saved, tmp_path)
     loaded = load_state_dict(path, {"": "cpu", "body": "meta", "embed": "disk"})
     assert loaded["body.0.weight"].is_meta
@@ -257,7 +257,7 @@ def test_nothing_in_a_file_is_run(tmp_path):
 
 @pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.parametrize("keep", [0, 5, 0.5])
-def test_files_that_were_cut_short_are_refused_by_name(tmp_path, saved, safe, keep):
+def test_truncated_files_are_refused_by_name(tmp_path, saved, safe, keep):
     (path,) = save_model(saved, tmp_path, safe_serialization=safe)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep) if keep < 1 else keep])

@@ -68,7 +68,7 @@ def _load_sharded(folder: str, broadcast: bool, dtype: str | None, build=skeleto
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_each_process_gets_its_part_of_whole_tensors(tmp_path, world, broadcast):
+def test_each_process_gets_its_part_of_full_tensors(tmp_path, world, broadcast):
     save_model(net(), tmp_path, max_shard_size=100)
     assert world(2).run(_load_sharded, str(tmp_path), broadcast, None) == [content(net())] * 2
 
@@ -116,7 +116,7 @@ def _load_whole(folder: str) -> tuple[dict[str, list[float]], bool, bool]:
     return content(model), model.head.weight is model.embed.weight, model.body.weight.requires_grad
 
 
-def test_models_that_every_process_has_whole_are_sent_too_and_stay_tied(tmp_path, world):
+def test_models_that_every_process_has_in_full_are_sent_too_and_stay_tied(tmp_path, world):
     save_model(net(), tmp_path)
     assert world(2).run(_load_whole, str(tmp_path)) == [(content(net()), True, True)] * 2
 
@@ -146,10 +146,10 @@ def _map_and_broadcast(folder: str) -> None:
         load_checkpoint_in_model(skeleton(), folder, device_map={"": "cpu"}, broadcast_from_rank0=True)
 
 
-def test_a_map_has_no_say_there(tmp_path, world):
+def test_a_map_has_no_effect_there(tmp_path, world):
     world(2).run(_map_and_broadcast, str(tmp_path))
 
 
-def test_without_a_process_group_there_is_nobody_to_send_to(tmp_path):
+def test_without_a_process_group_there_is_no_rank_to_send_to(tmp_path):
     with pytest.raises(StateError, match="needs a process group"):
         load_checkpoint_in_model(skeleton(), tmp_path, broadcast_from_rank0=True)

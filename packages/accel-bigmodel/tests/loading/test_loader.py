@@ -1,4 +1,4 @@
-"""Every dtype of a model, of a file and asked for, on every way into a model: what plain PyTorch gives."""
+"""Every dtype of a model, of a file and requested, on every way into a model: what plain PyTorch gives."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_with_no_common_name_is_refused():
         match({"a": ONE}, {"module.a": ONE}).raise_or_warn("file", strict=False)
 
 
-def test_long_lists_are_cut_and_counted():
+def test_long_lists_are_shortened_and_counted():
     found = match({f"n{i}": ONE for i in range(8)}, {f"m{i}": ONE for i in range(7)})
     with pytest.raises(CheckpointError, match=r"(?s)`n4` and 3 more.*`m4`.* and 2 more"):
         found.raise_or_warn("file", strict=True)

@@ -90,7 +90,7 @@ class Accelerator:
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """The CPU as an accelerator: bytes go through pinned buffers and a stream beside the computation."""
+    """The CPU as an accelerator: bytes go through pinned buffers and a stream next to the computation."""
     made = Accelerator()
     monkeypatch.setattr(reads, "copy_stream", lambda device: made.late)
     monkeypatch.setattr(reads, "_is_in_place", lambda tensor, stored: False)

@@ -70,7 +70,7 @@ def test_prefixes_are_left_out_by_the_caller():
     assert len(part) == 2
 
 
-def test_submodules_are_told_by_whole_names():
+def test_submodules_are_matched_by_full_names():
     state = {"a.x": 1, "ab.x": 2, "b": 3}
     assert extract_submodules_state_dict(state, ["a", "b"]) == {"a.x": 1, "b": 3}
     assert extract_submodules_state_dict(state, [""]) == state
@@ -237,7 +237,7 @@ def test_indices_grow(tmp_path):
     assert read_offload_index(tmp_path) == {"a": {}, "b": {}}
 
 
-def test_damage_is_told(tmp_path):
+def test_damage_is_reported(tmp_path):
     with pytest.raises(CheckpointError, match="no offloaded weights"):
         read_offload_index(tmp_path)
     (tmp_path / "w.dat").write_bytes(b"123")

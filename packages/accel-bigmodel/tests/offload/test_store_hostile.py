@@ -1,4 +1,4 @@
-"""Offload folders that others can write to: links are not followed, and a malformed index is an error that says so."""
+"""Offload folders that others can write to: links are not followed, and a malformed index is an error."""
 
 import json
 import os
@@ -27,7 +27,7 @@ PLANTS = {
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("name", ["w.dat.part", "index.json.part", "w.dat"])
-def test_what_somebody_planted_is_replaced_and_not_written_through(tmp_path, name, plant):
+def test_a_planted_link_is_replaced_and_not_written_through(tmp_path, name, plant):
     victims, folder = tmp_path / "victims", tmp_path / "offload"
     victims.mkdir()
     folder.mkdir()

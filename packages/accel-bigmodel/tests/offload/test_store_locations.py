@@ -77,7 +77,7 @@ WAYS = {
 
 @pytest.mark.filterwarnings("ignore:Tied parameters are on different devices")
 @pytest.mark.parametrize("way", WAYS)
-def test_tied_weights_that_are_away_stay_tied_for_whoever_saves_them(tmp_path, way):
+def test_tied_weights_that_are_away_stay_tied_for_the_process_that_saves_them(tmp_path, way):
     model = WAYS[way](tmp_path)
     with torch.no_grad():
         assert torch.equal(model(TOKENS), Tied()(TOKENS))

@@ -200,7 +200,7 @@ def test_a_model_stays_offloaded_when_it_is_moved_to_the_device_on_which_it_runs
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copy_and_its_original_have_weights_of_their_own(tmp_path, way):
+def test_a_copy_and_its_original_have_separate_weights(tmp_path, way):
     model = way(tmp_path)
     copied = copy.deepcopy(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -122,7 +122,7 @@ def test_a_first_layer_larger_than_the_first_device_is_passed_on_alone():
     assert infer_auto_device_map(model, limits) == {"0": 1, "1": 0, "2": 0}
 
 
-def test_a_layer_that_no_accelerator_can_run_is_told():
+def test_a_layer_that_no_accelerator_can_run_is_reported():
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(10, 10))
     with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` has 1\.95 KiB"):
         assert infer_auto_device_map(model, {0: 2000, "cpu": 10**6}) == {"0": "cpu", "1": 0}
@@ -136,7 +136,7 @@ def test_fallback_looks_for_parts_that_fit():
     assert found == {"module.linear1": "disk", "module.linear2": 0, "module.linear3": "disk"}
 
 
-def test_no_room_is_an_error_that_says_how_much_is_missing_where():
+def test_no_room_is_an_error_that_explains_how_much_is_missing_where():
     message = (
         r"100 bytes remain, starting with `linear2` \(100 bytes\)\. `cpu` has 64 bytes of 170 bytes in use; "
         r"`disk` has 72 bytes of 80 bytes in use"
@@ -147,13 +147,13 @@ def test_no_room_is_an_error_that_says_how_much_is_missing_where():
         infer_auto_device_map(Small(), {})
 
 
-def test_buffers_that_stay_behind_without_room_are_told():
+def test_buffers_that_stay_behind_without_room_are_reported():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(200, affine=False))
     with pytest.warns(UserWarning, match=r"Buffers of offloaded modules \(1\.57 KiB\) stay on device `0`"):
         infer_auto_device_map(model, {0: 1600, "cpu": 10**6})
 
 
-def test_verbose_tells_every_decision(caplog):
+def test_verbose_reports_every_decision(caplog):
     with caplog.at_level(logging.INFO):
         infer_auto_device_map(Small(), {0: 200, 1: 200}, verbose=True)
     assert "`linear1` (64 bytes) goes to `0`" in caplog.text
@@ -189,7 +189,7 @@ def test_a_device_that_nothing_fits_on_is_logged(caplog):
     assert "No part of the model fits on device `0` (100 bytes): insufficient memory." in caplog.text
 
 
-def test_buffers_of_offloaded_layers_need_room_beside_the_largest_of_them():
+def test_buffers_of_offloaded_layers_need_room_next_to_the_largest_of_them():
     layers = [nn.Linear(10, 10) for _ in range(2)]  # 440 bytes each
     for layer in layers:
         layer.register_buffer("scale", torch.zeros(5))  # 20 bytes

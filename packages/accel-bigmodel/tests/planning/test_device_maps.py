@@ -54,6 +54,6 @@ def test_parts_on_one_device_become_their_module():
     assert clean_device_map({"a.x": 0, "a.y": 0, "b.x": 1, "b.y": 1}, "b") == {"a.x": 0, "a.y": 0, "b": 1}
 
 
-def test_ties_over_several_devices_are_told():
+def test_ties_over_several_devices_are_reported():
     with pytest.warns(UserWarning, match="`block1.w` on `0`, `block2.w` on `1`"):
         check_tied_parameters_on_same_device([["block1.w", "block2.w"]], {"block1": 0, "block2": 1})

@@ -100,7 +100,7 @@ def test_the_largest_layers_are_leaves_or_classes_that_are_not_split():
     assert get_max_layer_size([], sizes, None) == (0, [])
 
 
-def test_parameters_beside_submodules_are_layers_of_their_own():
+def test_parameters_next_to_submodules_are_separate_layers():
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -56,7 +56,7 @@ def skeleton() -> Net:
         return Net().eval()
 
 
-def test_without_bitsandbytes_the_way_out_is_told(monkeypatch, original):
+def test_without_bitsandbytes_the_way_out_is_reported(monkeypatch, original):
     monkeypatch.setattr("accel_bigmodel.quantization.layers.is_bnb_available", lambda: False)
     with pytest.raises(NotAvailableError, match="pip install bitsandbytes"):
         load_and_quantize_model(original, BnbQuantizationConfig(load_in_8bit=True))

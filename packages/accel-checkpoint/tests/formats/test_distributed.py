@@ -99,7 +99,7 @@ def test_conjugate_views_are_read(tmp_path):
     assert torch.equal(saved.value(saved.entries["model.w"]), conjugate)
 
 
-def test_a_part_that_is_missing_or_cut_is_an_error(tmp_path):
+def test_a_part_that_is_missing_or_truncated_is_an_error(tmp_path):
     save_parts(tmp_path / "a", cuts=CUTS[:1])
     saved = DistributedState(saved_files(tmp_path / "a"), "state")
     with pytest.raises(CheckpointError, match=r"`model.w` in .* are incomplete: 15 of 35"):

@@ -1,4 +1,4 @@
-"""With a torch that a pickle can make run code, files of others are read only if asked for by name."""
+"""With a torch that a pickle can make run code, files of others are read only if requested by name."""
 
 import pytest
 import torch

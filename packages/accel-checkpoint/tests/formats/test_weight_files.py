@@ -35,7 +35,7 @@ def test_an_index_is_read_in_both_documented_forms(tmp_path):
         assert checkpoint_files(tmp_path) == checkpoint_files(tmp_path / "index.json") == expected
 
 
-def test_safetensors_come_before_bin_and_whole_files_before_indexes(tmp_path):
+def test_safetensors_come_before_bin_and_single_files_before_indexes(tmp_path):
     for whole in ("pytorch_model.bin", "model.safetensors"):
         stem, suffix = whole.split(".")
         shards = [f"{stem}-0000{number}-of-00002.{suffix}" for number in (1, 2)]

@@ -70,7 +70,7 @@ def test_pickles_are_refused(tmp_path):
         WeightRows(tmp_path)
 
 
-def test_a_file_that_was_cut_short_after_it_was_opened_is_an_error(path):
+def test_a_file_truncated_after_it_was_opened_is_an_error(path):
     rows = WeightRows(path)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 20)

@@ -73,7 +73,7 @@ def test_save_model_accepts_a_state_dict_with_parameters_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("safe", "stem", "end"), [(True, "model", "safetensors"), (False, "pytorch_model", "bin")]
 )
-def test_shards_hold_every_tensor_once_and_the_index_says_where(tmp_path, safe, stem, end):
+def test_shards_hold_every_tensor_once_and_the_index_names_where(tmp_path, safe, stem, end):
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])  # 256 and 32 bytes each
     written = save_model(model, tmp_path, max_shard_size=600, safe_serialization=safe)
     shards = [f"{stem}-0000{i}-of-00002.{end}" for i in (1, 2)]
@@ -90,7 +90,7 @@ def test_shards_hold_every_tensor_once_and_the_index_says_where(tmp_path, safe, 
     assert_same_state(found, model.state_dict())
 
 
-def test_a_tensor_larger_than_a_shard_gets_a_file_of_its_own(tmp_path):
+def test_a_tensor_larger_than_a_shard_gets_a_separate_file(tmp_path):
     state = {"a": torch.zeros(10), "big": torch.zeros(1000), "z": torch.zeros(10)}
     save_model(state, tmp_path, max_shard_size="100B")
     assert [set(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))] == [
@@ -307,7 +307,7 @@ def test_until_the_new_index_is_there_an_old_one_never_names_new_files(tmp_path,
         assert not any(tensor.any() for tensor in state.values())
 
 
-def test_bin_beside_older_safetensors_is_said_aloud(tmp_path):
+def test_bin_next_to_older_safetensors_is_reported(tmp_path):
     save_model({"a": torch.ones(1)}, tmp_path)
     with pytest.warns(UserWarning, match="which readers prefer to the new `pytorch_model.bin`"):
         save_model({"a": torch.zeros(1)}, tmp_path, safe_serialization=False)

@@ -50,7 +50,7 @@ def test_a_pin_that_is_taken_back_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf")])
-def test_a_checkpoint_without_a_finite_metric_is_none_of_the_best_and_says_so(tmp_path, loss):
+def test_a_checkpoint_without_a_finite_metric_is_none_of_the_best_and_reported(tmp_path, loss):
     retention = Retention(newest=1, best=1, metric="loss")
     with pytest.warns(UserWarning, match="no finite value of `loss`"):
         assert left_after(tmp_path, retention, losses=[3.0, loss, 4.0]) == [0, 2]
@@ -85,7 +85,7 @@ def test_settings_without_sense_are_refused(settings, match):
         Retention(**settings)
 
 
-def test_nothing_is_said_about_the_best_without_such_a_rule(tmp_path):
+def test_nothing_is_reported_about_the_best_without_such_a_rule(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert left_after(tmp_path, Retention(newest=1), losses=[None, None]) == [1]

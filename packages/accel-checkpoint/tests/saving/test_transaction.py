@@ -213,7 +213,7 @@ def test_the_error_names_every_reason():
     assert "rank 1: OSError: full; rank 2: KeyError: 'x'" in error_in(reports)
 
 
-def test_an_error_after_the_commit_says_that_the_checkpoint_is_saved():
+def test_an_error_after_the_commit_reports_that_the_checkpoint_is_saved():
     reports = [Report("a", 0, 0, error="KeyboardInterrupt", is_saved=True), Report("a", 0, 0)]
     assert "`a` is saved, but a later step failed (rank 0: Keyboard" in error_in(reports)
 

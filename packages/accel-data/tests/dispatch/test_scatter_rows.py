@@ -43,7 +43,7 @@ def test_rows_are_taken_from_tensors_and_lists_alike() -> None:
     assert part["pair"].left.shape == (2, 2)
 
 
-def test_columns_of_texts_are_cut_row_by_row() -> None:
+def test_columns_of_texts_are_split_row_by_row() -> None:
     assert take_rows([("a", "b"), ("c", "d")], 1, 2) == [("b",), ("d",)]
 
 

@@ -63,7 +63,7 @@ def change_a_piece() -> Any:
     return None
 
 
-def test_pieces_have_memory_of_their_own(world: Callable[[int], Any]) -> None:
+def test_pieces_have_separate_memory(world: Callable[[int], Any]) -> None:
     assert world(2).run(change_a_piece) == [None, [1, 1, 1]]
 
 

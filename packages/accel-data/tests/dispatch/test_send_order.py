@@ -80,7 +80,7 @@ def test_an_error_comes_when_its_step_would_have(size: int) -> None:
     ("fails", "expected"),
     [(False, ["announce end"]), (True, ["announce KeyError: 'the disk is full'", "raise"])],
 )
-def test_without_any_step_the_others_are_told_why(fails: bool, expected: list[str]) -> None:
+def test_without_any_step_the_others_learn_why(fails: bool, expected: list[str]) -> None:
     assert run(0, fails=fails) == expected
 
 

@@ -114,7 +114,7 @@ def dispatch_with_a_slice_function() -> list[list[int]]:
     return [batch.tolist() for batch in prepared]
 
 
-def test_a_slice_function_cuts_each_ranks_part(world: Callable[[int], Any]) -> None:
+def test_a_slice_function_returns_each_ranks_part(world: Callable[[int], Any]) -> None:
     assert world(2).run(dispatch_with_a_slice_function) == [[[0, 10], [40, 50]], [[21, 31], [61, 71]]]
 
 
@@ -178,7 +178,7 @@ def test_batches_whose_rows_are_not_samples_are_handed_on_whole(world: Callable[
     assert second == [([2, 2, 3, 3], (4, 4)), ([4, 4], (2, 0))]
 
 
-def test_a_batch_without_rows_cannot_be_cut() -> None:
+def test_a_batch_without_rows_cannot_be_split() -> None:
     loader = DataLoader([1, 2, 3, 4], batch_size=2, collate_fn=lambda samples: 7.0)
     prepared = prepare_data_loader(
         loader, num_processes=2, process_index=0, dispatch_batches=True, split_batches=True

@@ -13,7 +13,7 @@ from accel_data import prepare_data_loader
 from accel_data.loaders.placement import by_side_stream, placed
 
 
-def test_batches_are_copied_when_they_are_asked_for() -> None:
+def test_batches_are_copied_when_they_are_requested() -> None:
     meta = torch.device("meta")
     moved: Any
     ((moved, _),) = placed(iter([({"x": torch.zeros(2)}, None)]), meta, non_blocking=False, is_pinned=False)

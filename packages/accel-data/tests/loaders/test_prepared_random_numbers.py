@@ -59,7 +59,7 @@ class Stream(IterableDataset):
         return iter(range(12))
 
 
-def test_a_dispatched_stream_that_is_gone_on_with_draws_what_the_unbroken_one_drew():
+def test_a_dispatched_stream_that_is_resumed_draws_what_the_unbroken_one_drew():
     def stream():
         return prepare_data_loader(DataLoader(Stream(), batch_size=2))
 

@@ -72,7 +72,7 @@ def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
     return clone_loader(loader, batch_sampler=shard), shard
 
 
-def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None:
+def test_passes_start_at_their_position_and_share_persistent_workers() -> None:
     loader, shard = sharded(num_workers=1, persistent_workers=True)
     reader = Reader(source_of(loader))
     workers = []

@@ -20,7 +20,7 @@ def rest(one):
     return [batch.tolist() for batch in one]
 
 
-def test_a_pass_under_way_goes_on():
+def test_a_pass_under_way_continues():
     first = loader()
     begun = iter(first)
     next(begun)
@@ -39,7 +39,7 @@ def test_the_position_that_torchdata_wrote_is_gone_to(content):
     assert len(rest(one)) == 5
 
 
-def test_a_pass_that_torchdata_had_finished_is_not_gone_on_with():
+def test_a_pass_that_torchdata_had_finished_is_not_resumed():
     one = loader()
     load_into(
         one, {**WITHOUT_WORKERS, "_iterator_finished": True}, position=True, file_name="dl_state_dict.bin"
@@ -59,7 +59,7 @@ def test_torchdata_finds_its_numbers(is_under_way, num_batches):
 
 
 @pytest.mark.parametrize("content", [[], {}, {"_num_yielded": "2"}, {"_snapshot": {}}])
-def test_what_nobody_knows_is_refused_with_the_way_out(content):
+def test_unknown_names_are_refused_with_the_way_out(content):
     with pytest.raises(CheckpointError, match=r"dl_state_dict\.bin"):
         load_into(loader(), content, position=True, file_name="dl_state_dict.bin")
 

@@ -45,7 +45,7 @@ def test_the_sampler_can_be_replaced_between_epochs() -> None:
     assert [batch.tolist() for batch in prepared] == [[2, 3]]
 
 
-def test_a_batch_sampler_of_the_user_is_told_the_epoch_once() -> None:
+def test_a_batch_sampler_of_the_user_is_given_the_epoch_once() -> None:
     class Told(BatchSampler):
         epochs: list[int]
 

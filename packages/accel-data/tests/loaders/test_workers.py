@@ -66,7 +66,7 @@ def start_worker(start):
             start(0)
             os.write(writer, b"x")
             time.sleep(20)
-        finally:  # whatever a signal raises, this copy of pytest must not go on
+        finally:  # whatever a signal raises, this copy of pytest must not continue
             os._exit(1)
     os.read(reader, 1)
     os.close(reader)
@@ -81,7 +81,7 @@ def test_a_worker_goes_when_its_own_process_ends_it():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_without_signals_a_worker_is_as_ever():
+def test_without_signals_a_worker_works_as_usual():
     child = start_worker(WorkerStart([], None))
     os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)

@@ -81,7 +81,7 @@ def test_the_end_of_an_epoch(size: int, flags: dict[str, bool], expected: list[A
 
 
 def check_steps(ranks: list[list[list[int]]], size: int, rows: int, *, even: bool, drop_last: bool) -> None:
-    """Check what must hold whoever deals: the ranks' batches, side by side, are the epoch in its order."""
+    """Check what must hold whichever loader deals: the ranks' batches, side by side, are the epoch in its order."""
     num = len(ranks)
     global_rows = num * rows
     kept = size // global_rows * global_rows if drop_last else size
@@ -112,7 +112,7 @@ def test_every_small_epoch(num: int, split: bool) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_streamed_batches_are_dealt_like_planned_ones(split: bool) -> None:
+def test_streamed_batches_are_distributed_like_planned_ones(split: bool) -> None:
     for num, size, rows, even, drop_last in product(
         (1, 2, 3, 5), range(28), (1, 2, 4), (False, True), (False, True)
     ):
@@ -131,7 +131,7 @@ def test_streamed_batches_are_dealt_like_planned_ones(split: bool) -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("is_planned", [False, True])
-def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> None:
+def test_what_the_sampler_reports_of_each_step(split: bool, is_planned: bool) -> None:
     for num, size, rows, even in product((1, 2, 3), range(14), (1, 2), (False, True)):
         batch_size = rows * num if split else rows
         source: Any = BatchSampler(SequentialSampler(range(size)), batch_size, drop_last=False)
@@ -159,7 +159,7 @@ def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> N
     is_planned=st.booleans(),
     even=st.booleans(),
 )
-def test_an_epoch_left_at_n_ranks_goes_on_at_m(
+def test_an_epoch_left_at_n_ranks_continues_at_m(
     size: int, first: tuple[int, int], then: tuple[int, int], steps: int, is_planned: bool, even: bool
 ) -> None:
     """Whatever the numbers of ranks and the batch sizes are, no sample is lost and none is read twice."""
@@ -210,7 +210,7 @@ def test_a_resumed_epoch_is_completed_from_its_beginning() -> None:
         assert len(list(shard)) == 3
 
 
-def test_batches_without_a_size_are_dealt_as_they_are() -> None:
+def test_batches_without_a_size_are_distributed_as_they_are() -> None:
     batches = [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9, 10, 11], [12, 13]]
     first, second = shards(batches, 2, even_batches=False)
     assert list(first) == [[0, 1, 2], [5, 6, 7, 8], [12, 13]]
@@ -245,7 +245,7 @@ def test_even_batches_can_be_changed_between_epochs() -> None:
     assert len(shard) == 1
 
 
-def test_a_short_batch_in_the_middle_is_completed_and_told() -> None:
+def test_a_short_batch_in_the_middle_is_completed_and_reported() -> None:
     class Buckets:
         batch_size = 2
         drop_last = False
@@ -270,7 +270,7 @@ def test_what_the_given_sampler_offers_stays_within_reach() -> None:
 
 
 class Sized:
-    """Batches of given sizes, of numbers that go on from batch to batch."""
+    """Batches of given sizes, of numbers that continue from batch to batch."""
 
     def __init__(self, *sizes: int, batch_size: int | None = 4, drop_last: bool = False) -> None:
         self.sizes = sizes
@@ -301,7 +301,7 @@ def test_a_short_batch_is_completed_where_batches_are_to_be_even() -> None:
     assert [first, second] == [[[0, 1], [3, 4]], [[2, 0], [0, 1]]]
 
 
-def test_batches_of_any_size_are_dealt_where_they_need_not_be_even() -> None:
+def test_batches_of_any_size_are_distributed_where_they_need_not_be_even() -> None:
     first, second = shards(Sized(4, 9, 1, 5), 2, even_batches=False)
     assert [len(batch) for batch in first] == [4, 1]
     assert [len(batch) for batch in second] == [9, 5]
@@ -327,7 +327,7 @@ def test_batches_of_any_size_are_dealt_where_they_need_not_be_even() -> None:
         ),
     ],
 )
-def test_a_batch_that_cannot_be_dealt_is_an_error_that_names_the_sampler(
+def test_a_batch_that_cannot_be_distributed_is_an_error_that_names_the_sampler(
     sizes: tuple[int, ...], flags: dict[str, bool], message: str
 ) -> None:
     for shard in shards(Sized(*sizes), 2, **flags):

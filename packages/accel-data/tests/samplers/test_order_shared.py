@@ -180,7 +180,7 @@ def numbers_after_each_epoch(arguments: dict[str, Any], dispatch: bool) -> list[
 @pytest.mark.parametrize(
     "arguments", [{}, {"shuffle": True}, {"sampler": WeightedRandomSampler([1.0] * 24, 24)}]
 )
-def test_ranks_with_the_same_seed_draw_the_same_numbers_beside_the_loader(
+def test_ranks_with_the_same_seed_draw_the_same_numbers_next_to_the_loader(
     world: Callable[[int], Any], arguments: dict[str, Any], dispatch: bool
 ) -> None:
     torch.manual_seed(3)

@@ -21,7 +21,7 @@ def node(number: int, gpu_id: int, unique_id: int) -> dict[str, str]:
         ({"HIP_VISIBLE_DEVICES": "2,0"}, ("2", "0")),
         ({"CUDA_VISIBLE_DEVICES": "1"}, ("1",)),
         ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, ("2",)),
-        ({"ROCR_VISIBLE_DEVICES": "1,2"}, ("0", "1")),  # counted anew
+        ({"ROCR_VISIBLE_DEVICES": "1,2"}, ("0", "1")),  # counted again
         ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, ("1",)),
         ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, ()),
         ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000ab"}, ("0",)),

@@ -35,5 +35,5 @@ def root(machine):
         ("1,1", ("1",)),
     ],
 )
-def test_the_mask_chooses_among_tiles_of_cards_of_their_own(root, mask, seen):
+def test_the_mask_chooses_among_tiles_of_separate_cards(root, mask, seen):
     assert Intel().visible({} if mask is None else {"ZE_AFFINITY_MASK": mask}, root) == seen

@@ -19,6 +19,6 @@ def test_cores_are_counted_and_chosen(machine, environ, seen):
     assert Neuron().visible(environ, machine(["dev/neuron0", "dev/neuron1"])) == seen
 
 
-def test_a_chip_says_how_many_cores_it_has(machine):
+def test_a_chip_reports_how_many_cores_it_has(machine):
     root = machine({"dev/neuron0": "", "sys/devices/virtual/neuron_device/neuron0/core_count": "8\n"})
     assert len(Neuron().visible({}, root)) == 8

@@ -66,7 +66,7 @@ def visible(root, selection=None, *, nvml=None):
     return Nvidia(lambda: nvml).visible(environ, root)
 
 
-def test_without_a_driver_nobody_is_asked(machine):
+def test_without_a_driver_nothing_is_queried(machine):
     assert visible(machine(["dev/null"]), nvml=FakeNVML([("GPU-a", None)])) == ()
 
 
@@ -98,7 +98,7 @@ def test_nvml_knows_the_names_and_is_closed_again(machine):
     assert nvml.num_open == 0
 
 
-def test_where_nvml_has_no_driver_the_files_are_asked(machine):
+def test_where_nvml_has_no_driver_the_files_are_queried(machine):
     root = machine({"dev/nvidiactl": "", **told("GPU-aa")})
     assert visible(root, nvml=FakeNVML(has_driver=False)) == ("0",)
 
@@ -106,7 +106,7 @@ def test_where_nvml_has_no_driver_the_files_are_asked(machine):
 @pytest.mark.parametrize(
     ("selection", "seen"),
     [
-        (None, ("1",)),  # an instance, and no whole GPU beside it
+        (None, ("1",)),  # an instance, and no whole GPU next to it
         ("0", ("0",)),
         ("0,1", ("1",)),
         ("MIG-1111", ("MIG-1111",)),

@@ -28,7 +28,7 @@ def test_fields(machine):
     assert fields_of(root / "f", ":") == {"Model": "NVIDIA H200", "GPU UUID": "GPU-1:2"}
 
 
-def test_what_torch_says_of_itself():
+def test_what_torch_reports_of_itself():
     assert is_built_for("cuda") == (torch.version.cuda is not None)
     assert is_built_for("hip") == (torch.version.hip is not None)
     assert is_built_for("xpu") == (torch.version.xpu is not None)

@@ -62,7 +62,7 @@ def test_bash_completes_commands_flags_and_files(tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_ask_for_the_same_words(capsys, shell):
+def test_other_shells_request_the_same_words(capsys, shell):
     assert main(["completion", shell]) == 0
     assert "accel completion words" in capsys.readouterr().out
 

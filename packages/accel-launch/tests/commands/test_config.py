@@ -132,7 +132,7 @@ def test_update_writes_to_the_target_of_a_link(tmp_path):
     assert [path.name for path in real.parent.iterdir()] == ["c.yaml"]
 
 
-def test_update_without_a_file_says_what_to_do(capsys):
+def test_update_without_a_file_explains_what_to_do(capsys):
     assert main(["config", "update"]) == 1
     assert (
         capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_update_leaves_a_file_it_does_not_understand_alone(tmp_path, capsys):
     assert path.read_text() == "num_procs: 3\n"
 
 
-def test_show_says_who_set_each_value(tmp_path, capsys, monkeypatch):
+def test_show_names_who_set_each_value(tmp_path, capsys, monkeypatch):
     path = tmp_path / "c.yaml"
     path.write_text("mixed_precision: fp16\nnum_processes: 2\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")

@@ -410,7 +410,7 @@ def test_ctrl_c_and_ctrl_d_write_nothing_and_leave_the_terminal_as_it_was(termin
     assert not path.exists()
 
 
-def test_labels_that_are_wider_than_the_terminal_are_cut(terminal, tmp_path):
+def test_labels_that_are_wider_than_the_terminal_are_shortened(terminal, tmp_path):
     child = terminal(tmp_path / "c.yaml", dimensions=(40, 14))
     child.expect_exact("AWS")
     child.send(DOWN)

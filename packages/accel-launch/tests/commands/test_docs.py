@@ -58,7 +58,7 @@ def test_without_a_copy_words_that_no_readme_has_are_an_error(run_without_a_copy
 
 
 @pytest.mark.parametrize("is_printed", [True, False])
-def test_the_address_is_printed_and_opened_unless_only_asked_for(site, monkeypatch, capsys, is_printed):
+def test_the_address_is_printed_and_opened_unless_only_requested(site, monkeypatch, capsys, is_printed):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(docs, "documentation_address", lambda words: f"file:///docs?{words}")

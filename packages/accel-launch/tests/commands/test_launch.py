@@ -72,7 +72,7 @@ def test_flag_before_variable_before_file(planned, workplace, monkeypatch):
     assert seen == ["fp16", "bf16", "no", "no"]
 
 
-def test_dry_run_tells_people_what_would_start(workplace, capsys):
+def test_dry_run_shows_people_what_would_start(workplace, capsys):
     assert main(["launch", "--cpu", "--num_processes", "2", "--dry-run", "train.py"]) == 0
     text = capsys.readouterr().out
     assert "launcher     local" in text
@@ -179,7 +179,7 @@ def test_the_help_of_a_topic_shows_its_flags_and_no_others(helped, topic):
     assert flags_in(helped(topic)) == {setting.flag for setting in TOPICS[topic].settings if setting.flag}
 
 
-def test_the_help_of_an_engine_says_what_switches_it_on(helped):
+def test_the_help_of_an_engine_names_what_switches_it_on(helped):
     assert helped("fsdp").endswith("They have no effect without `--use_fsdp`.\n")
     assert helped("ray").endswith("They have no effect without `--launcher ray`.\n")
 
@@ -211,7 +211,7 @@ NO_GPU = "asks for GPUs, but none is found on this machine: everything runs on i
         ([], "distributed_type: MULTI_XPU\n", "`distributed_type: MULTI_XPU`"),
     ],
 )
-def test_gpus_that_are_asked_for_and_not_found_are_a_warning(
+def test_gpus_that_are_requested_and_not_found_are_a_warning(
     workplace, monkeypatch, capsys, num_processes, flags, config, asked
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -140,6 +140,6 @@ def test_the_actions_of_the_config_command_can_be_those_of_another_program(tmp_p
     ]
 
 
-def test_the_default_config_is_written_where_the_arguments_of_accelerate_say(tmp_path):
+def test_the_default_config_is_written_where_the_arguments_of_accelerate_specify(tmp_path):
     write_default(argparse.Namespace(mixed_precision="bf16", save_location=str(tmp_path / "new.yaml")))
     assert "mixed_precision: bf16" in (tmp_path / "new.yaml").read_text()

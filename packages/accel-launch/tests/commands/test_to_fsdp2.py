@@ -32,7 +32,7 @@ def convert(**values):
         ("reshard_after_forward", "SHARD_GRAD_OP", False),
     ],
 )
-def test_the_strategy_becomes_whether_units_are_given_up(key, given, expected):
+def test_the_strategy_becomes_whether_units_are_resharded(key, given, expected):
     converted = convert(**{key: given})
     assert converted.values["fsdp_config.fsdp_version"] == 2
     assert converted.values[RESHARD] is expected
@@ -79,7 +79,7 @@ def test_not_to_shard_is_refused():
         ("use_orig_params", False),
     ],
 )
-def test_what_version_2_does_without_is_dropped_and_told(key, value):
+def test_what_version_2_does_without_is_dropped_and_reported(key, value):
     converted = convert(**{key: value})
     assert f"fsdp_config.fsdp_{key}" not in converted.values
     assert [
@@ -142,7 +142,7 @@ def old(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["new.yaml", "new.json"])
-def test_a_new_file_is_written_and_what_was_dropped_is_told(old, capsys, name):
+def test_a_new_file_is_written_and_what_was_dropped_is_reported(old, capsys, name):
     new = old.with_name(name)
     assert main(["to-fsdp2", "--config_file", str(old), "--output_file", str(new)]) == 0
     told = capsys.readouterr()
@@ -194,7 +194,7 @@ def test_the_users_own_file_is_converted_where_none_is_named(old, tmp_path):
         (["--overwrite"], "There is no config file to convert"),
     ],
 )
-def test_nothing_is_written_that_nobody_asked_for(old, monkeypatch, capsys, arguments, message):
+def test_nothing_is_written_without_a_request(old, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(old.parent)
     there = old.with_name("there.yaml")
     there.write_text("kept")

@@ -77,7 +77,7 @@ def test_alpha(printed):
     assert printed(*WHERE, "--use_alpha", "--command", "a").startswith("Running gcloud alpha compute tpus ")
 
 
-def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path):
+def test_the_config_file_and_the_file_of_commands_specify_the_rest(printed, tmp_path):
     (tmp_path / "commands.sh").write_text("echo hello\n\necho world\n")
     config = tmp_path / "c.yaml"
     config.write_text(f"tpu_name: pod\ntpu_zone: here\ncommand_file: {tmp_path / 'commands.sh'}\n")
@@ -98,7 +98,7 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
         ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
     ],
 )
-def test_what_is_missing_is_told(tmp_path, monkeypatch, capsys, arguments, message):
+def test_what_is_missing_is_reported(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
     assert tpu_config(["--debug", *arguments]) == 1
     assert message in capsys.readouterr().err

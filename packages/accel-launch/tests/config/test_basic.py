@@ -18,7 +18,7 @@ def test_it_goes_to_the_users_own_place_and_never_over_a_file(tmp_path, monkeypa
     assert read_config(path).values["mixed_precision"] == "bf16"
 
 
-def test_it_goes_where_it_is_told(tmp_path):
+def test_it_goes_where_it_is_sent(tmp_path):
     path = write_basic_config(save_location=str(tmp_path / "c.json"))
     assert path == tmp_path / "c.json"
     assert read_config(path).values["num_machines"] == 1

@@ -71,7 +71,7 @@ def test_a_file_of_the_questionnaire_loads_as_it_is(tmp_path):
     assert config.values["dynamo_config.dynamo_backend"] == "INDUCTOR"
 
 
-def test_json_and_yaml_say_the_same(tmp_path):
+def test_json_and_yaml_specify_the_same(tmp_path):
     as_json = write(tmp_path / "c.json", json.dumps(yaml.safe_load(PEERS_FILE)))
     as_yaml = write(tmp_path / "c.yaml", PEERS_FILE)
     assert read_config(as_json).values == read_config(as_yaml).values

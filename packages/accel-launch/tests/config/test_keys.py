@@ -25,7 +25,7 @@ from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, is_inert, is
         ("fsdp_config.fsdp_min_num_params", 0, False),
     ],
 )
-def test_only_values_that_ask_for_nothing_are_inert(key, value, inert):
+def test_only_values_that_request_nothing_are_inert(key, value, inert):
     assert is_inert(key, value) is inert
 
 
@@ -71,7 +71,7 @@ def test_values_of_the_right_kind_pass(key, value):
         ("additional_args", {"a": b"x"}, "read as a bytes"),
     ],
 )
-def test_values_of_a_wrong_kind_are_told(key, value, problem):
+def test_values_of_a_wrong_kind_are_reported(key, value, problem):
     assert problem in problem_of(key, value)
 
 

@@ -108,7 +108,7 @@ def test_it_is_an_object_too(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_writing_it_again_keeps_what_it_says(tmp_path, path):
+def test_writing_it_again_keeps_what_it_specifies(tmp_path, path):
     before = read_config(path).values
     for name in ("again.yaml", "again.json"):
         write_config(tmp_path / name, document_of(before))

@@ -41,12 +41,12 @@ def test_an_empty_line_is_the_default(typed):
     assert typed(" y \n").text("Name", default="x") == "y"
 
 
-def test_the_end_of_the_input_is_told_with_the_open_question(typed):
+def test_the_end_of_the_input_is_reported_with_the_open_question(typed):
     with pytest.raises(ConfigError, match="The input ended before there was an answer to: Name"):
         typed("").text("Name", default="x")
 
 
-def test_the_end_of_the_input_in_a_list_is_told_with_its_question(typed):
+def test_the_end_of_the_input_in_a_list_is_reported_with_its_question(typed):
     with pytest.raises(ConfigError, match="before there was an answer to: Which number format"):
         typed("").choice("Which number format?", ["no", "bf16"], default=0)
 

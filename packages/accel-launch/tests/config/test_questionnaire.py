@@ -154,7 +154,7 @@ def test_only_what_matters_for_the_answers_is_asked_and_written(answers, expecte
     assert absent not in values
 
 
-def test_a_lower_zero_stage_is_asked_less():
+def test_a_lower_zero_stage_gets_fewer_questions():
     asked = [ByText({"DeepSpeed?": "yes", "ZeRO": stage}) for stage in ("0", "2", "3")]
     for asker in asked:
         fill_in(asker)
@@ -169,7 +169,7 @@ def test_every_group_of_settings_with_keys_is_covered():
     sections = {key.partition(".")[0] for key in asked if "." in key}
     assert sections == set(SECTIONS) - {"ipex_config"}
     plain = {s.config_key for s in OPTIONS if s.config_key and "." not in s.config_key}
-    # what SageMaker's own defaults decide, as ever, and what is written by hand
+    # what SageMaker's own defaults decide, as usual, and what is written by hand
     of_sagemaker = {"base_job_name", "pytorch_version", "transformers_version", "py_version"}
     assert plain - asked == of_sagemaker | {"launcher", "share_gpus"}
 
@@ -193,7 +193,7 @@ def test_every_group_of_settings_with_keys_is_covered():
         ),
     ],
 )
-def test_several_machines_are_started_by_whom_one_says(request_for, answers, expected):
+def test_several_machines_are_started_as_configured(request_for, answers, expected):
     """What is said by hand is asked only where a person does it, and the file has an effect as it is."""
     values = fill_in(
         ByText({"type of machine": "multi-GPU", "How many machines": "2", "processes in all": "4"} | answers)

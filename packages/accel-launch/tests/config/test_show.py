@@ -31,7 +31,7 @@ def test_each_setting_is_shown_with_who_set_it():
     assert "hush" not in str(data)
 
 
-def test_text_has_what_somebody_set_and_all_of_it_on_request():
+def test_text_has_what_was_set_and_all_of_it_on_request():
     rows = rows_of(flags={}, environ={}, config=CONFIG)
     short, whole = (as_text(rows, config=CONFIG, is_all=is_all) for is_all in (False, True))
     assert short.startswith("config file: c.yaml\n\nwhat to run on:\n  num_processes")

@@ -29,7 +29,7 @@ def test_every_template_is_tried():
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_template_sets_what_its_name_says_and_nothing_without_effect(request_for, name):
+def test_a_template_sets_what_its_name_specifies_and_nothing_without_effect(request_for, name):
     request = request_for(
         config=read_config(FOLDER / f"{name}.yaml").values, gpus=tuple(str(gpu) for gpu in range(8))
     )

@@ -33,7 +33,7 @@ def test_the_name_decides_between_json_and_yaml(tmp_path):
     assert as_json["tpu_vm"] == ["a", "b"]
 
 
-def test_nothing_is_left_beside_it(tmp_path):
+def test_nothing_is_left_next_to_it(tmp_path):
     write_config(tmp_path / "c.yaml", {"num_processes": 2})
     write_config(tmp_path / "c.yaml", {"num_processes": 3})
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]

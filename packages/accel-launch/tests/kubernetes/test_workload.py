@@ -32,7 +32,7 @@ def test_one_pod_needs_no_meeting(workload_for):
     assert [word for word in command if "$(" in word] == []
 
 
-def test_what_config_and_environment_say_here_is_said_there(workload_for):
+def test_what_config_and_environment_set_here_is_set_there(workload_for):
     workload = workload_for(
         {"use_cpu": "true"},
         config={"fsdp_config.fsdp_ignored_modules": "a.$b", "distributed_type": "FSDP"},

@@ -54,14 +54,14 @@ def test_each_way_is_named_to_the_runner_with_the_flags_it_takes(request_for, wa
     ("way", "told"),
     [("pdsh", False), ("mpich", False), ("openmpi", True), ("mvapich", True), ("slurm", True)],
 )
-def test_ranks_are_told_where_they_meet_if_the_runner_does_not(request_for, way, told):
+def test_ranks_learn_where_they_meet_if_the_runner_does_not_set_it(request_for, way, told):
     made = plan(request_for, deepspeed_multinode_launcher=way, master_addr="10.0.0.1", master_port="29511")
     lines = made.options["forwarded"].splitlines()
     assert ("MASTER_ADDR=10.0.0.1" in lines) is told
     assert ("MASTER_PORT=29511" in lines) is told
 
 
-def test_without_ssh_each_machine_says_which_it_is(request_for):
+def test_without_ssh_each_machine_names_which_it_is(request_for):
     flags = {"deepspeed_multinode_launcher": "nossh", "machine_rank": "1", "master_addr": "10.0.0.1"}
     made = plan(request_for, environ={"MLFLOW_TRACKING_TOKEN": "t"}, **flags)
     assert made.processes[0].argv[3:6] == ("--no_ssh", "--node_rank=1", "--hostfile=hosts")

@@ -40,7 +40,7 @@ def test_the_ranks_of_this_machine_are_its_own_processes_and_the_rendezvous_anot
     assert plan.rendezvous.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_the_program_is_told_what_the_machines_must_know_of_each_other(request_for):
+def test_the_program_gets_what_the_machines_must_know_of_each_other(request_for):
     assert flags_of(request_for, **TWO, **MEETING) == [
         "--backend=c10d",
         "--endpoint=10.0.0.1:29501",
@@ -70,7 +70,7 @@ def test_the_port_belongs_to_the_first_machine(request_for, machine_rank, port):
     assert plan_of(request_for, **TWO, **MEETING, machine_rank=machine_rank).port == port
 
 
-def test_each_machine_writes_a_report_of_its_own(request_for):
+def test_each_machine_writes_a_separate_report(request_for):
     plan = plan_of(request_for, **TWO, **MEETING, machine_rank="1", report="r.json")
     assert str(plan.report) == "/srv/r.machine-1.json"
 
@@ -80,7 +80,7 @@ def test_machines_without_a_meeting_place_are_refused(request_for):
         plan_of(request_for, **TWO)
 
 
-def test_jobs_that_share_one_meeting_place_have_names_of_their_own(request_for):
+def test_jobs_that_share_one_meeting_place_have_separate_names(request_for):
     def job(*command, **environ):
         flags = {"use_cpu": "true", "num_processes": "2", "num_machines": "2", "master_addr": "etcd"}
         request = request_for(*command, flags=flags | {"rdzv_backend": "etcd-v2"}, environ=environ)

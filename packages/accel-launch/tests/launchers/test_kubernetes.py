@@ -124,7 +124,7 @@ def test_the_manifest_goes_to_kubectl(workplace, capsys, monkeypatch):
     assert yaml.safe_load((workplace / "got.yaml").read_text())["metadata"] == {"name": "accel-train"}
 
 
-def test_what_kubectl_refuses_is_told(workplace, capsys, monkeypatch):
+def test_what_kubectl_refuses_is_reported(workplace, capsys, monkeypatch):
     stand_in(workplace, 'echo "Error: jobsets.jobset.x-k8s.io \\"accel-train\\" already exists" >&2; exit 1')
     monkeypatch.setenv("PATH", f"{workplace / 'bin'}:/usr/bin:/bin")
     flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")

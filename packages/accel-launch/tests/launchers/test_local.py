@@ -66,7 +66,7 @@ def test_plans_one_process_for_each_rank_with_the_variables_of_torchrun(request_
         ({"environ": {"OMP_NUM_THREADS": "6"}, "flags": {"num_cpu_threads_per_process": "5"}}, "5"),
     ],
 )
-def test_cores_are_divided_among_the_processes_unless_someone_says_otherwise(request_for, given, threads):
+def test_cores_are_divided_among_the_processes_unless_configured_otherwise(request_for, given, threads):
     assert {process.environ["OMP_NUM_THREADS"] for process in plan(request_for, **given).processes} == {
         threads
     }
@@ -91,7 +91,7 @@ def test_grace_period_report_and_quiet_reach_the_plan(request_for):
     assert (made.grace_period_s, str(made.report), made.is_quiet) == (2.5, "/srv/out/r.json", True)
 
 
-def test_a_launch_within_a_rank_starts_a_run_of_its_own(request_for):
+def test_a_launch_within_a_rank_starts_a_separate_run(request_for):
     outer = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_ERROR_FILE": "/e", "MASTER_ADDR": "10.0.0.1"}
     process = plan(request_for, environ=outer).processes[0]
     assert process.unset == ("TORCHELASTIC_ERROR_FILE",)
@@ -135,7 +135,7 @@ def test_more_ranks_than_accelerators_share_them_on_request(request_for, gpu_ids
     assert [process.environ["ACCEL_SHARE_GPUS"] for process in made.processes] == ["true", "true"]
 
 
-def test_ranks_beside_accelerators_have_one_thread_and_what_the_person_set_stays(request_for):
+def test_ranks_next_to_accelerators_have_one_thread_and_what_the_person_set_stays(request_for):
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     (first, *_) = plan(request_for, gpus=("0", "1"), environ=environ).processes
     assert first.environ["OMP_NUM_THREADS"] == "1"

@@ -98,7 +98,7 @@ def test_a_dry_run_needs_no_mpirun_and_a_run_names_what_to_install(workplace, ca
     ("version", "words"),
     [("Open MPI", "-n 3 --hostfile hosts -N 1 -x"), ("HYDRA", "-n 3 -f hosts -ppn 1 -genvnone -genv")],
 )
-def test_the_installed_mpirun_gets_options_of_its_own(workplace, capfd, version, words):
+def test_the_installed_mpirun_gets_its_options(workplace, capfd, version, words):
     program = workplace / "bin" / "mpirun"
     program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" || echo "$MASTER_PORT: $@"\n')
     program.chmod(0o755)

@@ -70,7 +70,7 @@ def test_ranks_share_the_cores(request_for):
     assert select_launcher(request).plan(request).processes[0].environ["OMP_NUM_THREADS"] == "4"
 
 
-def test_on_several_machines_somebody_says_where_they_meet(request_for):
+def test_on_several_machines_the_rendezvous_must_be_set(request_for):
     environ = task(OPEN_MPI, 3, 4, 1, 2)
     with pytest.raises(ConfigError, match="`mpirun` starts on several machines need `--main_process_ip`"):
         request = request_in(request_for, environ)
@@ -105,7 +105,7 @@ def test_a_rank_of_a_run_within_is_no_task(extra):
     assert flags_of_task(task(OPEN_MPI, 0, 2, 0, 2) | extra, {}) == {}
 
 
-def test_one_task_in_all_says_nothing():
+def test_one_task_in_all_prints_nothing():
     assert flags_of_task(task(OPEN_MPI, 0, 1, 0, 1), {}) == {}
 
 

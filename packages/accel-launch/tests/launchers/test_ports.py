@@ -17,7 +17,7 @@ def test_a_free_port_is_found_and_can_still_be_listened_to_by_the_rank_that_take
             pass
 
 
-def test_nobody_else_is_given_the_port_meanwhile():
+def test_no_other_process_is_given_the_port_meanwhile():
     with held_port(None) as port, socket.socket() as stranger:
         with pytest.raises(OSError, match="in use"):
             stranger.bind(("", port))

@@ -163,7 +163,7 @@ def test_flags_come_from_flags_and_the_file_is_named(request_for):
     )
 
 
-def test_where_neither_file_nor_environment_is_flags_say_it_all(request_for):
+def test_where_neither_file_nor_environment_is_flags_set_everything(request_for):
     request = request_for(
         flags={"num_processes": "2"},
         config={"mixed_precision": "bf16", "use_cpu": False},
@@ -184,7 +184,7 @@ def test_where_neither_file_nor_environment_is_flags_say_it_all(request_for):
         {"config": {"launcher": "slurm"}},
     ],
 )
-def test_the_other_launch_chooses_a_launcher_of_its_own(request_for, given):
+def test_the_other_launch_chooses_a_separate_launcher(request_for, given):
     """By the same name, the job that a launch submits would submit another one."""
     assert relaunch_command(request_for(**given))[-3:] == ("--launcher=auto", "--", "train.py")
 

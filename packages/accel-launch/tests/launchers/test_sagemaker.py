@@ -26,7 +26,7 @@ def test_the_plan_is_the_job_and_starts_nothing_here(request_for):
     assert '"instance_type": "ml.p3.2xlarge"' in plan.describe()
 
 
-def test_nobody_sees_the_keys(request_for):
+def test_the_keys_are_hidden(request_for):
     plan = SageMakerLauncher().plan(request_for(config=CONFIG, flags=KEYS))
     assert dict(plan.secrets) == KEYS
     shown = f"{plan.describe()}{plan.to_dict()}{plan!r}"

@@ -73,7 +73,7 @@ def test_the_route_is_the_first_whose_sign_is_there(request_for, given, name):
     assert route(request_for(**given)) == name
 
 
-def test_what_nobody_can_start_is_refused(request_for):
+def test_what_no_launcher_can_start_is_refused(request_for):
     registry = Registry("launcher", "no.such.group")
     with pytest.raises(LaunchError, match="No launcher can start 1 process on 1 machine. Installed .*: none"):
         select_launcher(request_for(), registry)
@@ -141,7 +141,7 @@ def test_an_unknown_launcher_is_refused_with_the_nearest(request_for):
         ("single", {"num_processes": "2"}, "`--num_processes 1`"),
     ],
 )
-def test_a_launcher_that_is_named_says_what_it_lacks(request_for, name, rest, needs):
+def test_a_launcher_that_is_named_names_what_it_lacks(request_for, name, rest, needs):
     with pytest.raises(ConfigError, match=f"`--launcher {name}` needs {needs}"):
         select_launcher(request_for(flags={"launcher": name, **rest}))
 

@@ -59,12 +59,14 @@ def run(code: str, **plan: object) -> int:
         ("import os, signal; signal.raise_signal(signal.SIGINT)", 130, ""),
     ],
 )
-def test_run_returns_the_exit_code_of_the_script_and_says_how_it_failed(capsys, code, exit_code, sentence):
+def test_run_returns_the_exit_code_of_the_script_and_explains_how_it_failed(
+    capsys, code, exit_code, sentence
+):
     assert run(code) == exit_code
     assert capsys.readouterr().err == sentence
 
 
-def test_a_quiet_run_says_nothing(capsys):
+def test_a_quiet_run_prints_nothing(capsys):
     assert run("raise SystemExit(3)", is_quiet=True) == 3
     assert capsys.readouterr().err == ""
 

@@ -58,7 +58,7 @@ def script(request_for, *command, kind="script", **flags) -> list[str]:
     return batch_script(request).splitlines()
 
 
-def test_the_script_asks_for_the_nodes_and_starts_the_same_launch(request_for):
+def test_the_script_requests_the_nodes_and_starts_the_same_launch(request_for):
     flags = {"num_machines": "2", "num_processes": "8", "mixed_precision": "bf16", "use_cpu": "true"}
     lines = script(request_for, "my train.py", "--lr", "$HOME", **flags)
     assert lines[:5] == [
@@ -189,13 +189,13 @@ def test_the_script_is_handed_to_sbatch(sbatch, tmp_path, capsys):
     assert capsys.readouterr().out == "Submitted batch job 42\n"
 
 
-def test_what_sbatch_refuses_is_told(sbatch):
+def test_what_sbatch_refuses_is_reported(sbatch):
     sbatch('echo "sbatch: error: no such partition" >&2; exit 1')
     with pytest.raises(LaunchError, match="refused the job: sbatch: error: no such partition"):
         SLURMLauncher().run(PLAN)
 
 
-def test_without_slurm_the_way_out_is_told(monkeypatch, tmp_path):
+def test_without_slurm_the_way_out_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotAvailableError, match="see the script with `--dry-run`"):
         SLURMLauncher().run(PLAN)

@@ -56,7 +56,7 @@ def plan(request_for, script: Path, *arguments: str, environ=None, **flags: str)
     return SSHLauncher().plan(request)
 
 
-def test_the_plan_says_what_runs_where(request_for, tmp_path):
+def test_the_plan_names_what_runs_where(request_for, tmp_path):
     made = plan(request_for, tmp_path / "t.py", hosts="me@h1,h2", num_processes="4", ssh_options="-p 2222")
     assert [(process.host, process.rank) for process in made.processes] == [
         ("me@h1", 0),
@@ -134,7 +134,7 @@ exit 3
 """
 
 
-def test_all_hosts_are_asked_at_once(tmp_path, fake_ssh, monkeypatch):
+def test_all_hosts_are_queried_at_once(tmp_path, fake_ssh, monkeypatch):
     (tmp_path / "bin" / "ssh").write_text(PATIENT_SSH)
     (tmp_path / "meeting").mkdir()
     monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
@@ -159,7 +159,7 @@ def test_hosts_that_cannot_be_reached_have_no_other_script(tmp_path, shell_as_ss
     assert "is another than on the hosts" not in capfd.readouterr().err
 
 
-def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_path):
+def test_what_differs_is_named_and_distinguished_by_whether_it_breaks_a_run(tmp_path):
     (tmp_path / "t.py").write_text("pass")
     here = fingerprint(str(tmp_path), "t.py")
     assert differences(here, here) == ([], [])
@@ -212,7 +212,7 @@ def test_hosts_that_differ_from_each_other_are_refused_unless_nothing_is_compare
         SSHLauncher().run(plan(request_for, script, hosts="h1,h2"))
     assert SSHLauncher().run(plan(request_for, script, hosts="h1,h2", no_preflight="true")) == 0
     assert capfd.readouterr().out.count("ran") == 2
-    # This machine only types: that it differs from the one that runs ranks is nobody's concern.
+    # This machine only types: that it differs from the one that runs ranks is no one's concern.
     assert SSHLauncher().run(plan(request_for, script, hosts="h2")) == 0
     assert capfd.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""A job goes to a program's standard input; a program that is missing, refuses or is silent is told."""
+"""A job goes to a program's standard input; a program that is missing, refuses or is silent is reported."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_the_program_gets_the_job_and_its_answer_is_returned(tmp_path):
     assert submitted(tmp_path, "sh", "-c", "echo taken: $(cat) in $(pwd)") == f"taken: the job in {tmp_path}"
 
 
-def test_a_refusal_is_told_in_the_words_of_the_program(tmp_path):
+def test_a_refusal_is_reported_in_the_words_of_the_program(tmp_path):
     with pytest.raises(LaunchError, match="`sh` refused the job: no room"):
         submitted(tmp_path, "sh", "-c", "echo no room >&2; exit 1")
 

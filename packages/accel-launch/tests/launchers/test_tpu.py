@@ -36,7 +36,7 @@ def test_one_process_imports_xla_and_gets_the_function_and_the_script(request_fo
         ({"kind": "module"}, ["--module"]),
     ],
 )
-def test_what_is_asked_for_reaches_the_program(request_for, flags, words):
+def test_what_is_requested_reaches_the_program(request_for, flags, words):
     plan, process = planned(request_for, **flags)
     before_script = process.argv[: process.argv.index("--")]
     assert set(words) <= set(before_script)
@@ -55,7 +55,7 @@ def test_what_is_asked_for_reaches_the_program(request_for, flags, words):
         ({"debug_mode": "true"}, {"ACCELERATE_DEBUG_MODE": "true"}),
     ],
 )
-def test_the_runtime_is_told_to_store_bf16_only_if_that_was_asked_for(request_for, flags, variables):
+def test_the_runtime_stores_bf16_only_if_that_was_requested(request_for, flags, variables):
     _, process = planned(request_for, **flags)
     precision = {"ACCELERATE_MIXED_PRECISION": flags["mixed_precision"]} if "mixed_precision" in flags else {}
     assert dict(process.environ) == {"PJRT_DEVICE": "TPU"} | precision | variables

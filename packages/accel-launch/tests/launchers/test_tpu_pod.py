@@ -50,7 +50,7 @@ def test_machines_that_are_named_get_a_command_each(request_for):
     assert [process.host for process in plan.processes] == ["a", "b"]
 
 
-def test_what_file_and_environment_say_here_is_said_there(request_for):
+def test_what_file_and_environment_set_here_is_set_there(request_for):
     config = {
         "distributed_type": "XLA",
         "tpu_use_cluster": True,
@@ -74,7 +74,7 @@ def test_what_file_and_environment_say_here_is_said_there(request_for):
 
 
 def test_the_machine_of_a_pod_runs_its_own_ranks(request_for, monkeypatch, capsys, tmp_path):
-    """What it is told is a command line of ours that starts no other machine."""
+    """What it gets is a command line of ours that starts no other machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "train.py").touch()

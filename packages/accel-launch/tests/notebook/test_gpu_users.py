@@ -11,7 +11,7 @@ from accel_launch.notebook.gpu_users import has_used_gpu
 
 
 @pytest.mark.parametrize(("torch", "used"), [(None, False), (False, False), (True, True)])
-def test_a_process_has_used_a_gpu_if_torch_says_so(torch, used):
+def test_a_process_has_used_a_gpu_if_torch_reports_it(torch, used):
     modules: dict[str, ModuleType] = {}
     if torch is not None:
         modules["torch"] = SimpleNamespace(xpu=SimpleNamespace(is_initialized=lambda: torch), cuda=object())

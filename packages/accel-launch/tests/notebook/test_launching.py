@@ -221,7 +221,7 @@ def test_an_exception_in_a_process_is_raised_here(session):
     assert session["debug fails"].rstrip().endswith("ValueError: told to")
 
 
-def test_the_first_cause_is_told_without_a_page_of_torch(session):
+def test_the_first_cause_is_reported_without_a_page_of_torch(session):
     first, *lines = session["fails"].splitlines()
     assert first.startswith("RanksFailedError: Rank 1 failed first: ValueError: told to (")
     assert first.endswith("session.py:21 in fail).")
@@ -232,7 +232,7 @@ def test_the_first_cause_is_told_without_a_page_of_torch(session):
     assert "torch.distributed.elastic" not in session["stderr"]
 
 
-def test_processes_start_again_as_often_as_asked(session):
+def test_processes_start_again_as_often_as_requested(session):
     assert session["restarts"] == "fine"
     assert sorted(told_by(session, "once")) == ["once-0-0", "once-0-1", "once-1-0", "once-1-1"]
 
@@ -250,7 +250,7 @@ def test_another_thread_than_the_main_one_may_launch(session):
     assert len(told_by(session, "thread")) == 2
 
 
-def test_the_loop_that_a_launch_is_called_from_goes_on(session):
+def test_the_loop_that_a_launch_is_called_from_continues(session):
     assert session["loop"] == "fine"
     assert session["loop goes on"] == 0
 
@@ -272,7 +272,7 @@ def test_machines_with_different_numbers_of_processes_meet_and_start_again(sessi
     assert sorted(told_by(session, "met")) == ["met-0-0-3-1-0", "met-1-0-3-1-1", "met-2-1-3-1-2"]
 
 
-def test_a_way_to_meet_that_nobody_knows_is_refused(session):
+def test_a_way_to_meet_that_is_unknown_is_refused(session):
     assert session["no such way to meet"].startswith("LaunchError: The machines have not met; the line above")
     assert "error: The machines do not meet by `--rdzv_backend mail`" in session["stderr"]
 

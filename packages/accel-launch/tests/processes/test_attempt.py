@@ -46,7 +46,7 @@ def test_the_last_failure_counts_once_no_restart_is_left():
 
 
 def test_nothing_of_an_attempt_is_left_when_the_next_begins(tmp_path):
-    """Not even what a rank has started in a session of its own, and which ignores all signals."""
+    """Not even what a rank has started in a separate session, and which ignores all signals."""
     stubborn = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(60)"
     first = (
         COUNT + "import subprocess, sys\n"
@@ -96,9 +96,7 @@ def test_files_keep_what_ranks_write_in_each_attempt(tmp_path, capfd):
     assert ending.children[0].last_lines == ("out", "err")
 
 
-def test_a_folder_that_nobody_asked_for_is_told_and_one_for_errors_only_goes_again(
-    tmp_path, capsys, monkeypatch
-):
+def test_an_unrequested_folder_is_reported_and_one_for_errors_only_is_removed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with log_folder(LogSettings("0")) as logs:
         assert logs.path.is_dir()

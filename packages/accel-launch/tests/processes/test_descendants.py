@@ -138,14 +138,14 @@ def test_nothing_is_left(start, signum, whom):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("command", [["hang.py"], ["wrapper.py", "hang.py"]])
-def test_nothing_is_left_in_a_session_of_its_own(start, command, signum):
+def test_nothing_is_left_in_a_separate_session(start, command, signum):
     run = start(*command, "own-session")
     run.read(len(command))
     run.process.send_signal(signum)
     run.wait_for_nothing_left()
 
 
-def test_a_rank_in_a_session_of_its_own_ends_when_another_fails(start, tmp_path):
+def test_a_rank_in_a_separate_session_ends_when_another_fails(start, tmp_path):
     (tmp_path / "one.sh").write_text(
         '[ "$RANK" = 1 ] || exec "$0" hang.py own-session\nread -r _ < go; exit 3\n'
     )
@@ -172,7 +172,7 @@ def test_what_a_wrapper_has_started_has_the_grace_period_to_save(start, tmp_path
     assert run.process.returncode == 128 + signal.SIGTERM
 
 
-def test_what_a_run_that_succeeded_left_in_the_background_goes_on(start):
+def test_what_a_run_that_succeeded_left_in_the_background_continues(start):
     run = start("--no_python", "bash", "-c", "sleep 60 > /dev/null 2>&1 & echo sleeps $!")
     (pid,) = run.read(1)["sleeps"]
     assert run.process.wait(timeout=60) == 0

@@ -120,7 +120,7 @@ def test_of_an_endless_line_the_beginning_is_remembered_and_what_was_written_ove
     assert last == "100%"
 
 
-def test_when_nobody_reads_us_any_more_the_process_learns_it():
+def test_when_no_one_reads_the_output_any_more_the_process_learns_it():
     reader, writer = os.pipe()
     output = Output(stdout=writer, stderr=writer)
     os.close(reader)
@@ -153,7 +153,7 @@ def test_lines_may_come_in_pieces_and_progress_bars_are_one_line():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
-def test_what_a_full_disk_does_not_take_is_lost_and_the_process_goes_on():
+def test_what_a_full_disk_does_not_take_is_lost_and_the_process_continues():
     with open("/dev/full", "wb", buffering=0) as full:
         output = Output(stdout=full.fileno(), stderr=full.fileno())
         os.write(output.stdout, b"lost\n")
@@ -186,7 +186,7 @@ def test_the_moment_of_the_first_traceback_is_noted_even_if_it_comes_in_pieces()
     assert tail.traceback_at == noted is not None
 
 
-def test_a_traceback_after_which_a_program_goes_on_is_not_its_failure():
+def test_a_traceback_after_which_a_program_continues_is_not_its_failure():
     tail = Tail()
     tail.feed(b"Traceback (most recent call last):\nValueError: handled\n")
     tail.traceback_at -= 3600  # an hour later

@@ -25,7 +25,7 @@ plans = [ProcessPlan((sys.executable, "-c", code), Path.cwd()) for code in codes
 ending = run_processes(plans, host_environ={}, grace_period_s=float(grace_period_s))
 print(*(child.return_code for child in ending.children), ending.interrupted_by, flush=True)
 """
-# Each child tells when it is ready by a line with its pid.
+# Each child reports when it is ready by a line with its pid.
 PATIENT = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 STUBBORN = "import signal; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; " + PATIENT
 ORDERLY = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); " + PATIENT
@@ -131,7 +131,7 @@ def test_what_the_child_started_ends_with_it_or_is_killed_after_the_grace_period
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the group is known")
-def test_what_the_child_started_in_a_group_of_its_own_hears_of_the_end():
+def test_what_the_child_started_in_a_separate_group_learns_of_the_end():
     supervisor = Supervisor(WITH_JOB, grace_period_s=1.0)
     supervisor.send(signal.SIGTERM)
     assert supervisor.end().split() == ["7", "-15", "15"]

@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_ends_a_script_that_hangs_at_once(terminal):
     session.expect_exact("ended -9 2", timeout=30)
 
 
-def test_somebody_who_waits_after_ctrl_c_is_told_for_whom_and_what_to_do(terminal):
+def test_a_wait_after_ctrl_c_names_the_ranks_and_what_to_do(terminal):
     session = terminal(HANG, supervisor=NOTICE)
     session.expect_exact("up")
     session.sendintr()
@@ -129,7 +129,7 @@ def test_somebody_who_waits_after_ctrl_c_is_told_for_whom_and_what_to_do(termina
     session.expect_exact("ended -9 2", timeout=30)
 
 
-def test_ctrl_c_reaches_a_script_in_a_session_of_its_own(terminal):
+def test_ctrl_c_reaches_a_script_in_a_separate_session(terminal):
     session = terminal("import os; os.setsid()\n" + TIDY)
     session.expect_exact("up")
     session.sendintr()
@@ -137,7 +137,7 @@ def test_ctrl_c_reaches_a_script_in_a_session_of_its_own(terminal):
     session.expect_exact("ended 0 2")
 
 
-def test_somebody_who_waits_for_what_a_script_has_left_is_told_too(terminal):
+def test_a_wait_for_what_a_script_has_left_is_reported_too(terminal):
     session = terminal(LEAVES_PROGRAM)
     session.expect_exact("up")
     session.sendintr()
@@ -148,7 +148,7 @@ def test_somebody_who_waits_for_what_a_script_has_left_is_told_too(terminal):
     session.expect_exact("ended -2 2", timeout=30)
 
 
-def test_a_script_that_is_saving_may_go_on_when_the_terminal_is_closed(tmp_path):
+def test_a_script_that_is_saving_may_continue_when_the_terminal_is_closed(tmp_path):
     supervisor = SUPERVISOR.replace('print("ended", ', "sys.exit((").replace("_by)", "_by) != (0, 1))")
     code = SAVE.format(file=str(tmp_path / "saved"))
     pid, descriptor = pty.fork()

@@ -110,7 +110,7 @@ def test_a_rank_is_killed_without_a_word(crash):
 
 @pytest.fixture
 def in_little_memory():
-    """Put the process that calls it into a control group of its own, with 150 MB."""
+    """Put the process that calls it into a separate control group, with 150 MB."""
     root = Path("/sys/fs/cgroup")
     is_v1 = (root / "memory").is_dir()
     group = (root / "memory" if is_v1 else root) / f"accel-test-{os.getpid()}"
@@ -237,7 +237,7 @@ def test_the_program_does_not_exist(tmp_path, no_user_config):
     ]
 
 
-def test_a_run_that_succeeds_says_nothing_and_reports_so(crash):
+def test_a_run_that_succeeds_prints_nothing_and_reports_so(crash):
     code, told, report = crash("print('fine')", 2)
     assert (code, told, report["outcome"], report["first_failure"]) == (0, "", "succeeded", None)
 

@@ -134,7 +134,7 @@ def test_to_dict_survives_json():
     assert (data["ranks"][1]["signal"], data["ranks"][1]["exception"]) == ("SIGTERM", None)
 
 
-def test_moments_of_failures_are_told_by_the_clock_on_the_wall():
+def test_moments_of_failures_are_reported_by_the_clock_on_the_wall():
     before = datetime.now(UTC)
     first, second = report(failed(1, at=time.monotonic() - 60), failed(1, at=time.monotonic())).ranks
     assert before - timedelta(seconds=61) < first.failed_at <= datetime.now(UTC) - timedelta(seconds=60)

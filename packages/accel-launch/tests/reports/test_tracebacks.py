@@ -128,5 +128,5 @@ def test_an_exception_in_words(exception, words):
         ("loss is nan", False),
     ],
 )
-def test_what_is_said_of_a_lost_peer_is_no_first_cause(message, is_lost):
+def test_what_is_reported_of_a_lost_peer_is_no_first_cause(message, is_lost):
     assert FoundException("RuntimeError", message).is_about_a_lost_peer is is_lost

@@ -19,7 +19,7 @@ OWN_IMAGE = BASIS | {"image_uri": "me/image:1"}
 """For jobs whose container has accel already."""
 
 
-def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for, wheels):
+def test_the_full_request_of_a_file_that_accelerate_wrote(request_for, wheels):
     """But for the versions in it, with which no container runs accel."""
     config = dict(read_config(PEER_FILE).values)
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_no_wheel_of_a_job_takes_its_siblings_from_an_index(request_for, wheels,
 
 
 @pytest.mark.parametrize("own", ["accel @ https://x/accel.zip\n", ALL_WHEELS, "git+https://h/accel.git\n"])
-def test_the_folder_of_a_job_may_say_where_accel_is(request_for, tmp_path, own):
+def test_the_folder_of_a_job_may_specify_where_accel_is(request_for, tmp_path, own):
     (tmp_path / "requirements.txt").write_text(own)
     assert job_of(request_for(str(tmp_path / "train.py"), config=BASIS))["requirements"] is None
 

@@ -74,7 +74,7 @@ def amazon(tmp_path, monkeypatch):
 
 
 def installed_by(amazon, job) -> list[str]:
-    """Return the lines of the `requirements.txt` beside the script."""
+    """Return the lines of the `requirements.txt` next to the script."""
     place = json.loads(job["HyperParameters"]["sagemaker_submit_directory"])
     if not place.startswith("s3://"):  # in an isolated container it is a channel
         (place,) = (

@@ -16,8 +16,9 @@ import torch
 from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
 from accel_ops.transport import Transport
-from accel_state.arrival import await_arrival, by_process, earlier_divergence, note_wait
+from accel_state.arrival import await_arrival, by_process, earlier_divergence
 from accel_state.errors import DistributedOperationException
+from accel_state.lost_rank import note_wait
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.user_warnings import OWN_PACKAGES, call_site
 

@@ -18,7 +18,7 @@ Point = namedtuple("Point", "x y")
 
 
 class Encoding(UserDict):
-    """Like a tokenizer's result: a mapping with attributes beside its items."""
+    """Like a tokenizer's result: a mapping with attributes next to its items."""
 
     def __init__(self, data: dict[str, Any], encodings: object = None) -> None:
         super().__init__(data)
@@ -187,7 +187,7 @@ class Unchangeable(dict):
         raise TypeError("cannot be changed")
 
 
-def test_a_dict_that_cannot_be_changed_is_built_anew():
+def test_a_dict_that_cannot_be_changed_is_built_again():
     result = recursively_apply(torch.neg, Unchangeable(x=torch.ones(1)))
     assert type(result) is Unchangeable
     assert result["x"].item() == -1
@@ -210,7 +210,7 @@ def test_any_change_of_the_structure_changes_its_text(other):
     assert structure_of({"a": torch.ones(2), "b": [torch.ones(3)]}) != structure_of(other)
 
 
-def test_nesting_is_told_apart():
+def test_nesting_is_distinguished():
     one, two = torch.ones(1), torch.ones(1)
     assert structure_of([[one], two]) != structure_of([one, [two]])
 

@@ -95,20 +95,6 @@ def await_arrival(
     )
 
 
-def note_wait(error: RuntimeError, operation: str) -> None:
-    """Add to the error of a backend, which does not know for what it was used, where this rank waited."""
-    error.add_note(
-        f"This rank was in `{operation}`, called from {call_site()}, and waited for the other ranks to call it too. "
-        "`accel launch --debug` names the call that each rank made instead."
-    )
-
-
-def note_lost_rank(error: RuntimeError, operation: str) -> None:
-    """Do as `note_wait` if a backend raised the error, and nothing for others, which ``operation`` may raise too."""
-    if "gloo" in str(error) or "NCCL" in str(error):
-        note_wait(error, operation)
-
-
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
     return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])

@@ -150,7 +150,7 @@ class DDPCommunicationHookType(BaseEnum):
     BATCHED_POWER_SGD = "batched_power_sgd"
 
 
-# What users may write in place of a member, for type checkers; where there is none of an enum, its words are open.
+# Words that users may write in place of a member, for type checkers; an enum without such an alias has open words.
 PrecisionName: TypeAlias = Literal["no", "fp8", "fp16", "bf16"]
 FP8BackendName: TypeAlias = Literal["NO", "TE", "MSAMP", "AO"]
 RNGName: TypeAlias = Literal[

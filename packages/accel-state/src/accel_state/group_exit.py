@@ -119,6 +119,7 @@ def _wait_for_callbacks() -> None:
         known = {
             thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
         }
+        # Threads of C++ code run Python in a frame that `threading` does not know.
         foreign = sys._current_frames().keys() - known
         if len(foreign) <= _thread._count() + 1 - len(known):  # the script started these, by `_thread`
             return
@@ -145,10 +146,12 @@ def _end_after_failure(failure: BaseException) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        if isinstance(failure, KeyboardInterrupt):
+        if isinstance(
+            failure, KeyboardInterrupt
+        ):  # end by the signal, so that shells and launchers see an interrupt
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        os._exit(1)
+        os._exit(1)  # not `sys.exit`, after which the interpreter would wait for the group's threads
 
 
 def _end_if_failed(has_ended: threading.Event) -> None:

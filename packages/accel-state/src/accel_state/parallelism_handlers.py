@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
-COMM_STRATEGIES = ("allgather", "alltoall")
-ATTENTION_IMPLEMENTATIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
+PipelineSchedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
+CommStrategy: TypeAlias = Literal["allgather", "alltoall"]
+AttentionImplementation: TypeAlias = Literal["flash_attention_2", "flash_attention_3", "sdpa"]
 
 
 @dataclass
@@ -46,15 +47,15 @@ class TorchContextParallelConfig:
         ConfigError: If ``indivisible`` or ``cp_comm_strategy`` is unknown.
     """
 
-    cp_comm_strategy: str | None = None
+    cp_comm_strategy: CommStrategy | None = None
     cuts_batches: bool = False
     is_balanced: bool = True
-    indivisible: str = "pad"
+    indivisible: Literal["pad", "refuse"] = "pad"
 
     def __post_init__(self) -> None:
         check_choice("indivisible", self.indivisible, ("pad", "refuse"))
         _read_missing(self, "", "cp_comm_strategy")
-        check_choice("cp_comm_strategy", self.cp_comm_strategy, COMM_STRATEGIES)
+        check_choice("cp_comm_strategy", self.cp_comm_strategy, get_args(CommStrategy))
 
 
 @dataclass
@@ -72,11 +73,11 @@ class DeepSpeedSequenceParallelConfig:
 
     sp_seq_length: int | None = None
     sp_seq_length_is_variable: bool | None = None
-    sp_attn_implementation: str | None = None
+    sp_attn_implementation: AttentionImplementation | None = None
 
     def __post_init__(self) -> None:
         _read_missing(self, "", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
-        check_choice("sp_attn_implementation", self.sp_attn_implementation, ATTENTION_IMPLEMENTATIONS)
+        check_choice("sp_attn_implementation", self.sp_attn_implementation, get_args(AttentionImplementation))
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
             raise ConfigError(
                 "`sp_seq_length` is needed if `sp_seq_length_is_variable` is False. Pass the length of the sequences."
@@ -102,14 +103,14 @@ class PipelineParallelConfig:
         ConfigError: If there is no such schedule, a number is below 1, or the schedule is for another number of stages.
     """
 
-    schedule: str | None = None
+    schedule: PipelineSchedule | None = None
     num_micro_batches: int | None = None
     split_points: str | Sequence[str] = "auto"
     stages_per_rank: int | None = None
 
     def __post_init__(self) -> None:
         _read_missing(self, "pp_", "schedule", "num_micro_batches", "stages_per_rank")
-        check_choice("schedule", self.schedule, PIPELINE_SCHEDULES)
+        check_choice("schedule", self.schedule, get_args(PipelineSchedule))
         is_interleaved = self.schedule == "interleaved_1f1b"
         if self.stages_per_rank is None:
             self.stages_per_rank = 2 if is_interleaved else 1

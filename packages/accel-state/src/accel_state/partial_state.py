@@ -11,13 +11,13 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 import torch
 import torch.distributed as dist
 
-from accel_state.arrival import note_wait
 from accel_state.delegation import delegated
 from accel_state.devices.backend import current_device_backend
 from accel_state.enums import DistributedType
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import SharedState
 from accel_state.group_exit import leave_group
+from accel_state.lost_rank import note_wait
 from accel_state.process_group import is_group_up
 from accel_state.runtime import Runtime, current_runtime, get_or_create_runtime, has_runtime, reset_runtime
 from accel_state.splitting import split_between_processes

@@ -39,7 +39,7 @@ OPTIONS = frozenset(
         "world_size",
     }
 )
-"""What a user may set: the arguments of `torch.distributed.init_process_group`."""
+"""Arguments of `torch.distributed.init_process_group` that a user may set."""
 _STORE_BACKLOG = 2048
 _store: Store | None = None
 """Of the latest group, which it outlives: other ranks may be on their way to the next while rank 0 ends this one."""
@@ -210,7 +210,7 @@ def is_group_on(requested: str, backend: str | None) -> bool:
 
 
 def _meet(topology: Topology, *, claim: str, timeout: timedelta) -> dict[str, Any]:
-    """Wait for all ranks; return the arguments of the group that say where it exchanges its addresses."""
+    """Wait for all ranks; return the arguments of the group with the store for its addresses."""
     global _store
     file = read("debug_rdv_file")
     if file is not None:

@@ -22,7 +22,7 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Package(NamedTuple):
-    """What must be installed for one availability check.
+    """Packages that one availability check needs.
 
     ``module`` is what would be imported. One of ``distributions`` must have installed it; the first is the one to
     recommend. ``minimum`` is the oldest version that is accepted.

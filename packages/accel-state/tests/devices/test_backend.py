@@ -210,7 +210,7 @@ print(device_backend_of(state.device).place(Topology(1, 2, 1, 2)))
 
 
 def placed(folder, *, name, plugin):
-    """In a process of its own: torch's spare device type can be given a name only once."""
+    """In a separate process: torch's spare device type can be given a name only once."""
     script = folder / "place.py"
     script.write_text(PLACING)
     return name, run_script(script, name, plugin, timeout_s=60)

@@ -36,7 +36,7 @@ def test_gpus_that_would_hang_in_peer_to_peer_access_do_without(two_gpus):
     assert (variable("NCCL_P2P_DISABLE"), variable("NCCL_IB_DISABLE")) == ("1", "1")
 
 
-def test_what_the_user_says_of_peer_to_peer_access_counts(two_gpus, monkeypatch):
+def test_what_the_user_sets_for_peer_to_peer_access_counts(two_gpus, monkeypatch):
     two_gpus("NVIDIA GeForce RTX 4090", "535.86.05")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
     with pytest.warns(UserWarning, match="disabled: NCCL_IB_DISABLE=1. A"):

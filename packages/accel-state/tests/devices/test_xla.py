@@ -38,7 +38,7 @@ def calls(monkeypatch):
     return calls
 
 
-def test_xla_tells_device_and_place(calls):
+def test_xla_reports_device_and_place(calls):
     backend = device_backend("xla")
     assert isinstance(backend, DeviceBackend)
     assert backend.unavailable_reason() is None

@@ -49,7 +49,7 @@ def test_read_refuses_a_name_that_is_not_in_the_table():
         read("usecpu")
 
 
-def test_is_set_tells_given_from_absent_and_blank():
+def test_is_set_distinguishes_given_from_absent_and_blank():
     assert is_set("use_cpu", {"ACCELERATE_USE_CPU": "0"})
     assert not is_set("use_cpu", {"ACCELERATE_USE_CPU": " "})
     assert not is_set("use_cpu", {})

@@ -69,7 +69,7 @@ def test_other_text_is_refused(parser, given):
         parser(given)
 
 
-def test_a_parser_says_what_it_accepts():
+def test_a_parser_names_what_it_accepts():
     assert parsers.choice("no", "bf16").accepts == "one of: no, bf16"
     assert parsers.choice("no", "bf16").choices == ("no", "bf16")
     assert parsers.unless("auto", parsers.count, None).accepts == "a whole number of at least 1, or `auto`"

@@ -25,7 +25,7 @@ def test_the_machine_follows_from_consecutive_ranks(rank, size, local_rank, loca
     assert (found.node_rank, found.num_nodes) == node
 
 
-def test_ranks_on_one_machine_meet_on_loopback_unless_told_otherwise():
+def test_ranks_on_one_machine_meet_on_loopback_unless_configured_otherwise():
     assert OPENMPI.topology(ompi(0, 2, 0, 2)).master_addr == "127.0.0.1"
     told = ompi(0, 2, 0, 2) | {"MASTER_ADDR": "head", "MASTER_PORT": "5"}
     found = OPENMPI.topology(told)

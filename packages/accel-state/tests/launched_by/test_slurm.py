@@ -63,7 +63,7 @@ def test_the_step_wins_over_the_larger_job():
     assert topology(TASK | job) == topology(TASK)
 
 
-def test_the_job_fills_in_for_what_the_step_does_not_say():
+def test_the_job_fills_in_for_what_the_step_does_not_specify():
     found = topology(
         {
             "SLURM_STEPID": "0",
@@ -79,7 +79,7 @@ def test_the_job_fills_in_for_what_the_step_does_not_say():
 
 
 def test_the_jobs_list_of_tasks_is_not_taken_for_that_of_a_smaller_step():
-    """srun --ntasks=2 in a job of 8 tasks, where the step says nothing about its tasks per node."""
+    """srun --ntasks=2 in a job of 8 tasks, where the step is silent about its tasks per node."""
     step = {name: value for name, value in TASK.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
     found = topology(
         step

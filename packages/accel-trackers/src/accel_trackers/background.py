@@ -172,7 +172,7 @@ class BackgroundLog:
         except caught as error:
             failure = TrackerError(
                 f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}. "
-                "With `on_error='warn'` the run goes on."
+                "With `on_error='warn'` the run continues."
             )
             failure.__cause__ = error
             self._failures[id(tracker)].add(failure)

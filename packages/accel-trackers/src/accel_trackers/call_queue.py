@@ -103,7 +103,7 @@ class CallQueue:
                 raise TrackerError(
                     f"The tracker `{self._name}` has hung for {self._stall_timeout_s:g} s, with "
                     f"{self._items.qsize()} logged values not written. Check that the service "
-                    "answers; with `on_error='warn'` the run goes on."
+                    "answers; with `on_error='warn'` the run continues."
                 )
             num_done = self._num_done
 

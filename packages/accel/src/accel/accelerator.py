@@ -54,7 +54,6 @@ from accel_state import GradientState as GradientState
 from accel_state import ParallelismConfig as ParallelismConfig
 from accel_state import PartialState as PartialState
 from accel_state import current_runtime
-from accel_state.arrival import note_lost_rank
 from accel_state.delegation import AttributeProperty, delegated
 from accel_state.enums import DistributedType as DistributedType
 from accel_state.enums import DynamoBackend as DynamoBackend
@@ -68,6 +67,7 @@ from accel_state.gradient_state import current_gradient
 from accel_state.kwargs_handler import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
+from accel_state.lost_rank import note_lost_rank
 from accel_state.partial_state import ProcessView
 from accel_state.runtime import reset_runtime
 from accel_state.user_warnings import warn_user
@@ -295,7 +295,7 @@ class Accelerator(ProcessView):
     def end_training(self) -> None:
         """Finish the running save, close all trackers, and destroy the process group. Every rank must call it.
 
-        The next `Accelerator` of this process starts a run of its own, with its own settings and process group.
+        The next `Accelerator` of this process starts a new run, with its own settings and process group.
 
         Raises:
             CheckpointError: If a save in the background failed; raised after everything is closed.
@@ -505,6 +505,8 @@ class Accelerator(ProcessView):
 
     # One for each usual order of loaders and others, as no type expresses "each loader becomes a prepared one". Bare
     # `DataLoader`, because jedi takes no overload by `DataLoader[Any]`; it does not understand `*Ts` at all.
+    # An optimizer keeps its class: no type is "an `AdamW` that has `step_was_skipped`", and with our class instead
+    # `optimizer = accelerator.prepare(optimizer)` would be red. Checked scripts read `optimizer_step_was_skipped`.
     @overload
     def prepare(self, a: DataLoader, /, *, device_placement: Placement = ...) -> PreparedLoader: ...
 

@@ -225,7 +225,7 @@ def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -
     if config.split_batches:
         raise ConfigError(
             f"`split_batches` is {split_batches} here and {config.split_batches} in `dataloader_config`. "
-            "Pass it in `dataloader_config` alone."
+            "Pass it only in `dataloader_config`."
         )
     return replace(config, split_batches=bool(split_batches))
 

@@ -349,4 +349,5 @@ class PreemptionSync:
             f"killed with exit code {self._exit_code}.\n"
         )
         sys.stderr.flush()
+        # Not `sys.exit`, which ends this thread only; the main thread may be in a collective that never ends.
         os._exit(self._exit_code)

@@ -141,7 +141,7 @@ def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
     assert run.accelerator.save_iteration == 12
 
 
-def test_the_newest_is_loaded_and_the_numbers_go_on_after_it(tmp_path):
+def test_the_newest_is_loaded_and_the_numbers_continue_after_it(tmp_path):
     run = Run(folder=str(tmp_path))
     for value in (10, 11, 12):
         run.custom[0].value = value
@@ -167,7 +167,7 @@ def test_the_steps_are_counted_over_several_runs(tmp_path):
     assert [read_manifest(folder / f"checkpoint_{number}").step for number in (0, 1)] == [3, 5]
 
 
-def test_a_folder_for_a_checkpoint_that_gets_its_name_by_itself_has_no_effect_and_that_is_told(tmp_path):
+def test_a_folder_for_a_checkpoint_that_gets_its_name_by_itself_has_no_effect_and_that_is_reported(tmp_path):
     run = Run(folder=str(tmp_path / "project"))
     with pytest.warns(UserWarning, match="`output_dir='elsewhere'` has no effect"):
         saved = run.accelerator.save_state("elsewhere")
@@ -248,7 +248,7 @@ def test_a_save_over_an_existing_checkpoint_keeps_what_a_person_put_there(tmp_pa
     assert not (tmp_path / "a" / "optimizer_1.bin").exists()
 
 
-def test_a_folder_that_somebody_made_is_filled(tmp_path):
+def test_a_folder_that_exists_already_is_filled(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "tokens.json").write_text("{}")
     run = saved(tmp_path / "a")
@@ -275,7 +275,7 @@ def test_a_save_behind_the_loop_holds_the_moment_of_the_call(tmp_path):
         assert other.state() == expected
 
 
-def test_a_save_behind_the_loop_writes_in_a_thread_of_its_own(tmp_path, monkeypatch):
+def test_a_save_behind_the_loop_writes_in_a_separate_thread(tmp_path, monkeypatch):
     threads = set()
     append = FileSink._append
 
@@ -338,7 +338,7 @@ def test_the_end_of_training_raises_a_failure_in_the_background(tmp_path):
         run.accelerator.end_training()
 
 
-def test_what_cannot_be_copied_is_told_by_the_handle_and_the_numbers_go_on(tmp_path):
+def test_what_cannot_be_copied_is_reported_by_the_handle_and_the_numbers_continue(tmp_path):
     run = Run(folder=str(tmp_path))
     run.custom[0].value = object()
     handle = run.accelerator.save_state(blocking=False)
@@ -373,7 +373,7 @@ def save_behind_with_one_failing_whom_only_one_asks(folder):
     return told
 
 
-def test_ranks_go_the_same_way_after_a_failure_that_one_of_them_has_been_told(world, tmp_path):
+def test_ranks_go_the_same_way_after_a_failure_that_one_of_them_knows(world, tmp_path):
     first, second = world(2).run(save_behind_with_one_failing_whom_only_one_asks, str(tmp_path))
     reason = "rank 1: KeyError: 'no luck here'"
     assert reason in first[0]  # by the handle
@@ -400,7 +400,7 @@ def load_after_a_failure_that_only_one_was_told(folder, *, names_folder):
 
 
 @pytest.mark.parametrize("names_folder", [True, False])
-def test_every_rank_loads_after_a_failure_that_one_of_them_has_not_been_told(world, tmp_path, names_folder):
+def test_every_rank_loads_after_a_failure_that_one_of_them_does_not_know(world, tmp_path, names_folder):
     loaded = world(2).run(
         load_after_a_failure_that_only_one_was_told, str(tmp_path), names_folder=names_folder
     )
@@ -508,7 +508,7 @@ def read_parts(folder, *, resume):
     return read
 
 
-def test_every_rank_goes_on_with_its_own_part_of_a_stream(world, tmp_path):
+def test_every_rank_continues_with_its_own_part_of_a_stream(world, tmp_path):
     before = world(2).run(read_parts, str(tmp_path / "a"), resume=False)
     after = world(2).run(read_parts, str(tmp_path / "a"), resume=True)
     assert [one + rest for one, rest in zip(before, after, strict=True)] == [[*range(10)], [*range(10, 23)]]
@@ -528,7 +528,7 @@ def save_in_own_folder(folder):
     accelerator.save_state(f"{folder}/{accelerator.process_index}")
 
 
-def test_ranks_that_name_different_folders_are_told(world, tmp_path):
+def test_ranks_that_name_different_folders_are_reported(world, tmp_path):
     with pytest.raises(CheckpointError, match="ranks save to different folders"):
         world(2).run(save_in_own_folder, str(tmp_path))
 
@@ -549,7 +549,7 @@ def load_with_one_broken(folder):
         return str(error)
 
 
-def test_what_one_rank_cannot_load_is_told_by_all(world, tmp_path):
+def test_what_one_rank_cannot_load_is_reported_by_all(world, tmp_path):
     here, there = world(2).run(load_with_one_broken, str(tmp_path / "a"))
     assert "rank 1" in here
     assert "random_states_1.pkl" in there
@@ -666,7 +666,7 @@ class Holder:
         (Progress(Color.RED, {}, BEGUN), f"{__name__}.Progress"),
     ],
 )
-def test_what_cannot_be_saved_is_said_when_it_is_registered(value, name):
+def test_what_cannot_be_saved_is_reported_when_it_is_registered(value, name):
     accelerator = Accelerator(cpu=True)
     accelerator.register_for_checkpointing(Holder(1))
     message = f"`custom_checkpoint_1.pkl` cannot be saved: `inner.0` is a `{name}`.*add_safe_globals"
@@ -675,7 +675,7 @@ def test_what_cannot_be_saved_is_said_when_it_is_registered(value, name):
     assert len(accelerator._custom_objects) == 1
 
 
-def test_classes_that_torch_is_told_of_are_saved_and_loaded(tmp_path):
+def test_classes_registered_with_torch_are_saved_and_loaded(tmp_path):
     accelerator = Accelerator(cpu=True)
     value = Progress(Color.RED, {"a": torch.ones(2)}, BEGUN)
     holder = Holder(value)
@@ -716,7 +716,7 @@ def test_an_object_may_register_itself_before_it_has_a_state(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["free_memory", "end_training"])
-def test_the_copy_of_a_save_in_the_background_is_given_back(tmp_path, end):
+def test_the_snapshot_of_a_save_in_the_background_is_released(tmp_path, end):
     def num_weights():
         gc.collect()
         tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]

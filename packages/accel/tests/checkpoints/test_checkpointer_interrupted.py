@@ -267,7 +267,7 @@ PLACES = ("_begin", "files_to_save", "_snapshot", "start", "write_files", "commi
 
 
 def save_with_interrupts_on(rank, root, is_numbered, is_blocking):
-    """Interrupt the saves of one rank, in one place after the other; all ranks go on to the next save."""
+    """Interrupt the saves of one rank, in one place after the other; all ranks continue to the next save."""
     run = Run(root, is_numbered=is_numbered, is_blocking=is_blocking)
     run.save_and_wait()
     is_here = run.accelerator.process_index == rank

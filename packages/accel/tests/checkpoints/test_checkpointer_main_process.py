@@ -137,7 +137,7 @@ def test_the_main_process_saves_a_replicated_model_alone(world, tmp_path):
     folder = tmp_path / "checkpoints"
     assert {outcome[1] for outcome in outcomes} == {str(folder / "checkpoint_4")}
     assert [outcome[-1] for outcome in outcomes] == [[0, 1, 2]] * 3
-    # It says so once, and waits once.
+    # It warns once, and waits once.
     assert len(shown) == 1
     assert "Ranks 1, 2 did not call `save_state` in time, so the main process saves" in shown[0]
     assert "move it out of `if accelerator.is_main_process`" in shown[0]
@@ -170,7 +170,7 @@ def come_late(folder):
     return path, told, told_again, run.gathered_ranks()
 
 
-def test_a_rank_that_comes_late_is_told_and_stays_in_step(world, tmp_path):
+def test_a_rank_that_comes_late_is_reported_and_stays_in_step(world, tmp_path):
     (path, told, again, gathered), (late_path, late_told, late_again, _) = world(2).run(
         come_late, str(tmp_path)
     )

@@ -38,8 +38,8 @@ def save_in_world(folder, *, loads=False, num=1):
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("loads", [False, True])
-def test_a_run_beside_one_that_goes_on_is_warned_once(world, tmp_path, caplog, num_ranks, loads):
-    world(num_ranks).run(save_in_world, str(tmp_path), num=5)  # whose processes go on
+def test_a_run_next_to_one_that_continues_is_warned_once(world, tmp_path, caplog, num_ranks, loads):
+    world(num_ranks).run(save_in_world, str(tmp_path), num=5)  # whose processes continue
     accelerator = run_in(tmp_path)
     if loads:
         accelerator.load_state()

@@ -17,7 +17,7 @@ def names(folder):
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def test_the_best_checkpoints_are_kept_beside_the_newest(tmp_path):
+def test_the_best_checkpoints_are_kept_next_to_the_newest(tmp_path):
     retention = Retention(newest=1, best=2, metric="loss")
     project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, retention=retention)
     accelerator = Accelerator(cpu=True, project_config=project)

@@ -9,7 +9,7 @@ from accel_state.errors import CheckpointError
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_the_manifest_tells_strategy_format_and_classes(tmp_path):
+def test_the_manifest_reports_strategy_format_and_classes(tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(nn.Linear(2, 2))
     accelerator.save_state(tmp_path / "a")

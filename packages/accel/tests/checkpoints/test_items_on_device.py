@@ -25,7 +25,7 @@ def test_a_background_save_has_the_values_at_the_time_of_the_call_on_a_device(tm
         handle = accelerator.save_state(tmp_path / name, blocking=False)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.fill_(7)  # asked for at once: the device must copy first
+                parameter.fill_(7)  # requested at once: the device must copy first
             optimizer.optimizer.state[next(iter(model.parameters()))]["exp_avg"].fill_(7)
         drawn = torch.rand(3, device=accelerator.device)
         handle.wait()

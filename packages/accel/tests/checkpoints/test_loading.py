@@ -112,12 +112,12 @@ def load_what_there_is(folder):
 
 
 @pytest.mark.parametrize("left", ["", "checkpoints/.checkpoint_0.part"])
-def test_a_project_without_a_complete_checkpoint_starts_anew_where_it_may(world, tmp_path, left):
+def test_a_project_without_a_complete_checkpoint_restarts_where_it_may(world, tmp_path, left):
     (tmp_path / left).mkdir(parents=True, exist_ok=True)
     assert world(2).run(load_what_there_is, str(tmp_path)) == [(False, True)] * 2
 
 
-def test_a_run_that_starts_anew_beside_a_broken_checkpoint_is_warned(tmp_path):
+def test_a_run_that_restarts_next_to_a_broken_checkpoint_is_warned(tmp_path):
     project = ProjectConfiguration(project_dir=tmp_path, automatic_checkpoint_naming=True)
     accelerator = Accelerator(cpu=True, project_config=project)
     saved = accelerator.save_state()
@@ -129,9 +129,9 @@ def test_a_run_that_starts_anew_beside_a_broken_checkpoint_is_warned(tmp_path):
     assert [one.filename for one in warned] == [__file__]
 
 
-def test_a_missing_checkpoint_is_an_error_that_says_how_to_start_anew(tmp_path):
+def test_a_missing_checkpoint_is_an_error_that_explains_how_to_restart(tmp_path):
     accelerator = Accelerator(cpu=True, project_dir=tmp_path)
-    with pytest.raises(CheckpointError, match="or `missing_ok=True` to start anew"):
+    with pytest.raises(CheckpointError, match="or `missing_ok=True` to start from the beginning"):
         accelerator.load_state()
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 class Run:
-    """A run whose only weight and optimizer state have one value, so that two saves are told apart."""
+    """A run whose only weight and optimizer state have one value, so that two saves are distinguished."""
 
     def __init__(self, root, *, total_limit=None, is_numbered=True):
         project = ProjectConfiguration(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 FOLDER = Path(__file__).parent / "earlier_files" / "within_an_accumulation"
 
 
-def test_an_earlier_checkpoint_goes_on_as_it_did_then():
+def test_an_earlier_checkpoint_continues_as_it_did_then():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

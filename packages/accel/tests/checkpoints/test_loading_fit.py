@@ -254,7 +254,7 @@ def test_a_loader_resumes_on_request(tmp_path, caplog, config, arguments, read):
     assert ("in the middle of an epoch of loader 0" in caplog.text) == (len(read) == 4)
 
 
-def test_a_save_after_a_loop_that_was_left_is_told_once_where_loaders_resume(tmp_path, caplog):
+def test_a_save_after_a_loop_that_was_left_is_reported_once_where_loaders_resume(tmp_path, caplog):
     accelerator = build()
     [loader] = accelerator._dataloaders
     message = "no position in the epoch of loader 0: a loop was left early"

@@ -223,7 +223,7 @@ def test_a_symbolic_link_to_anything_but_a_file_is_refused(checkpoint, name):
 
 @pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors", "accel_checkpoint.json"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_file_that_was_cut_is_refused(checkpoint, name, share):
+def test_a_truncated_file_is_refused(checkpoint, name, share):
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     refused(checkpoint, match=name)

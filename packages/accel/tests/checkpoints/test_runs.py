@@ -1,4 +1,4 @@
-"""Checkpoints inside an accumulation: it goes on as if it had never been saved, or begins anew and says so."""
+"""Checkpoints inside an accumulation: it continues as if it had never been saved, or begins again and warns."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ def unbroken(weighted):
 
 @pytest.mark.parametrize("saved_after", [1, 2, 3])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_window_goes_on_where_it_was_saved(tmp_path, weighted, saved_after):
+def test_a_window_continues_where_it_was_saved(tmp_path, weighted, saved_after):
     first = Run()
     first.train(range(saved_after), weighted=weighted)
     first.accelerator.save_state(tmp_path)
@@ -226,7 +226,7 @@ def logged():
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_another_number_of_ranks_keeps_the_order_or_says_how_to(world, tmp_path, kind):
+def test_another_number_of_ranks_keeps_the_order_or_explains_how_to(world, tmp_path, kind):
     (uninterrupted, _), _ = world(2).run(epochs, tmp_path / "saved", kind, is_resumed=False)
     (same, lines), _ = world(2).run(epochs, tmp_path / "saved", kind, is_resumed=True)
     assert same == uninterrupted

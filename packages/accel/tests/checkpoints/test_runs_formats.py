@@ -33,7 +33,7 @@ def test_the_format_that_the_manifest_names_comes_first():
     assert formats_of(names) == [{0: "full"}, {0: "sharded"}]
 
 
-def test_other_formats_are_asked_only_for_what_is_missing():
+def test_other_formats_are_queried_only_for_what_is_missing():
     names = ["pytorch_model_fsdp_0/.metadata", "model_1.safetensors", "optimizer_0/.metadata"]
     assert formats_of(names, num_models=1) == [{1: "full"}, {}]
     assert formats_of(names, num_models=2) == [{0: "sharded", 1: "full"}, {0: "sharded"}]

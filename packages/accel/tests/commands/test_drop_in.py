@@ -99,7 +99,7 @@ def test_a_command_that_others_wrote_is_named_and_stays(environment, capsys):
     assert not file.exists()
 
 
-def test_windows_says_that_there_is_no_command(environment, monkeypatch):
+def test_windows_reports_that_there_is_no_command(environment, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "name", "nt")
         said = state_of(environment[1])
@@ -142,6 +142,6 @@ def test_accelerate_itself_must_be_uninstalled_first(tmp_path, monkeypatch):
     assert {one.name for one in tmp_path.iterdir()} == {"accelerate"}
 
 
-def test_status_says_whether_it_is_installed(capsys):
+def test_status_shows_whether_it_is_installed(capsys):
     assert run("status") == 0
     assert capsys.readouterr().out.startswith("Installed, by" if path_file().exists() else "Not installed.")

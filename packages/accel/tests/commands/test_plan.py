@@ -87,7 +87,7 @@ def test_copies_of_the_model_are_a_mesh_of_two_axes(capsys):
     assert "Replicate, Shard(0)" in text
 
 
-def test_layers_that_ranks_share_are_cut_before_they_are_sharded(model_file, capsys):
+def test_layers_are_split_by_tp_before_they_are_sharded(model_file, capsys):
     model_file.write_text(MODULE.replace("class Net(nn.Module):", "class Net(nn.Module):" + SHARED))
     assert plan("--num_processes", "4", "--tp_size", "2", "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -110,7 +110,7 @@ class Net(nn.Module):
 """
 
 
-def test_experts_are_spread_before_they_are_sharded(model_file, capsys):
+def test_experts_are_distributed_before_they_are_sharded(model_file, capsys):
     model_file.write_text("import torch\nfrom torch import nn\n" + EXPERTS)
     assert plan("--num_processes", "4", "--ep_size", "2", "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -123,7 +123,7 @@ def test_experts_are_spread_before_they_are_sharded(model_file, capsys):
     assert "on dp_shard 4, ep 2" in capsys.readouterr().out
 
 
-def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
+def test_json_reports_bytes_of_each_parameter_on_its_own(capsys):
     assert plan("--num_processes", "4", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert [unit["modules"] for unit in told["units"]] == [
@@ -154,7 +154,7 @@ RUNNING = """
 """
 
 
-def test_a_sequence_length_tells_activations(model_file, capsys):
+def test_a_sequence_length_reports_activations(model_file, capsys):
     model_file.write_text(MODULE + RUNNING)
     told = []
     for tokens in ("16", "32"):
@@ -196,7 +196,7 @@ def test_layouts_that_fit_are_proposed_those_that_send_least_first(capsys):
     assert "dp_replicate 4" not in text
 
 
-def test_where_nothing_fits_the_closest_is_told(capsys):
+def test_where_nothing_fits_the_closest_is_reported(capsys):
     assert plan("--fit", "4:1kB") == 0
     assert "No layout fits" in (text := capsys.readouterr().out)
     assert "Closest comes dp_shard 4, with 27.19 KiB" in text
@@ -322,7 +322,7 @@ def test_an_encoder_and_decoder_are_planned_and_a_model_of_pictures_is_refused_i
     assert "The ViTForImageClassification cannot run on tokens alone" in error
 
 
-def test_the_sizes_say_how_many_processes_there_are(plan_kind):
+def test_the_sizes_specify_how_many_processes_there_are(plan_kind):
     text = plan_kind("llama", "--dp_shard_size", "4", "--tp_size", "2", "--sequence_length", "8")
     assert "among 4 ranks (dp_shard)" in text
     assert "among 2 ranks (tp)" in text

@@ -50,6 +50,6 @@ def test_it_finds_a_set_up_without_a_main_process_bad():
         check_processes(Confused())
 
 
-def test_every_check_says_what_it_holds():
+def test_every_check_names_what_it_holds():
     assert [check.__name__.removeprefix("check_").replace("_", " ") for check in setup_check.CHECKS] == NAMES
     assert all(check.__doc__ for check in setup_check.CHECKS)

@@ -49,7 +49,7 @@ def test_a_command_that_takes_too_long_is_ended():
     assert not [child for child in psutil.Process().children() if code in child.cmdline()]
 
 
-def test_output_comes_back_only_when_asked_for(capfd):
+def test_output_comes_back_only_when_requested(capfd):
     assert run_command(python("print(1)"), return_stdout=True) == "1\n"
     assert run_command(python("print(1)")) is None
     assert capfd.readouterr() == ("", "")

@@ -76,7 +76,7 @@ def test_classes_are_skipped_as_a_whole():
     assert (len(result.skipped), result.wasSuccessful()) == (1, True)
 
 
-def test_slow_tests_run_when_they_are_asked_for(monkeypatch):
+def test_slow_tests_run_when_they_are_requested(monkeypatch):
     monkeypatch.delenv("RUN_SLOW", raising=False)
     assert reason_to_skip(requirements.slow) == "test is slow"
     monkeypatch.setenv("RUN_SLOW", "yes")

@@ -110,7 +110,7 @@ def load_state_of_rank_0(kind, is_empty, state):
 
 @pytest.mark.parametrize("is_empty", [False, True])
 @pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
-def test_a_whole_state_of_rank_0_comes_into_a_sharded_model(world, kind, is_empty):
+def test_a_full_state_of_rank_0_comes_into_a_sharded_model(world, kind, is_empty):
     expected = make_model(kind).state_dict()
     for state in world(2).run(load_state_of_rank_0, kind, is_empty, expected):
         assert list(state) == list(expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -142,8 +142,8 @@ class MegatronLMPlugin:
     optimizer_cpu_offload: bool | None = None
     use_precision_aware_optimizer: bool | None = None
     decoder_last_pipeline_num_layers: int | None = None
-    recompute_granularity: str | None = None
-    recompute_method: str | None = None
+    recompute_granularity: Literal["full", "selective"] | None = None
+    recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = None
     attention_backend: bool | None = None
     expert_model_parallel_size: int | None = None
@@ -164,10 +164,10 @@ class MegatronLMPlugin:
     is_train_batch_min: bool = True
     train_iters: int | None = None
     train_samples: int | None = None
-    weight_decay_incr_style: str = "constant"
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
     start_weight_decay: float | None = None
     end_weight_decay: float | None = None
-    lr_decay_style: str = "linear"
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
     lr_decay_iters: int | None = None
     lr_decay_samples: int | None = None
     lr_warmup_iters: int | None = None

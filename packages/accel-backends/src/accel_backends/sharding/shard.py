@@ -158,7 +158,6 @@ def cut_group(
     """
     if settings.has_master_weights:
         store_in_fp32(found.tensor for found in owned)
-    # Why: docs/decisions/0014-layers-are-cut-by-torchs-styles-before-they-are-sharded.md
     for cut in cut_layers:
         cut(owned)
     # Why: docs/decisions/0011-models-are-always-sharded-through-one-path.md

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_backends.handlers.comm_hooks import restart
 from accel_backends.unwrap import innermost
-from accel_state.arrival import note_lost_rank
+from accel_state.lost_rank import note_lost_rank
 from accel_state.user_warnings import warn_user
 
 _NOBODY: frozenset[int] = frozenset()

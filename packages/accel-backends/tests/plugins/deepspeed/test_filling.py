@@ -137,7 +137,7 @@ CONFIG_WINS = {
 
 
 @pytest.mark.parametrize(("key", "said", "value", "who"), FILLED)
-def test_an_auto_becomes_what_the_run_says(key, said, value, who):
+def test_an_auto_becomes_what_the_run_specifies(key, said, value, who):
     filled = fill(nested(key, "auto"), Facts(**{**BATCHES, **said}))
     assert value_of(filled.config, key) == value
     assert filled.origins[key] == who
@@ -148,7 +148,7 @@ def test_every_rule_has_a_row_here():
 
 
 @pytest.mark.parametrize(("key", "case"), REFUSED.items())
-def test_a_value_that_was_asked_for_and_contradicts_the_config_is_refused(key, case):
+def test_a_value_that_was_requested_and_contradicts_the_config_is_refused(key, case):
     fact, asked, written = case
     with pytest.raises(ConfigError, match="contradict each other") as refusal:
         fill(nested(key, written), Facts(**BATCHES, **{fact: Said(asked, "`--flag`")}), source="`ds.json`")
@@ -158,7 +158,7 @@ def test_a_value_that_was_asked_for_and_contradicts_the_config_is_refused(key, c
 
 
 @pytest.mark.parametrize(("key", "case"), CONFIG_WINS.items())
-def test_a_value_of_the_config_holds_against_what_the_script_suggests_and_that_is_told(key, case):
+def test_a_value_of_the_config_holds_against_what_the_script_suggests_and_that_is_reported(key, case):
     fact, asked, written = case
     filled = fill(nested(key, written), Facts(**{**BATCHES, fact: Said(asked, "x")}), source="`ds.json`")
     assert value_of(filled.config, key) == written
@@ -179,7 +179,7 @@ def test_a_batch_size_that_one_of_the_loaders_has_is_no_contradiction(written):
     assert fill({"train_micro_batch_size_per_gpu": written}, Facts(**BATCHES)).notes == ()
 
 
-def test_all_contradictions_come_in_one_error_with_who_said_what():
+def test_all_contradictions_come_in_one_error_with_who_specified_what():
     config = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0, "gradient_accumulation_steps": 10}
     said = Facts(
         **BATCHES,
@@ -215,7 +215,7 @@ def test_a_train_batch_size_that_is_not_the_product_is_refused():
         fill(config, Facts(**BATCHES))
 
 
-def test_a_micro_batch_size_that_nobody_says_follows_from_the_others():
+def test_a_micro_batch_size_that_is_not_set_follows_from_the_others():
     config = {"train_batch_size": 32, "gradient_accumulation_steps": 2}
     filled = fill(config, Facts(num_data_ranks=Said(4, "the run")))
     assert filled.config["train_micro_batch_size_per_gpu"] == 4
@@ -233,7 +233,7 @@ def test_one_step_of_accumulation_is_what_every_run_has_and_contradicts_nothing(
 
 
 @pytest.mark.parametrize("precision", ["no", "fp8"])
-def test_a_precision_of_the_config_holds_where_no_other_is_asked_for(precision):
+def test_a_precision_of_the_config_holds_where_no_other_is_requested(precision):
     filled = fill({"bf16": {"enabled": True}}, Facts(**BATCHES, mixed_precision=Said(precision, "x")))
     assert (filled.config["bf16"], filled.config["fp16"]) == ({"enabled": True}, {"enabled": False})
 
@@ -247,7 +247,7 @@ def test_autocast_of_the_config_leaves_parameters_in_fp32(precision):
     assert filled[precision]["enabled"] is True
 
 
-def test_fp16_casts_the_inputs_where_the_config_says_nothing_of_it():
+def test_fp16_casts_the_inputs_unless_the_config_has_a_value():
     said = Facts(**BATCHES, mixed_precision=Said("fp16", "x"))
     assert fill({}, said).config["fp16"] == {"auto_cast": True, "enabled": True}
     assert fill({"fp16": {"enabled": "auto"}}, said).config["fp16"] == {"enabled": True}
@@ -273,12 +273,12 @@ def test_layers_that_no_ranks_share_need_no_section(written):
     assert filled.get("tensor_parallel") == written.get("tensor_parallel")
 
 
-def test_logits_may_be_cut_where_the_config_asks_for_it():
+def test_logits_may_be_sharded_where_the_config_requests_it():
     section = {"autotp_size": 2, "vocab_parallel_lm_head": True}
     assert fill({"tensor_parallel": section}, Facts(**BATCHES)).config["tensor_parallel"] == section
 
 
-def test_what_somebody_asks_for_is_written_although_the_config_leaves_it_out():
+def test_what_is_requested_is_written_although_the_config_leaves_it_out():
     said = Facts(
         offload_param_device=Said("cpu", "x"), offload_optimizer_device=Said("none", "default", True)
     )
@@ -287,7 +287,7 @@ def test_what_somebody_asks_for_is_written_although_the_config_leaves_it_out():
     }
 
 
-def test_an_auto_that_nobody_can_fill_is_named_with_what_could():
+def test_an_auto_that_cannot_be_filled_is_named_with_what_could():
     config = {
         "optimizer": {"type": "auto", "params": {"lr": "auto"}},
         "zero_optimization": {"reduce_bucket_size": "auto"},
@@ -309,7 +309,7 @@ def test_an_auto_that_nobody_can_fill_is_named_with_what_could():
     ]
 
 
-def test_sections_of_deepspeed_that_have_an_auto_of_their_own_and_unknown_ones_pass_untouched():
+def test_sections_of_deepspeed_with_a_separate_auto_and_unknown_ones_pass_untouched():
     own = {
         "zero_optimization": {
             "stage": 3,
@@ -330,7 +330,7 @@ def test_the_config_that_was_given_stays_as_it_is():
     assert config == {"zero_optimization": {"stage": "auto"}}
 
 
-def test_what_is_said_alone_fills_no_default():
+def test_what_is_set_alone_fills_no_default():
     config = {"gradient_clipping": "auto", "train_batch_size": "auto", "zero_optimization": {"stage": "auto"}}
     filled = fill_said(config, Facts(zero_stage=Said(2, "default", is_default=True)))
     assert filled.config == {**config, "zero_optimization": {"stage": 2}}

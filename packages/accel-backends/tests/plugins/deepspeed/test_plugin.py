@@ -61,7 +61,7 @@ def test_defaults():
     assert filled.config["steps_per_print"] == math.inf
 
 
-def test_a_filled_config_is_shown_and_filled_anew_for_the_next_model():
+def test_a_filled_config_is_shown_and_filled_again_for_the_next_model():
     config = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}, "train_batch_size": "auto"}
     plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
     shown = plugin.deepspeed_config
@@ -106,7 +106,7 @@ def test_a_file_fills_the_fields_and_the_arguments_fill_its_auto(tmp_path):
     assert filled.config["train_batch_size"] == 80
 
 
-def test_what_is_said_twice_must_agree(tmp_path, monkeypatch):
+def test_what_is_set_twice_must_agree(tmp_path, monkeypatch):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
     monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.5")
@@ -120,7 +120,7 @@ def test_what_is_said_twice_must_agree(tmp_path, monkeypatch):
     )
 
 
-def test_keys_of_the_launchers_file_are_refused_beside_a_config(monkeypatch):
+def test_keys_of_the_launchers_file_are_refused_next_to_a_config(monkeypatch):
     monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", "zero_stage,zero3_init_flag,mixed_precision")
     DeepSpeedPlugin()
     with pytest.raises(ConfigError, match=r"says too: `zero_stage`, `mixed_precision`. Leave these out"):
@@ -227,7 +227,7 @@ def test_a_run_without_deepspeed_has_no_active_plugin():
         get_active_deepspeed_plugin(AcceleratorState(cpu=True))
 
 
-def test_sharded_building_needs_stage_3_and_is_told_otherwise():
+def test_sharded_building_needs_stage_3_and_is_rejected_otherwise():
     with pytest.warns(UserWarning, match="`zero3_init_flag` has no effect with ZeRO stage 2"):
         plugin = DeepSpeedPlugin(zero_stage=2, zero3_init_flag=True)
     assert not plugin.is_zero3_init_enabled()
@@ -260,11 +260,11 @@ def with_layers(size):
         (4, MeshLayout(tp=4)),
     ],
 )
-def test_the_config_arranges_the_ranks_by_those_that_share_layers(size, expected):
+def test_the_config_arranges_the_ranks_by_tp_group(size, expected):
     assert with_layers(size).default_layout(FOUR) == expected
 
 
-def test_ranks_that_cannot_share_layers_evenly_are_refused():
+def test_ranks_that_cannot_share_a_tp_group_evenly_are_refused():
     with pytest.raises(
         ConfigError, match="`tensor_parallel.autotp_size` is 3 .*does not divide the 4 processes"
     ):
@@ -278,7 +278,7 @@ def test_a_layout_that_contradicts_the_config_is_refused(tp):
         with_layers(2).settle_layout(MeshLayout(dp_shard=4 // tp, tp=tp))
 
 
-def test_a_layout_fills_how_many_ranks_share_layers():
+def test_a_layout_fills_the_tp_size():
     plugin = DeepSpeedPlugin()
     plugin.settle_layout(MeshLayout(dp_shard=2, tp=2))
     assert plugin.deepspeed_config["tensor_parallel"] == {

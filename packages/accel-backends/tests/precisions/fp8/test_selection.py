@@ -42,7 +42,7 @@ def test_without_a_library_it_is_an_error_and_no_other_precision(installed, gpu,
         select_precision(name, device_backend=gpu)
 
 
-def test_what_is_installed_is_taken_where_nobody_chooses(installed, te, gpu):
+def test_what_is_installed_is_taken_by_default(installed, te, gpu):
     installed("transformer_engine")
     assert select_precision("fp8", device_backend=gpu).fp8_backend == FP8BackendType.TE
 
@@ -73,7 +73,7 @@ def test_a_torchao_that_is_not_made_for_this_torch_is_an_error(installed, gpu, m
         select_precision("fp8", device_backend=gpu)
 
 
-def test_the_script_wins_over_the_launcher_which_is_told(te, gpu):
+def test_the_script_wins_over_the_launcher_which_is_reported(te, gpu):
     with patch_environment(ACCELERATE_FP8_BACKEND="AO"):
         with pytest.warns(
             UserWarning, match="asks for `fp8_backend` AO, the script for TE; the script's holds"
@@ -101,7 +101,7 @@ def test_names_are_known_in_any_case():
         selection.recipe_named("ta")
 
 
-def test_autocast_cannot_be_switched_off_beside_8_bits(te, gpu):
+def test_autocast_cannot_be_switched_off_next_to_8_bits(te, gpu):
     handlers = collect([TERecipeKwargs(), AutocastKwargs(enabled=False)])
     with pytest.raises(ConfigError, match="leaves nothing in bf16"):
         select_precision("fp8", device_backend=gpu, handlers=handlers)

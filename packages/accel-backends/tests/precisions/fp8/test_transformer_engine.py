@@ -88,11 +88,11 @@ def test_a_state_dict_is_that_of_the_plain_model(te):
     model.load_state_dict(network().state_dict())
 
 
-def test_nothing_of_the_library_is_there_before_somebody_imports_it():
+def test_nothing_of_the_library_is_there_before_its_import():
     assert not has_transformer_engine_layers(network())
 
 
-def test_training_computes_in_8_bits_and_evaluation_where_asked(te, gpu):
+def test_training_computes_in_8_bits_and_evaluation_on_request(te, gpu):
     for in_evaluation in (False, True):
         te.entered.clear()
         precision = fp8(gpu, use_autocast_during_eval=in_evaluation)
@@ -139,7 +139,7 @@ def test_nothing_converted_is_an_error(te, gpu):
         ),
     ],
 )
-def test_recipes_have_what_the_settings_say(te, settings, kind, values):
+def test_recipes_have_what_the_settings_specify(te, settings, kind, values):
     recipe = make_recipe(TERecipeKwargs(**settings))
     assert type(recipe).__name__ == kind
     for name, value in values.items():

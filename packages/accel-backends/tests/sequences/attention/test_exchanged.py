@@ -1,4 +1,4 @@
-"""Attention by exchange of heads is that of one process over whole sequences, forward and backward."""
+"""Attention by exchange of heads is that of one process over full sequences, forward and backward."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_keys_are_repeated_no_more_than_needed():
     assert key_repeats(12, 3, num_ranks=2) == 2
 
 
-def test_heads_that_cannot_be_dealt_are_refused_with_what_could():
+def test_heads_that_cannot_be_distributed_are_refused_with_what_could():
     with pytest.raises(
         ConfigError, match=r"6 heads .* 4 ranks \(`sp_size`\).* to one of 1, 2, 3, 6, or .* `cp_size`"
     ):

@@ -1,4 +1,4 @@
-"""Both ways in which ranks compute attention over shared sequences, beside torch's on whole ones."""
+"""Both ways in which ranks compute attention over shared sequences, next to torch's on whole ones."""
 
 import pytest
 import torch

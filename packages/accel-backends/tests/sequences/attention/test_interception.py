@@ -51,7 +51,7 @@ def test_a_second_run_computes_with_the_sequences_of_the_first():
     assert sorted(caught.calls[4:]) == [(6, True)] * 2 + [(8, True)] * 2
 
 
-def test_a_second_run_of_one_of_two_forward_passes_is_refused_where_nothing_tells_which():
+def test_a_second_run_of_one_of_two_forward_passes_is_refused_where_nothing_reports_which():
     caught = Caught(Attention())
     losses = caught.checkpointed(3) + caught.checkpointed(4)
     with pytest.raises(ConfigError, match="`a` ran forward on two batches"):

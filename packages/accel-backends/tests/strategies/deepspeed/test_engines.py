@@ -22,7 +22,7 @@ class Sums(nn.Module):
 
 
 @pytest.mark.parametrize("auto_cast", [True, False])
-def test_inputs_of_a_model_that_is_not_trained_are_cast_in_fp16_where_the_config_asks(auto_cast):
+def test_inputs_of_a_model_that_is_not_trained_are_cast_in_fp16_on_request(auto_cast):
     config = {"fp16": {"enabled": True, "auto_cast": auto_cast}}
     model = place_for_evaluation(Sums(), config, context=SimpleNamespace(device=torch.device("cpu")))
     outputs = model({"rows": torch.ones(3, 2)}, index=torch.arange(3))

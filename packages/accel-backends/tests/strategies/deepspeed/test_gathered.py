@@ -3,7 +3,7 @@ import torch
 from accel_backends import GatheredParameters
 
 
-def test_parameters_that_nobody_shards_are_whole_already():
+def test_parameters_without_shards_are_unsharded_already():
     model = torch.nn.Linear(2, 2)
     with GatheredParameters(model.parameters(), modifier_rank=0), GatheredParameters(model.weight):
         model.weight.data.fill_(1.0)

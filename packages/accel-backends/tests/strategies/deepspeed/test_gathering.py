@@ -24,7 +24,7 @@ def loader(batch_size):
     return DataLoader(torch.zeros(12, 1), batch_size=batch_size)
 
 
-def test_a_trained_model_says_sizes_rates_and_lengths(context):
+def test_a_trained_model_specifies_sizes_rates_and_lengths(context):
     GradientState(GradientAccumulationPlugin(num_steps=3))
     model = nn.Linear(1, 1)
     model.config = SimpleNamespace(text_config=SimpleNamespace(hidden_size=64))
@@ -43,7 +43,7 @@ def test_a_trained_model_says_sizes_rates_and_lengths(context):
     assert facts.eps is None
 
 
-def test_a_model_that_is_not_trained_asks_for_nothing(context):
+def test_a_model_that_is_not_trained_requests_nothing(context):
     GradientState(GradientAccumulationPlugin(num_steps=3))
     facts = gather_facts(Part(nn.Linear(1, 1)), loaders=[], context=context)
     assert facts.micro_batch_sizes.value == (1,)

@@ -48,7 +48,7 @@ def test_a_file_is_filled_as_far_as_it_is_known(tmp_path):
     assert seen["zero_optimization.reduce_bucket_size"][1].startswith("not known yet: needs a model")
 
 
-def test_ranks_that_share_layers_are_told_by_the_flag_or_the_file(tmp_path):
+def test_the_flag_or_the_file_sets_the_tp_ranks(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}))
     arguments = {"deepspeed_config_file": (str(file), "x"), "num_processes": (8, "x")}
@@ -61,7 +61,7 @@ def test_ranks_that_share_layers_are_told_by_the_flag_or_the_file(tmp_path):
         rows(**arguments, parallelism_tp_size=(2, "`--tp`"))
 
 
-def test_contradictions_are_told_here_too(tmp_path):
+def test_contradictions_are_reported_here_too(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     with pytest.raises(ConfigError, match="`zero_optimization.stage` is 2 by .*, but 3 by `--zero_stage`"):

@@ -172,6 +172,7 @@ def _values_in(memory: torch.Tensor, job: Sequence[_Part]) -> Iterator[tuple[_Pa
 
 def _memory_of(part: _Part) -> Any:
     """Return the memory of a tensor that a part is read into."""
+    # Not `tensor.numpy()`, which refuses bfloat16 and fp8.
     address = part.tensor.data_ptr() + part.first * part.stored.itemsize
     return (ctypes.c_char * part.num_bytes).from_address(address)
 

@@ -50,6 +50,7 @@ class _Placeholder(torch.Tensor):
             _refuse_address(args[0]._weight)
         if forwards.depth:
             return _call_with_values(func, args, kwargs or {})
+        # `state_dict` detaches each parameter, and gets the stored values; other code that detaches gets metadata.
         if func == torch.Tensor.detach and sys._getframe(1).f_code is nn.Module._save_to_state_dict.__code__:
             return args[0]._weight.shared_values()
         return _metadata_of_values(func, args, kwargs or {})
@@ -125,6 +126,7 @@ def weight_of(tensor: object) -> OffloadedWeight | None:
 def make_plain(tensor: torch.Tensor) -> torch.Tensor:
     """Turn a placeholder, or a tensor with its class, into an ordinary tensor of any shape and device, in place."""
     usual = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+    # In place: optimizers and tied modules that refer to the placeholder must have the tensor.
     tensor.__class__ = tensor.__dict__.pop("resident_class", usual)
     for name in ("_weight", "_itself"):
         tensor.__dict__.pop(name, None)

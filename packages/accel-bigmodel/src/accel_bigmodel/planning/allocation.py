@@ -227,7 +227,7 @@ class _Planner:
         return self._main == "cpu" or self._used[self._main] + 2 * largest <= self._limits[self._main]
 
     def uses_main_device(self) -> bool:
-        """Whether the whole model has a place, and some of it on the accelerator that runs offloaded modules."""
+        """Whether the full model fits, with a part of it on the accelerator that runs offloaded modules."""
         return bool(self._used[self._main]) and all(piece in self._placed for piece in self._waiting)
 
     def warn_of_prefetching(self) -> None:

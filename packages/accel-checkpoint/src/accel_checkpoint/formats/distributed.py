@@ -137,7 +137,7 @@ def read_metadata(path: Path) -> dict[str, Entry]:
     The table is a pickle. It may name only the classes of a table; any other class could run code.
 
     Raises:
-        CheckpointError: If it names another class, is damaged, or contradicts itself.
+        CheckpointError: If it names another class, is damaged, or is inconsistent.
     """
     try:
         check_pickle(pickled := path.read_bytes())

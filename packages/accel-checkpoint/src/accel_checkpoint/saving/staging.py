@@ -348,6 +348,7 @@ def exchange(first: Path, second: Path) -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
+    # `os` lacks it, and two calls of `os.rename` have a moment at which a kill leaves no checkpoint under its name.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -130,7 +130,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def follows_random_state(self) -> bool:
-        """Whether the order of an epoch is drawn from torch's default generator: the sampler has none of its own."""
+        """Whether the order of an epoch is drawn from torch's default generator: the sampler has no generator."""
         return self._source.lacks_generator
 
     @property

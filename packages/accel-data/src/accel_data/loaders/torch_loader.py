@@ -258,7 +258,7 @@ class DataLoaderAdapter(Delegating, DataLoader[Any]):
         except TypeError as error:
             if is_iterable(self.base_dataloader):
                 raise TypeError(
-                    f"A loader over a stream has no length of its own: {error}. Give the data set a `__len__` that "
+                    f"A loader over a stream has no length: {error}. Give the data set a `__len__` that "
                     "returns its number of samples, or count steps in the loop."
                 ) from None
             raise

@@ -59,7 +59,7 @@ def _exit_on_signal_of(owner: int, signals: Sequence[int]) -> None:
     """Wait for blocked signals, and end this process at the first one sent by ``owner``."""
     while signal.sigwaitinfo(signals).si_pid != owner:
         pass
-    os._exit(0)
+    os._exit(0)  # not `sys.exit`: a fork has the `atexit` functions of the training process
 
 
 class SignalBlockingProcess(SpawnProcess):

@@ -60,7 +60,7 @@ def describe(report: RunReport) -> str:
     if died:
         lines.append(f"  {_ranks(died)} {'failed, too' if has_lost_peer else 'only died of it'}.")
     if has_lost_peer and not had_ended:
-        lines.append("  It lost a rank, or waited for one that made another call; `--debug` names the calls.")
+        lines.append("  It lost a rank, or waited for one that made another call.")
     last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
     if last_lines:
         lines.append(f"  The last lines of rank {first.rank}:")

@@ -137,7 +137,7 @@ class DeviceBackend:
         return ""
 
     def process_group_options(self) -> dict[str, Any]:
-        """Return the further arguments of ``init_process_group`` on this device."""
+        """Return additional arguments of ``init_process_group`` on this device."""
         return {}
 
     def barrier(self, device: torch.device) -> None:

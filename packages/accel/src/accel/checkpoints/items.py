@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: one item for each object of the run that has a state.
+"""Parts of a checkpoint: one item for each object of the run that has a state.
 
 Saving writes the items, loading reads them, and the manifest describes them.
 """
@@ -357,7 +357,7 @@ class LoaderItem(StateItem):
         if self._was_left_early and self.run.resumes_loaders():
             logger.warning_once(
                 "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
-                "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
+                "`save_state` was called. After `load_state` that epoch starts over. To resume within it, save inside "
                 "the loop.",
                 self.label,
             )

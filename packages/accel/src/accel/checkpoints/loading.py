@@ -323,7 +323,7 @@ def _token_of_rank_0(reports: Sequence[str]) -> str:
         other_rank, other, other_token = given.setdefault(node, (rank, folder, token))
         if folder != other and (token != other_token or not token):
             raise CheckpointError(
-                f"The ranks were asked to load different checkpoints: rank {other_rank} `{other}`, rank {rank} "
+                f"The ranks load different checkpoints: rank {other_rank} `{other}`, rank {rank} "
                 f"`{folder}`. Pass the same folder on every rank."
             )
     return str(json.loads(reports[0])[2])

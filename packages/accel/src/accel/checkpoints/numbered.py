@@ -33,7 +33,7 @@ def newest_checkpoint(folder: Path | None, saver: Saver, *, missing_ok: bool) ->
     if newest is None and not missing_ok:
         raise CheckpointError(
             f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load, "
-            "or `missing_ok=True` to start anew."
+            "or `missing_ok=True` to start from the beginning."
         )
     return newest
 
@@ -48,7 +48,7 @@ def target_of(
     """
     if output_dir is not None:
         warn_user(
-            f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
+            f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints. "
             "Leave it out, or turn `automatic_checkpoint_naming` off.",
         )
     if folder is None:
@@ -57,8 +57,8 @@ def target_of(
     # A part of one machine, whose checkpoint was never completed, is invisible to the main process and replaced here.
     if target.exists() and not may_exist and not is_part(target):
         raise ConfigError(
-            f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
-            "`accelerator.project_configuration.iteration` to the number to go on with."
+            f"The checkpoint `{target}` exists. Load it to resume from it, or set "
+            "`accelerator.project_configuration.iteration` to the next number."
         )
     return target
 
@@ -74,7 +74,7 @@ def notice_other_run(folder: Path, *, before: int | None) -> int | None:
     if is_of_other:
         logger.warning_once(
             "Another run saves in `%s` too: each of them may remove the other's checkpoints, or load them. Give "
-            "each run a `project_dir` of its own, or end one of them.",
+            "each run its `project_dir`, or end one of them.",
             folder,
         )
     return newest_number

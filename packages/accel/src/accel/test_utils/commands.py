@@ -24,7 +24,7 @@ class SubprocessCallException(RuntimeError):
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What a command returned and printed, by lines."""
+    """The exit code of a command and what it printed, by lines."""
 
     returncode: int
     stdout: list[str]

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import nn
 
@@ -26,6 +26,8 @@ from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime, has_runtime
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
+
+OffloadDevice: TypeAlias = Literal["none", "cpu", "nvme"]
 
 
 @dataclass
@@ -66,8 +68,8 @@ class DeepSpeedPlugin:
     gradient_clipping: float | str | None = None
     zero_stage: int | None = None
     is_train_batch_min: bool = True
-    offload_optimizer_device: str | None = None
-    offload_param_device: str | None = None
+    offload_optimizer_device: OffloadDevice | None = None
+    offload_param_device: OffloadDevice | None = None
     offload_optimizer_nvme_path: str | None = None
     offload_param_nvme_path: str | None = None
     zero3_init_flag: bool | None = None

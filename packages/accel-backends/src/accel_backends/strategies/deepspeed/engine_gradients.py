@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-# Why: docs/decisions/0013-deepspeed-steps-when-it-is-told-to.md
+# Why: docs/decisions/0013-deepspeed-steps-when-the-script-does.md
 class EngineGradients:
     """The complete gradients of one engine, between the last backward of an accumulation and the step."""
 

@@ -25,7 +25,7 @@ def test_engines_and_their_optimizers_are_known_by_their_files():
     assert FullFormat().indexes_in(names) == ([2], [])
 
 
-def test_our_own_checkpoints_say_to_which_engine_an_optimizer_belongs():
+def test_our_own_checkpoints_specify_to_which_engine_an_optimizer_belongs():
     names = [*STAGE_3, "pytorch_model/optimizer_1.json", "pytorch_model_1/optimizer_0.json"]
     assert FORMAT.indexes_in(names)[1] == [0, 1]
 
@@ -34,7 +34,7 @@ def test_without_zero_the_optimizer_is_in_the_file_of_the_model():
     assert FORMAT.indexes_in(["pytorch_model/mp_rank_00_model_states.pt"])[1] == [0]
 
 
-def test_a_model_without_an_engine_is_saved_whole():
+def test_a_model_without_an_engine_is_saved_in_full():
     files = FORMAT.model_files(
         {"weight": torch.ones(2)}, index=1, choices=SaveChoices(rank=0, is_writer=True)
     )

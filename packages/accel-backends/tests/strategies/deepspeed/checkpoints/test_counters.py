@@ -11,7 +11,7 @@ def engine(**scaler):
 SAVED = {"overflow": True, "dynamic_loss_scale": True, "loss_scaler": SimpleNamespace(cur_scale=4.0)}
 
 
-def test_an_engine_goes_on_counting_and_scaling_where_another_was():
+def test_an_engine_continues_counting_and_scaling_where_another_was():
     here = engine(cur_scale=1.0)
     restore_counters(here, counters_in({"global_steps": 3, "skipped_steps": 1, "module": {}}, SAVED))
     assert (here.global_steps, here.global_samples, here.skipped_steps) == (3, 0, 1)
