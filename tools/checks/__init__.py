@@ -11,7 +11,17 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
     "layers": ("-c", _LINT_IMPORTS, "--no-cache", "--no-logo"),
     **{
         name: ("-m", f"tools.checks.{name}")
-        for name in ("cycles", "dependencies", "structure", "docstrings", "text", "surface", "workflows", "ceilings", "gpu_table")
+        for name in (
+            "cycles",
+            "dependencies",
+            "structure",
+            "docstrings",
+            "text",
+            "surface",
+            "workflows",
+            "ceilings",
+            "gpu_table",
+        )  # fmt: skip
     },
 }
 """Arguments of Python, in the root of the checkout, by the name of a check."""
