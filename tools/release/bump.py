@@ -1,6 +1,6 @@
 """Give packages their next version: ``python -m tools.release.bump minor accel-data``.
 
-Sets the version with hatch, dates the open section of the changelog, raises the floors of siblings to the versions
+Sets the version with hatchling, dates the open section of the changelog, raises the floors of siblings to the versions
 it was tested with, widens the ranges of dependents that would no longer match, and prints the tag that releases it.
 Without names: every package whose changelog has an open section, the lowest first. It commits nothing.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.setup.environment import installed_hatch
+from tools.setup.environment import HATCH, installed_hatch, program_in
 from tools.setup.running import SetupError
 from tools.workspace import ROOT, Package, is_admitted, lowest_first, read_packages
 
@@ -56,7 +56,9 @@ def bump(root: Path, name: str, part: str, *, date: str) -> str:
         raise SetupError(
             f"`{name}` may need changes of {', '.join(unreleased)} that were not released. Bump that first."
         )
-    subprocess.run([installed_hatch(), "--quiet", "version", part], cwd=package.folder, check=True)
+    installed_hatch()
+    command = [program_in(HATCH, "python"), "-m", "hatchling", "version", part]
+    subprocess.run(command, cwd=package.folder, stdout=subprocess.DEVNULL, check=True)
     version = read_packages(root)[name].version
     text = package.changelog.read_text(encoding="utf-8")
     package.changelog.write_text(OPEN.sub(f"## {version} ({date})", text, count=1), encoding="utf-8")

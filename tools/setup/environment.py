@@ -115,7 +115,7 @@ def installed_hatch() -> Path:
         python = program_in(HATCH, "python")
         with timed("installing hatch"):
             must_run([sys.executable, "-m", "venv", HATCH], environment_with())
-            install = ["install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
+            install = ["install", "-qq", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
             must_run([python, "-m", "pip", *install], environment_with())
             install = ["install", "--quiet", "--python", python, *pins]
             must_run([program_in(HATCH, "uv"), "pip", *install], environment_with(uv_variables()))
