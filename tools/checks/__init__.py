@@ -21,7 +21,7 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
             "workflows",
             "ceilings",
             "gpu_table",
-        )  # fmt: skip
+        )
     },
 }
 """Arguments of Python, in the root of the checkout, by the name of a check."""
