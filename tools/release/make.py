@@ -24,10 +24,10 @@ def make(tag: str) -> None:
         SetupError: If the tag does not fit the source, removals are not announced, or two builds differ.
     """
     package = package_of(tag)
+    installed_hatch()
     notes = notes_of(package)
     NOTES.mkdir(parents=True, exist_ok=True)
     (NOTES / f"{tag}.md").write_text(notes + breakage_of(package, notes), encoding="utf-8")
-    installed_hatch()
     again = ROOT / "build" / "again"
     for folder in (DIST, again):
         command = [program_in(HATCH, "uv"), "build", "--quiet", "--out-dir", folder, package.folder]
