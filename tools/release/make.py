@@ -82,7 +82,8 @@ def breakage_of(package: Package, notes: str) -> str:
     if last is None:
         return ""
     command = [str(program_in(HATCH, "uv")), "tool", "run", "griffe", "check", package.import_name]
-    command += ["--search", str(package.folder.relative_to(ROOT) / "src"), "--against", f"{package.name}-v{last}"]
+    source = package.folder.relative_to(ROOT) / "src"
+    command += ["--search", str(source), "--against", f"{package.name}-v{last}"]
     environ = environment_with({**uv_variables(), "NO_COLOR": "1"})
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     broken = done.stdout + done.stderr if done.returncode else ""
