@@ -24,10 +24,10 @@ def make(tag: str) -> None:
         SetupError: If the tag does not fit the source, removals are not announced, or two builds differ.
     """
     package = package_of(tag)
+    installed_hatch()
     notes = notes_of(package)
     NOTES.mkdir(parents=True, exist_ok=True)
     (NOTES / f"{tag}.md").write_text(notes + breakage_of(package, notes), encoding="utf-8")
-    installed_hatch()
     again = ROOT / "build" / "again"
     for folder in (DIST, again):
         command = [program_in(HATCH, "uv"), "build", "--quiet", "--out-dir", folder, package.folder]
@@ -82,7 +82,8 @@ def breakage_of(package: Package, notes: str) -> str:
     if last is None:
         return ""
     command = [str(program_in(HATCH, "uv")), "tool", "run", "griffe", "check", package.import_name]
-    command += ["--search", str(package.folder / "src"), "--against", f"{package.name}-v{last}"]
+    source = package.folder.relative_to(ROOT) / "src"
+    command += ["--search", str(source), "--against", f"{package.name}-v{last}"]
     environ = environment_with({**uv_variables(), "NO_COLOR": "1"})
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     broken = done.stdout + done.stderr if done.returncode else ""

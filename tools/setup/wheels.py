@@ -12,22 +12,13 @@ from tools.workspace import ROOT, requirement_name
 DIST = ROOT / "dist"
 
 
-def build(folders: Iterable[Path], into: Path = DIST, *, sdist: bool = False) -> list[Path]:
+def build(folders: Iterable[Path], into: Path = DIST) -> list[Path]:
     """Build the wheels of the projects in ``folders`` with hatch's builder, and return all wheels of ``into``."""
     installed_hatch()
-    targets = ["-t", "wheel", *(["-t", "sdist"] if sdist else [])]
     with timed("building wheels"):
         for folder in folders:
-            command = [
-                program_in(HATCH, "python"),
-                "-m",
-                "hatchling",
-                "build",
-                *targets,
-                "-d",
-                into.resolve(),
-            ]
-            must_run(command, environment_with(), cwd=folder)
+            words = ["-m", "hatchling", "build", "-t", "wheel", "-d", into.resolve()]
+            must_run([program_in(HATCH, "python"), *words], environment_with(), cwd=folder)
     return sorted(into.glob("*.whl"))
 
 
