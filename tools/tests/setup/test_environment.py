@@ -5,6 +5,7 @@ from tools.setup.wheels import pinned
 
 SETTINGS = """\
 :env:.find-links='/wheels /more'
+global.cert='/ca.crt'
 global.extra-index-url='\\nfile:///a\\nfile:///b'
 global.find-links='/of-all'
 global.index-url='https://mirror/simple'
@@ -46,6 +47,7 @@ def test_uv_installs_from_where_pip_does():
         "UV_INDEX": "file:///a file:///b",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/ca.crt",
     }
     assert uv_variables_of("") == {}
 
