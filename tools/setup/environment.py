@@ -158,8 +158,8 @@ def uv_variables_of(settings: str) -> dict[str, str]:
             "UV_INDEX": " ".join(places["extra-index-url"]),
             "UV_INDEX_STRATEGY": "unsafe-best-match",
         }
-    if "cert" in places:
-        variables["SSL_CERT_FILE"] = places["cert"][0]
+    same = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
+    variables |= {same[name]: places[name][0] for name in same.keys() & places.keys()}
     if "find-links" in places:
         variables["UV_FIND_LINKS"] = ",".join(places["find-links"])
     return variables

@@ -48,6 +48,7 @@ def test_uv_installs_from_where_pip_does():
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_FIND_LINKS": "/wheels,/more",
         "SSL_CERT_FILE": "/ca.crt",
+        "UV_HTTP_TIMEOUT": "60",
     }
     assert uv_variables_of("") == {}
 
