@@ -176,7 +176,7 @@ def test_a_folder_for_a_checkpoint_that_gets_its_name_by_itself_has_no_effect_an
 
 def test_a_number_that_is_taken_is_refused(tmp_path):
     Run(folder=str(tmp_path)).accelerator.save_state()
-    with pytest.raises(ConfigError, match="checkpoint_0` is there already"):
+    with pytest.raises(ConfigError, match="checkpoint_0` exists"):
         Run(folder=str(tmp_path)).accelerator.save_state()
 
 

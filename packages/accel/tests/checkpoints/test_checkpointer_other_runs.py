@@ -47,7 +47,7 @@ def test_a_run_next_to_one_that_continues_is_warned_once(world, tmp_path, caplog
         accelerator.save_state()
     assert num_warnings(caplog) == 1
     assert f"`{tmp_path / 'checkpoints'}` too: each of them may remove the other's" in caplog.text
-    assert "Give each run a `project_dir` of its own" in caplog.text
+    assert "Give each run a separate `project_dir`" in caplog.text
 
 
 def test_a_run_whose_number_another_one_has_passed_is_warned(tmp_path, caplog):

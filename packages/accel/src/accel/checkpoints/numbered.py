@@ -74,7 +74,7 @@ def notice_other_run(folder: Path, *, before: int | None) -> int | None:
     if is_of_other:
         logger.warning_once(
             "Another run saves in `%s` too: each of them may remove the other's checkpoints, or load them. Give "
-            "each run its `project_dir`, or end one of them.",
+            "each run a separate `project_dir`, or end one of them.",
             folder,
         )
     return newest_number
