@@ -140,7 +140,7 @@ def test_numbers_and_retention_count_with_a_checkpoint_that_cannot_be_read(tmp_p
         assert Path(accelerator.save_state()).name == "checkpoint_3"
         accelerator.save_state()
         accelerator.project_configuration.iteration = 2
-        with pytest.raises(ConfigError, match="checkpoint_2` is there already"):
+        with pytest.raises(ConfigError, match="checkpoint_2` exists"):
             accelerator.save_state()
     (folder / "checkpoint_2").chmod(0o700)
     assert sorted(os.listdir(folder)) == [f"checkpoint_{number}" for number in (1, 2, 3, 4)]
