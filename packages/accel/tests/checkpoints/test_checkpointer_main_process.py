@@ -258,7 +258,7 @@ def save_over_a_number(folder):
     run = Run(folder)
     run.accelerator.save_state()
     run.accelerator.project_configuration.iteration = 0
-    with pytest.raises(ConfigError, match=r"checkpoint_0` is there already"):
+    with pytest.raises(ConfigError, match=r"checkpoint_0` exists"):
         run.accelerator.save_state()
     return run.gathered_ranks()
 
