@@ -117,6 +117,6 @@ def test_two_processes_make_one_run_and_the_other_one_starts_no_thread(world, tm
 
 def test_a_marked_method_keeps_its_name_and_docstring(fresh_state):
     assert Recorder.log.__name__ == "log"
-    assert Recorder.log.__doc__ == "Say something."
+    assert Recorder.log.__doc__ == "Return something."
     assert is_marked(Recorder().log)
     assert not is_marked(Recorder().start)
