@@ -178,7 +178,7 @@ def run_where(results):
     returned = main("main", suffix="!")
     for function in (local_main, last, one, local_zero):
         function()
-    assert (main.__name__, main.__doc__) == ("main", "Say a word.")
+    assert (main.__name__, main.__doc__) == ("main", "Return a word.")
     return ran, returned, results
 
 
