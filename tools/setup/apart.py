@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 from tools.setup.environment import CONSTRAINTS, HATCH, Environment, must_run, program_in, uv_variables
 from tools.setup.running import environment_with
@@ -13,12 +14,15 @@ PEER_FOLDER = ROOT / "build" / "peer"
 CLIENTS_FOLDER = ROOT / "build" / "clients"
 """Folder of small clients of Accelerate, without their image libraries, which are unused here."""
 
+_lock = Lock()  # two engines that are set up side by side may want the same folder
+
 
 def install_apart(environment: Environment, folder: Path, *requirements: str) -> None:
     """Install packages into ``folder``, without their requirements: the ones in use are installed already."""
     words = ["pip", "install", "--quiet", "--no-deps", "--python", environment.python, "--target", folder]
     environ = environment_with({**uv_variables(), "UV_CONSTRAINT": str(CONSTRAINTS), "DS_BUILD_OPS": "0"})
-    must_run([program_in(HATCH, "uv"), *words, *requirements], environ)
+    with _lock:
+        must_run([program_in(HATCH, "uv"), *words, *requirements], environ)
 
 
 def install_peer(environment: Environment) -> None:
