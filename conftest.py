@@ -123,8 +123,9 @@ class UnexpectedSkips:
 
 
 def engines_of(item: pytest.Item) -> set[str]:
-    """Return the engines of which the test needs at least one."""
-    return {str(name) for marker in item.iter_markers("engine") for name in marker.args}
+    """Return the engines of which the test needs at least one; its own mark counts, and not also its file's."""
+    marker = item.get_closest_marker("engine")
+    return set(map(str, marker.args)) if marker else set()
 
 
 def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -1,13 +1,9 @@
-"""Counts the public names of Accelerate, read off its installed modules, and those that accel has at the same paths.
-
-`python integration-tests/accelerate_names.py` prints those that are missing, with the reason, and the counts.
-"""
+"""Counts the public names of Accelerate, read off its installed modules, and those that accel has at the same paths."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -74,16 +70,3 @@ def is_offered(entry: str) -> bool:
 def reason(entry: str) -> str | None:
     """Return why a name is left out, None if no reason is given."""
     return next((text for pattern, text in LEFT_OUT.items() if fnmatch(entry, pattern)), None)
-
-
-def main() -> None:
-    """Print what is missing, with its reason, and the counts."""
-    names = public_names()
-    missing = [entry for entry in names if not is_offered(entry)]
-    for entry in missing:
-        print(f"{entry}: {reason(entry)}")
-    print(f"{len(names) - len(missing)} of {len(names)} public names of Accelerate are at the same paths")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,6 +12,7 @@ from deepspeed_runs import plain
 from torch import nn
 
 from accel import Accelerator, DeepSpeedPlugin
+from accel_backends.unwrap import stepped_optimizer
 from accel_state.errors import AccelError
 
 CLIP, RATE, NUM_STEPS = 0.05, 0.01, 4
@@ -60,7 +61,7 @@ class Run:
     def values(self) -> dict[str, Any]:
         """Return the weights, and what the optimizer keeps of them."""
         strategy = self.accelerator.strategy
-        state = plain(strategy.local_optimizer_state(strategy.bare_optimizer(self.optimizer))["state"])
+        state = plain(strategy.optimizer_tensors(stepped_optimizer(self.optimizer))["state"])
         kept = {f"{number} {kind}": value for number, one in state.items() for kind, value in one.items()}
         return {**self.accelerator.get_state_dict(self.model), **kept}
 

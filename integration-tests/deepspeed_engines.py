@@ -1,7 +1,7 @@
 """Several engines in one run, saved and loaded: `deepspeed_checkpoints.py` calls what is here in each of its phases.
 
-Two train, each with a plugin of its own and with the states of its optimizer on the CPU: adapters in a frozen model
-under ZeRO 3, and a whole model under ZeRO 2. A third, under ZeRO 3, is not trained.
+Two train, each with its own plugin and with the states of its optimizer on the CPU: adapters in a frozen model
+under ZeRO 3, and a full model under ZeRO 2. A third, under ZeRO 3, is not trained.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Engines:
         return {
             **{str(index): values_of(self.accelerator, *each) for index, each in enumerate(trained)},
             "teacher": weights_of(
-                self.accelerator.strategy.local_model_state(self.accelerator.unwrap_model(self.models[-1]))
+                self.accelerator.strategy.model_tensors(self.accelerator.unwrap_model(self.models[-1]))
             ),
         }
 

@@ -1,27 +1,24 @@
-"""Runs scripts of tests by `accel launch` on ranks of this machine, for tests of DeepSpeed."""
+"""Runs scripts of tests on ranks of this machine, for tests of DeepSpeed."""
 
-import sys
 from pathlib import Path
 
+import preloaded
 import torch
 
-from tools.harness.scripts import run_command
+from tools.harness.scripts import run_script
 
 
-def launch(script, folder, *arguments, num_processes=2, flags=(), **environ):
+def launch(script, folder, *arguments, num_processes=2, preload=("deepspeed", *preloaded.ACCEL), **environ):
     """Run ``script`` in ``folder``, and return what it ended with."""
-    command = [
-        sys.executable,
-        "-m",
-        "accel_launch",
-        "launch",
-        "--cpu",
-        f"--num_processes={num_processes}",
-        *flags,
-    ]
-    variables = {"OMP_NUM_THREADS": "1", "HF_HOME": str(Path(folder) / "hf"), **environ}
-    return run_command(
-        [*command, str(script), *map(str, arguments)], cwd=folder, env=variables, timeout_s=400
+    variables = {"ACCELERATE_USE_CPU": "true", "HF_HOME": str(Path(folder) / "hf"), **environ}
+    return run_script(
+        script,
+        *map(str, arguments),
+        num_processes=num_processes,
+        cwd=folder,
+        env=variables,
+        timeout_s=400,
+        preload=preload,
     )
 
 
@@ -30,3 +27,13 @@ def results_of(script, folder, *, num_processes=2):
     done = launch(script, folder, folder, num_processes=num_processes)
     assert done.returncode == 0, done.stdout + done.stderr
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(num_processes)]
+
+
+def assert_equal(found, wanted):
+    """Assert that nested values are equal, tensors bit for bit."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            assert_equal(found[name], value)
+        else:
+            assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name

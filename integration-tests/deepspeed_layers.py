@@ -1,4 +1,4 @@
-"""Trains on four ranks, of which two share layers with DeepSpeed, and writes what came out."""
+"""Trains on four ranks, two TP ranks each, with DeepSpeed, and writes what came out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimize
 
 
 class Run:
-    """A run of two data ranks with two ranks each that share layers, by the config or by `ParallelismConfig`."""
+    """A run of two data ranks with two TP ranks each, by the config or by `ParallelismConfig`."""
 
     def __init__(self, section: str, kind: str, *, by_config: bool = False, num_sharing: int = 2) -> None:
         config: dict[str, Any] = {"zero_optimization": SECTIONS[section]}
@@ -96,7 +96,7 @@ class Run:
         return {"losses": losses, "norms": norms, "seen": torch.cat(seen), "state": self.state()}
 
     def end(self, **options: Any) -> dict[str, Any]:
-        """Train, and let go of the engine."""
+        """Train, and release the engine."""
         found = self.train(**options)
         self.accelerator.free_memory()
         return found

@@ -7,6 +7,7 @@ from torch import nn
 
 from accel import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accel.utils import set_seed
+from accel_backends.unwrap import stepped_optimizer
 from accel_state.runtime import reset_runtime
 
 
@@ -69,10 +70,10 @@ class Run:
 def values_of(accelerator, model, optimizer, scheduler):
     """Return the weights of a model, what its optimizer keeps of them, and how far the scheduler is."""
     strategy = accelerator.strategy
-    state = strategy.local_optimizer_state(strategy.bare_optimizer(optimizer))
+    state = strategy.optimizer_tensors(stepped_optimizer(optimizer))
     return plain(
         {
-            "model": strategy.local_model_state(accelerator.unwrap_model(model)),
+            "model": strategy.model_tensors(accelerator.unwrap_model(model)),
             "optimizer": state["state"],
             "lr": [group["lr"] for group in state["param_groups"]],
             "scheduler": scheduler.state_dict()["last_epoch"],

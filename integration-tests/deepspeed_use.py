@@ -36,7 +36,7 @@ def config(stage: int, **sections: Any) -> dict[str, Any]:
 
 
 def refusal(call: Callable[[], Any], kind: type[Exception] = ConfigError) -> str:
-    """Return what the error of a call says."""
+    """Return the message of the error of a call."""
     try:
         call()
     except kind as error:

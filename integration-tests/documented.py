@@ -35,7 +35,7 @@ class Block:
     """A fenced block.
 
     Attributes:
-        page: Where it stands.
+        page: Where it is.
         line: The number of its first line there.
         language: What its fence says.
         text: What is in it.

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 class Meter:
@@ -105,6 +106,8 @@ def work(package, action, folder, options):
 
 
 def plain(value):
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -115,7 +118,7 @@ def plain(value):
 
 
 def forget(package):
-    """Let the next `Accelerator` of ``package`` begin again."""
+    """Make the next `Accelerator` of ``package`` begin again."""
     if package == "accel":
         importlib.import_module("accel_state.runtime").reset_runtime()
     else:

@@ -1,27 +1,21 @@
-"""Saves that fail in one way each: `python failing_saves.py FOLDER HOW…`.
-
-Each way is tried in a separate process. `FOLDER/HOW.log` states what was not as it must be, and is empty if all was.
-"""
+"""A save that fails in one way: `python failing_saves.py FOLDER HOW`, on one rank or two; an error if it does wrong."""
 
 import ctypes
 import os
 import signal
 import sys
 import time
-import traceback
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from forking import hold_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
 from accel_checkpoint.listing import check_loadable, find_newest
 from accel_state.errors import CheckpointError
 
-LIMIT_S = 60
 NUMBERS_OF_CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capability.h
 
 
@@ -166,116 +160,39 @@ def obey_permissions():
     assert libc.capset(header, sets) == 0
 
 
-class Ranks:
-    """Two processes as a launcher would start them, without one that watches them."""
-
-    def __init__(self, folder, how):
-        self.folder, self.holder = folder, hold_port()
-        port = self.holder.getsockname()[1]
-        self.pids = [fork(lambda rank=rank: rank_main(rank, folder, how, port)) for rank in (0, 1)]
-
-    def told(self):
-        """Return what the ranks that raised received, when all have ended."""
-        end = time.monotonic() + LIMIT_S
-        for pid in self.pids:
-            while os.waitpid(pid, os.WNOHANG) == (0, 0):
-                assert time.monotonic() < end, "a rank waits on"
-                time.sleep(0.02)
-        self.holder.close()
-        files = {rank: self.folder / f"told-{rank}" for rank in (0, 1)}
-        return {rank: file.read_text() for rank, file in files.items() if file.exists()}
-
-
-def rank_main(rank, folder, how, port):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def a_rank_fails(folder, fail):
+    """Save, and save again while ``fail`` is called on the rank that it names; return what the error tells."""
     accelerator, _ = build(folder)
     accelerator.save_state()
-
-    def hook(models, weights, output_dir):
-        if how == f"rank-{rank}-raises":
-            raise KeyError(f"no luck on rank {rank}")
-        if how == f"rank-{rank}-is-killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    accelerator.register_save_state_pre_hook(hook)
-    try:
+    accelerator.register_save_state_pre_hook(lambda *_: fail(accelerator.process_index))
+    with pytest.raises(CheckpointError) as told:
         accelerator.save_state()
-    except CheckpointError as error:
-        Path(folder, f"told-{rank}").write_text(str(error))
-    if how.endswith("raises"):
-        accelerator.wait_for_everyone()
-    os._exit(0)  # the group cannot be ended in good order with one of two
+    must_still_be_there(folder, 0)
+    return accelerator, str(told.value)
 
 
 def a_rank_raises(folder):
-    told = Ranks(folder, "rank-1-raises").told()
-    assert sorted(told) == [0, 1], told
-    assert all("rank 1: KeyError: 'no luck on rank 1'" in message for message in told.values()), told
-    must_still_be_there(folder, 0)
+    def fail(rank):
+        if rank == 1:
+            raise KeyError(f"no luck on rank {rank}")
+
+    accelerator, told = a_rank_fails(folder, fail)
+    assert "rank 1: KeyError: 'no luck on rank 1'" in told
+    accelerator.wait_for_everyone()
 
 
 def a_rank_is_killed(folder):
     """The others hear of it at once, not after the half hour that the process group would wait."""
-    told = Ranks(folder, "rank-1-is-killed").told()
-    assert list(told) == [0], told
-    assert "Rank 1 has ended before it reached" in told[0], told
-    must_still_be_there(folder, 0)
+    _, told = a_rank_fails(folder, lambda rank: rank == 1 and os.kill(os.getpid(), signal.SIGKILL))
+    assert "Rank 1 has ended before it reached" in told
 
 
 def the_rank_that_keeps_the_store_is_killed(folder):
-    told = Ranks(folder, "rank-0-is-killed").told()
-    assert list(told) == [1], told
-    assert "Rank 0" in told[1], told
-    must_still_be_there(folder, 0)
-
-
-WAYS = {
-    way.__name__.replace("_", "-"): way
-    for way in (
-        full_disk,
-        read_only_folder,
-        permission_lost_while_writing,
-        permission_lost_before_the_rename,
-        permission_lost_for_the_old_one,
-        a_rank_raises,
-        a_rank_is_killed,
-        the_rank_that_keeps_the_store_is_killed,
-    )
-}
-
-
-def fork(body):
-    """Run ``body`` in a fork of this process, and return its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        body()
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        os._exit(code)
-
-
-def try_way(folder, how):
-    log = folder / f"{how}.log"
-
-    def body():
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 2)
-        (folder / how).mkdir()
-        WAYS[how](folder / how)
-
-    code = os.waitstatus_to_exitcode(os.waitpid(fork(body), 0)[1])
-    if code == 0:
-        log.write_text("")
+    _, told = a_rank_fails(folder, lambda rank: rank == 0 and os.kill(os.getpid(), signal.SIGKILL))
+    assert "Rank 0" in told
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    warm_up()
-    for name in sys.argv[2:]:
-        try_way(Path(sys.argv[1]), name)
+    globals()[sys.argv[2]](Path(sys.argv[1]))
+    os._exit(0)  # the group cannot be ended in good order with one of two

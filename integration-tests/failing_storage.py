@@ -1,6 +1,10 @@
-"""Save again and again, each time with one call into the file system that fails; see `storage_faults.py`.
+"""Save again and again, each time with one call into the file system that fails.
 
-`forking.Runs` requests the runs. `PROJECT/outcome` says afterwards how many calls failed, and what was wrong then.
+After each fault every rank must have raised an error that names it, or all must have saved; the earlier checkpoint is
+whole; and the next save works, after which no temporary folder is left.
+
+Each rank gets the options of `fail_saves` as JSON. `PROJECT/outcome` has afterwards how many calls failed, and what
+was wrong then.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from forking import serve
+from preloaded import run_with_options
 from safetensors.torch import load_file
 from torch import nn
 
@@ -74,7 +78,7 @@ class Faults:
 
 
 def fail_saves(*, project, mode, error, how, seed, sample):
-    """Fail ``sample`` calls on each rank, or with 0 all of them; rank 0 writes what was wrong to `PROJECT/outcome`."""
+    """Fail ``sample`` calls on each rank; rank 0 writes what was wrong to `PROJECT/outcome`."""
     project, is_numbered = Path(project), mode != "replace"
     place = project / ("checkpoints" if is_numbered else ".")
     folders = ProjectConfiguration(project_dir=str(project), automatic_checkpoint_naming=is_numbered)
@@ -103,8 +107,6 @@ def fail_saves(*, project, mode, error, how, seed, sample):
 
     def together(text):
         texts = [None] * num_ranks
-        if num_ranks == 1:
-            return [text]
         dist.all_gather_object(texts, text)
         return texts
 
@@ -112,14 +114,11 @@ def fail_saves(*, project, mode, error, how, seed, sample):
     save()
     chance, problems, num_cases = random.Random(f"{seed}{mode}{error}{how}"), [], 0
     for victim in range(num_ranks):
-        numbers = itertools.count(1)
-        if sample:
-            faults.arm(10**9, error=error, how=how)
-            save()
-            num_calls = together(faults.count)[victim]
-            faults.disarm()
-            numbers = sorted(chance.sample(range(1, num_calls + 1), min(sample, num_calls)))
-        for at in numbers:
+        faults.arm(10**9, error=error, how=how)
+        save()
+        num_calls = together(faults.count)[victim]
+        faults.disarm()
+        for at in sorted(chance.sample(range(1, num_calls + 1), min(sample, num_calls))):
             before = together(values_in(place) if rank == 0 else None)[0]
             if rank == victim:
                 faults.arm(at, error=error, how=how)
@@ -174,4 +173,4 @@ def values_in(place):
 
 
 if __name__ == "__main__":
-    serve(fail_saves)
+    run_with_options(fail_saves)

@@ -35,10 +35,10 @@ def rows():
     return batches(6 * NUM_ROWS, **SHAPE)
 
 
-def plain():
+def plain(make_optimizer=None, limit=1.0):
     """Return the losses of plain PyTorch."""
-    losses, _ = train_plain(source(), rows(), NUM_ROWS, device=torch.device("cpu"), dtype=None)
-    return losses
+    model = source()
+    return train_plain(model, rows(), NUM_ROWS, (make_optimizer or adamw)(model.parameters()), limit)
 
 
 def adamw(parameters):
@@ -84,7 +84,7 @@ def trained(settings, save_to=None, load_from=None):
         accelerator, engine, optimizer, loader = start(**settings)
         if load_from is not None:
             accelerator.load_state(load_from)
-        losses, _ = train_megatron(accelerator, engine, optimizer, loader)
+        losses = train_megatron(accelerator, engine, optimizer, loader)
         if save_to is not None:
             accelerator.save_state(save_to)
         return losses, engine.grad_norm, accelerator.state.megatron_lm_plugin.global_batch_size
@@ -93,33 +93,7 @@ def trained(settings, save_to=None, load_from=None):
 def clipped(settings, limit):
     """Return the losses of steps whose gradients were clipped."""
     with cpu_for_cuda():
-        accelerator, engine, optimizer, loader = start(make_optimizer=sgd, **settings)
-        engine.train()
-        losses = []
-        for batch in loader:
-            loss = engine(**batch).loss
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(engine.parameters(), limit)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-
-def plainly_clipped(limit):
-    """Return the losses of the same steps of plain PyTorch."""
-    model, losses, all_rows = source().train(), [], rows()
-    optimizer = sgd(model.parameters())
-    for start_of_step in range(0, len(all_rows), NUM_ROWS):
-        some = all_rows[start_of_step : start_of_step + NUM_ROWS]
-        tokens = torch.stack([row["input_ids"] for row in some])
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        return train_megatron(*start(make_optimizer=sgd, **settings), limit)
 
 
 def groups(settings):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 from torch import nn
-
-NUM_WARM = 10
 
 
 def gpt2(*, width: int, num_layers: int, num_heads: int, num_tokens: int, vocabulary: int) -> nn.Module:
@@ -85,54 +82,43 @@ def _layer(block: Any) -> dict[str, torch.Tensor]:
 
 
 def batches(num_rows: int, *, num_tokens: int, vocabulary: int) -> list[dict[str, torch.Tensor]]:
-    """Return rows that count up, each from a number and by a step of its own."""
+    """Return rows that count up, each from a number and by its own step."""
     places = torch.arange(num_tokens)
     rows = [(number * 7 + places * (1 + number % 3)) % vocabulary for number in range(num_rows)]
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def train_plain(
-    model: Any,
-    rows: list[dict[str, torch.Tensor]],
-    num_rows: int,
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> tuple[list[float], float]:
-    """Return the losses of plain PyTorch over batches of ``num_rows``, and tokens per second."""
-    model = model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    losses, began = [], time.perf_counter()
-    steps = range(0, len(rows), num_rows)
-    for step, start in enumerate(steps):
-        if step == min(NUM_WARM, len(steps) - 1):
-            began = time.perf_counter()
-        tokens = torch.stack([row["input_ids"] for row in rows[start : start + num_rows]]).to(device)
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            loss = model(input_ids=tokens, labels=tokens).loss
+    model: Any, rows: list[dict[str, torch.Tensor]], num_rows: int, optimizer: Any, limit: float
+) -> list[float]:
+    """Return the losses of plain PyTorch over batches of ``num_rows``, with gradients of a norm up to ``limit``."""
+    losses = []
+    for start in range(0, len(rows), num_rows):
+        tokens = torch.stack([row["input_ids"] for row in rows[start : start + num_rows]])
+        loss = model.train()(input_ids=tokens, labels=tokens).loss
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    counted = max(1, len(steps) - NUM_WARM) * num_rows * len(rows[0]["input_ids"])
-    return losses, counted / (time.perf_counter() - began)
+    return losses
 
 
-def train_megatron(accelerator: Any, engine: Any, optimizer: Any, loader: Any) -> tuple[list[float], float]:
-    """Return the losses of an epoch, and tokens per second of all ranks."""
-    losses, num_tokens, began = [], 0, time.perf_counter()
+def train_megatron(
+    accelerator: Any, engine: Any, optimizer: Any, loader: Any, limit: float | None = None
+) -> list[float]:
+    """Return the losses of an epoch; ``limit`` is the norm to which a script clips gradients."""
     engine.train()
-    for step, batch in enumerate(loader):
-        if step == min(NUM_WARM, len(loader) - 1):
-            began, num_tokens = time.perf_counter(), 0
+    losses = []
+    for batch in loader:
         loss = engine(**batch).loss
         accelerator.backward(loss)
+        if limit is not None:
+            accelerator.clip_grad_norm_(engine.parameters(), limit)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        num_tokens += batch["input_ids"].numel() * accelerator.state.megatron_lm_plugin.num_data_ranks
-    return losses, num_tokens / (time.perf_counter() - began)
+    return losses
 
 
 def load_gpt2(accelerator: Any, engine: Any, source: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of `test_parallelism_excerpts.py` do: they run blocks of a page with a model of their own."""
+"""What the processes of `test_parallelism_excerpts.py` do: they run blocks of a page with their own model."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ NUM_ROWS = 16
 
 
 class Words(nn.Sequential):
-    """An embedding and a head whose logits stay cut."""
+    """An embedding and a head whose logits stay sharded."""
 
     parallel_plan: ClassVar = {"tensor": {"1": "colwise_loss_parallel"}}
 
@@ -60,7 +60,7 @@ def has_learnt(model, before):
 
 
 def share_vocabulary(text):
-    """Run the block about `loss_parallel`; return whether the loss is that of whole logits."""
+    """Run the block about `loss_parallel`; return whether the loss is that of full logits."""
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
     torch.manual_seed(0)
     model = Words(nn.Embedding(8, 4), nn.Linear(4, 8))
@@ -79,7 +79,7 @@ def share_sequences(text):
 
 
 def share_stages(text):
-    """Run the block about pipelines that share sequences; return whether this rank's stage has learnt."""
+    """Run the block about pipelines with CP or SP; return whether this rank's stage has learnt."""
     made = prepared(pp_size=2, sp_size=2, sp_backend="torch")
     before = whole_values(made["model"])
     return has_learnt(run(text, **made)["model"], before)

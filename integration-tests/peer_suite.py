@@ -1,4 +1,4 @@
-"""Runs Accelerate's own tests on accel: ``python integration-tests/peer_suite.py [--sdist FILE] [FILE.py …]``.
+"""Runs Accelerate's own tests on accel: ``python integration-tests/peer_suite.py [FILE.py …]``.
 
 The tests come from Accelerate's source distribution on PyPI and are run as they are, once with Accelerate and once with
 accel, which stands in for it. What passes with Accelerate on this machine must pass with accel, but for the tests in
@@ -9,10 +9,13 @@ accel, which stands in for it. What passes with Accelerate on this machine must 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
@@ -21,19 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import peer_sources
-
 HERE = Path(__file__).parent
 
 REASONS = HERE / "peer_suite.toml"
 BUILD = HERE.parent / "build"
+RELEASE = "1.15.0"
+SHA256 = "5654f8c5eaa0d4fa68b33e287a97765da6849bf6d51dcac874e73fbbddfb6134"
 ALONE = ("test_accelerator.py::AcceleratorTester::test_free_memory_dereferences_prepared_components",)
 """They measure the memory of the whole machine, so they run once more when the other side does not run."""
 WITHOUT_SUBJECT = ("test_examples.py",)
 """They start the examples of Accelerate's repository, which the archive lacks."""
 NEEDED = ("parameterized", "torchdata")
 """What the tests import and the environment of libraries lacks."""
-FILE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 300
 
 ASK = """
@@ -59,6 +61,24 @@ def _install(folder: Path, *requirements: str) -> Path:
     return folder
 
 
+def sources() -> Path:
+    """Return the folder of Accelerate's source distribution; download, check and unpack it if it is not there."""
+    folder, name = BUILD / "peer_sources", f"accelerate-{RELEASE}"
+    if (folder / name).is_dir():
+        return folder / name
+    archive = folder / f"{name}.tar.gz"
+    if not archive.is_file():
+        options = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", folder)
+        _pip("download", *options, f"accelerate=={RELEASE}")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise SystemExit(f"`{archive}` is not the archive of Accelerate {RELEASE}: its SHA-256 is {digest}.")
+    with tempfile.TemporaryDirectory(dir=folder) as staging, tarfile.open(archive) as opened:
+        opened.extractall(staging, filter="data")
+        (Path(staging) / name).rename(folder / name)
+    return folder / name
+
+
 @dataclass(frozen=True)
 class Suite:
     """Accelerate's tests in a folder, and how they are run.
@@ -74,17 +94,16 @@ class Suite:
     peer: Path
 
     @classmethod
-    def prepare(cls, folder: Path, *, sdist: Path | None = None) -> Suite:
+    def prepare(cls, folder: Path) -> Suite:
         """Return the suite, copied into a folder, which is made; downloads what is not there."""
-        sources = peer_sources.unpacked(sdist)
-        for source in (sources / peer_sources.TESTS, (sources / peer_sources.SCRIPTS).parent):
-            shutil.copytree(source, folder / source.name, dirs_exist_ok=True)
+        for source in ("tests", "src/accelerate/test_utils"):
+            shutil.copytree(sources() / source, folder / Path(source).name, dirs_exist_ok=True)
         for side in ("accelerate", "accel"):
             _write_command(folder / f"bin-{side}" / "accelerate")
         return cls(
             folder,
             _install(BUILD / "peer-suite", *NEEDED),
-            _install(BUILD / "peer", f"accelerate=={peer_sources.RELEASE}"),
+            _install(BUILD / "peer", f"accelerate=={RELEASE}"),
         )
 
     def show_packages(self) -> None:
@@ -111,31 +130,27 @@ class Suite:
         found = (path.name for path in (self.folder / "tests").glob("test_*.py"))
         return sorted(name for name in found if name not in WITHOUT_SUBJECT)
 
-    def run(self, side: Side, file: str, *, tests: Sequence[str] = ()) -> Outcomes:
-        """Run a file, or tests of it, and return how each test ended."""
-        report = self.folder / f"{side}-{Path(file).stem}.xml"
+    def run(self, side: Side, names: Sequence[str]) -> Outcomes:
+        """Run files, or tests of files, in one session, and return how each test ended."""
+        report = self.folder / f"{side}.xml"
         report.unlink(missing_ok=True)
-        wanted = [f"{self.folder}/tests/{test}" for test in tests] or [str(self.folder / "tests" / file)]
+        wanted = [f"{self.folder}/tests/{name}" for name in names]
         command = [
             *(sys.executable, "-m", "pytest", *wanted, f"--junitxml={report}", "-o", "junit_family=xunit1"),
             *("-p", "no:randomly", "-p", "no:cacheprovider", "-o", "addopts=", "-c", os.devnull, "-q"),
             *(f"--rootdir={self.folder / 'tests'}", f"--timeout={TEST_TIMEOUT_S}"),
             f"--confcutdir={self.folder / 'tests'}",  # in a folder of the checkout, its own conftest would apply
         ]
-        with (self.folder / f"{side}-{Path(file).stem}.log").open("w") as log:
-            try:
-                subprocess.run(
-                    command,
-                    env=self._environ(side),
-                    cwd=self.folder,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=FILE_TIMEOUT_S,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return {f"{file}::": "the file did not end in time"}
-        return _read_report(report, file) if report.exists() else {f"{file}::": "no report"}
+        with (self.folder / f"{side}.log").open("w") as log:
+            subprocess.run(
+                command,
+                env=self._environ(side),
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        return _read_report(report) if report.exists() else {f"{name}::": "no report" for name in names}
 
     def _environ(self, side: Side) -> dict[str, str]:
         sources = (HERE.parent / "packages").glob("*/src")  # of this checkout, whatever is installed
@@ -159,14 +174,12 @@ def _write_command(path: Path) -> None:
     path.chmod(0o755)
 
 
-def _read_report(report: Path, file: str) -> Outcomes:
+def _read_report(report: Path) -> Outcomes:
     """Return how each test of a JUnit report ended; a file that cannot be imported is one test without a name."""
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).iter("testcase"):
-        group = (case.get("classname") or "").removeprefix(Path(file).stem).removeprefix(".")
-        name = "::".join(filter(None, (file, group, case.get("name"))))
-        if not case.get("classname"):
-            name = f"{file}::"
+        module, *group = (case.get("classname") or case.get("name") or "").split(".")
+        name = f"{module}.py::{'::'.join([*group, case.get('name') or '']) if case.get('classname') else ''}"
         outcomes.setdefault(name, "passed")
         for child in case:
             if child.tag == "skipped":
@@ -177,18 +190,16 @@ def _read_report(report: Path, file: str) -> Outcomes:
 
 
 def run_both(suite: Suite, files: Sequence[str]) -> tuple[Outcomes, Outcomes]:
-    """Run files on both sides, two at a time, and return how each test ended with Accelerate and with accel."""
+    """Run files on both sides at once, and return how each test ended with Accelerate and with accel."""
     suite.show_packages()
-    sides: dict[Side, dict[str, str]] = {"accelerate": {}, "accel": {}}
+    sides: tuple[Side, Side] = ("accelerate", "accel")
     with ThreadPoolExecutor(2) as pool:
-        runs = [(side, pool.submit(suite.run, side, file)) for file in files for side in sides]
-        for side, run in runs:
-            sides[side].update(run.result())
+        there, here = pool.map(lambda side: dict(suite.run(side, files)), sides)
     for test in ALONE:
-        if (file := test.partition("::")[0]) in files:
-            for side, outcomes in sides.items():
-                outcomes.update(suite.run(side, file, tests=[test]))
-    return sides["accelerate"], sides["accel"]
+        if test.partition("::")[0] in files:
+            for side, outcomes in zip(sides, (there, here), strict=True):
+                outcomes.update(suite.run(side, [test]))
+    return there, here
 
 
 @dataclass(frozen=True)
@@ -221,21 +232,16 @@ class Comparison:
         passed = {name for test in self.passed_there for name in (test, _without_parameters(test))}
         return [name for name in self.reasons if name in passed and name not in needed]
 
-    @property
-    def summary(self) -> str:
-        """The counts in a few words."""
-        num_passed = len(self.passed_there) - len(self.differences)
-        return f"{num_passed} of {len(self.passed_there)}"
+    def summary(self, file: str = "") -> str:
+        """Return the counts of all tests, or of those of a file, in a few words."""
+        there = [test for test in self.passed_there if test.startswith(file)]
+        return f"{sum(test not in self.differences for test in there)} of {len(there)}"
 
     def table(self) -> str:
         """Return a line for each file, then one for each difference."""
         files = sorted({test.partition("::")[0] for test in self.passed_there})
-        lines = [f"{'file':58} Accelerate  accel"]
-        for file in files:
-            there = [test for test in self.passed_there if test.startswith(f"{file}::")]
-            here = [test for test in there if test not in self.differences]
-            lines.append(f"{file:58} {len(there):10}  {len(here):5}")
-        lines += ["", self.summary, ""]
+        lines = [f"{file:58} {self.summary(f'{file}::')}" for file in files]
+        lines += ["", self.summary(), ""]
         for test, ending in self.differences.items():
             lines.append(f"{test}: {self.reason(test) or f'NO REASON: {ending[:300]}'}")
         return "\n".join(lines)
@@ -266,10 +272,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="test files to run; all of them by default")
-    parser.add_argument("--sdist", type=Path, help=f"{peer_sources.NAME}.tar.gz; downloaded by default")
     parser.add_argument("--folder", type=Path, default=BUILD / "peer-suite-run")
     options = parser.parse_args()
-    suite = Suite.prepare(options.folder, sdist=options.sdist)
+    suite = Suite.prepare(options.folder)
     found = compare(*run_both(suite, options.files or suite.files), read_reasons())
     print(found.table())
     for test in found.reasons_left_over:

@@ -1,7 +1,7 @@
 """Train, and leave in good order when asked to; to be sent signals at any moment.
 
-`forking.Runs` requests the runs. `PROJECT/ready-RANK` appears when a rank can be asked; `PROJECT/result-RANK` gets its
-losses and weights when it has made all its steps.
+Each rank gets the options of `train` as JSON. `PROJECT/ready-RANK` appears when it can be asked; `PROJECT/result-RANK`
+gets its losses and weights when it has made all its steps.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from forking import serve
+from preloaded import run_with_options
 from resume_training import Meter, Noisy
 from torch import nn
 from torch.utils.data import DataLoader
@@ -57,4 +57,4 @@ def train(*, project, steps, pace_s, behind):
 
 
 if __name__ == "__main__":
-    serve(train)
+    run_with_options(train)

@@ -1,7 +1,7 @@
 """Read two epochs of shuffled data with workers, continuing from where an earlier run was killed.
 
-`read_on.py PROGRESS [PAUSE_AT]`: the file PROGRESS holds the loader's state after the last whole step and the samples
-so far, always of the same moment. Once PAUSE_AT samples have been read, all ranks wait to be killed.
+`read_on.py PROGRESS [PAUSE_AT]`: the file PROGRESS holds the loader's state after the last complete step and
+the samples so far, always of the same moment. Once PAUSE_AT samples have been read, all ranks wait to be killed.
 """
 
 import json

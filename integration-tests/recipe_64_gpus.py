@@ -1,4 +1,4 @@
-"""The script of docs/scale/recipe_64_gpus.md on rank 0 of 64 ranks; torch's ``fake`` group stands for the others.
+"""The script of docs/scale/recipe_64_gpus.md on rank 0 of 64 ranks; torch's ``fake`` group represents the others.
 
 ``python recipe_64_gpus.py SCRIPT [ARGUMENTS]``, with the variables that a launch gives rank 0.
 """

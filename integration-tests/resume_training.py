@@ -18,7 +18,7 @@ from accel_ops import set_seed
 
 
 class Noisy(Dataset):
-    """Samples that follow from their index alone."""
+    """Samples that follow from the index only."""
 
     def __len__(self):
         return 52

@@ -1,16 +1,13 @@
 """Save over and over, to be killed at any moment.
 
-`forking.Runs` requests the runs. All weights have the value of the number of the save,
+Each rank gets the options of `save_over_and_over` as JSON. All weights have the value of the number of the save,
 which is written to `PROJECT/asked` before each save and to `PROJECT/done` after it.
 """
 
-import importlib
-import os
-import sys
 from pathlib import Path
 
 import torch
-from forking import serve
+from preloaded import run_with_options
 from torch import nn
 
 from accel import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ProjectConfiguration
@@ -19,9 +16,6 @@ from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 
 def save_over_and_over(*, project, limit, behind, shards=None, stage=None, size=200):
     project = Path(project)
-    if stage is not None:
-        # DeepSpeed prints and logs, and the answers of `forking` go out there.
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     accelerator = Accelerator(
         cpu=True,
         deepspeed_plugin=None if stage is None else deepspeed_plugin(stage),
@@ -75,13 +69,6 @@ def deepspeed_plugin(stage):
     return DeepSpeedPlugin(hf_ds_config=config)
 
 
-def with_deepspeed(**options):
-    """Import DeepSpeed once for all forks, if they need it."""
-    if options.get("stage") is not None:
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        importlib.import_module("deepspeed")
-
-
 def note(path, number):
     hidden = path.with_suffix(".new")
     hidden.write_text(str(number))
@@ -89,4 +76,4 @@ def note(path, number):
 
 
 if __name__ == "__main__":
-    serve(save_over_and_over, before=with_deepspeed)
+    run_with_options(save_over_and_over)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from either_package import plain
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -21,7 +22,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 
 def make_run(seed):
@@ -79,16 +79,6 @@ def of_torch(action, folder, model, optimizer):
     if action == "load":
         set_model_state_dict(model, model_state)
         set_optimizer_state_dict(model, optimizer, optimizer_state)
-
-
-def plain(value):
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def main():

@@ -1,20 +1,18 @@
-"""Runs of hundreds and thousands of ranks on one machine: torch's ``fake`` process group stands for all but rank 0.
+"""Runs of hundreds and thousands of ranks on one machine: torch's ``fake`` process group represents all but rank 0.
 
 Its collectives move nothing, so values are those of one rank, while every call is the one that a real run makes.
-``python integration-tests/simulated_ranks.py`` compares the plan with runs of 512 and 4,096 ranks,
-and prints how often a rank takes part in each collective of a step, and with how many bytes.
+``simulated_ranks.py step 512`` prints how often a rank takes part in each collective of a step;
+``growth 16 512``, how often a rank communicates in each call.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,17 +36,11 @@ from tools.harness.collectives import counted_collectives
 
 VOCABULARY, BATCH, SEQUENCE = 1000, 2, 16
 LAYOUTS = {
-    "fsdp": {},
     "fsdp, checkpointing, bf16": {"is_checkpointed": True, "mixed_precision": "bf16"},
-    "hsdp": {"dp_replicate": 8},
     "fsdp × tp": {"tp": 8},
-    "fsdp × tp, checkpointing": {"tp": 8, "is_checkpointed": True},
     "hsdp × tp, bf16": {"dp_replicate": 4, "tp": 8, "mixed_precision": "bf16"},
-    "fsdp × cp": {"cp": 8},
     "fsdp × cp, ring, checkpointing": {"cp": 8, "ring": True, "is_checkpointed": True},
-    "fsdp × sp, bf16": {"sp": 8, "mixed_precision": "bf16"},
     "fsdp × sp, checkpointing": {"sp": 4, "is_checkpointed": True},
-    "experts": {"ep": 8},
     "experts × tp, checkpointing": {"ep": 8, "tp": 2, "is_checkpointed": True},
 }
 
@@ -152,7 +144,7 @@ def layout_of(name, num_ranks):
 
 
 def planned_collectives(name, num_ranks):
-    """Return what `accel plan` says of the step: rows of kind, ranks of the group and bytes, and how often."""
+    """Return what `accel plan` reports of the step: rows of kind, ranks of the group and bytes, and how often."""
     layout = layout_of(name, num_ranks)
     model = model_of(name)
     plan = resolve_plan(model)
@@ -268,24 +260,19 @@ def growth(num_ranks, state_dict_type):
         return make(*arguments, **options)
 
     dist.distributed_c10d._new_process_group_helper = counted_make
-    times = [time.perf_counter()]
     with counted_collectives() as counted:
         run = prepared("fsdp × tp", layout, state_dict_type=state_dict_type)
     in_prepare = counted.total()
-    times.append(time.perf_counter())
     with counted_collectives() as counted:
         step(*run)
     in_step = counted.total()
-    times.append(time.perf_counter())
     saver.agreement_of = AlikeReports  # torch's store for a fake group cannot be shared
     with tempfile.TemporaryDirectory() as folder, counted_collectives() as counted:
         run[0].save_state(folder)
-    times.append(time.perf_counter())
     return {
         "groups": made,
         "collectives": [in_prepare, in_step, counted.total()],
         "rounds of the save": AlikeReports.newest.topics,
-        "seconds": [later - earlier for earlier, later in itertools.pairwise(times)],
     }
 
 
@@ -295,50 +282,20 @@ def in_own_processes(function, calls):
         return pool.starmap(function, calls, chunksize=1)
 
 
-def table(collectives):
-    """Return a table of collectives by layout and number of ranks."""
-    kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")
-    lines = [
-        "| layout | ranks | all-gathers | reduce-scatters | all-reduces | all-to-alls | sends |",
-        "|-|-|-|-|-|-|-|",
-    ]
-    for (name, num_ranks), rows in collectives.items():
-        cells = []
-        for kind in kinds:
-            found = [(size, count) for this, _, size, count in rows if this == kind]
-            num_bytes = sum(size * count for size, count in found)
-            cells.append(f"{sum(count for _, count in found)}: {num_bytes / 1e6:.2f} MB" if found else "none")
-        layout = layout_of(name, num_ranks)
-        sizes = [f"`{axis}` {size}" for axis, size in {**layout.sizes, "ep": layout.ep}.items() if size > 1]
-        extra = name.partition(", ")[2]
-        lines.append(
-            f"| {' × '.join(sizes)}{', ' + extra if extra else ''} | {num_ranks} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def grown(sizes):
     """Return `growth` for each kind of checkpoint and number of ranks."""
     calls = [(num_ranks, kind) for kind in ("SHARDED_STATE_DICT", "FULL_STATE_DICT") for num_ranks in sizes]
     return list(zip(calls, in_own_processes(growth, calls), strict=True))
 
 
-def main(arguments):
+def main(what, *sizes):
     torch.set_num_threads(1)
-    if arguments[:1] == ["growth"]:
-        print(json.dumps(grown([int(size) for size in arguments[1:]])))
-        return
-    calls = [(name, num_ranks) for num_ranks in map(int, arguments or (512, 4096)) for name in LAYOUTS]
-    counted = dict(zip(calls, in_own_processes(counted_step, calls), strict=True))
-    if arguments:
-        print(json.dumps(list(counted.values())))
-        return
-    for call, found in counted.items():
-        print(*call, "as planned" if found == planned_collectives(*call) else "NOT as planned")
-    print(table(counted))
-    for call, told in grown((16, 512, 4096)):
-        print(*call, told)
+    if what == "growth":
+        print(json.dumps(grown([int(size) for size in sizes])))
+    else:
+        calls = [(name, int(size)) for size in sizes for name in LAYOUTS]
+        print(json.dumps(in_own_processes(counted_step, calls)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

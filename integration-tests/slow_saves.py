@@ -1,6 +1,7 @@
 """Save although one rank is slower than the timeout of the process group, or its connections to the store have broken.
 
-`forking.Runs` requests the runs. `PROJECT/outcome-RANK` says afterwards what went wrong, and is empty if nothing did.
+Each rank gets the options of `save` as JSON. `PROJECT/outcome-RANK` has afterwards what went wrong, and is empty if
+nothing did.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from forking import serve
+from preloaded import run_with_options
 from torch import nn
 
 from accel import Accelerator, InitProcessGroupKwargs
@@ -69,4 +70,4 @@ def cut(port):
 
 
 if __name__ == "__main__":
-    serve(save)
+    run_with_options(save)

@@ -22,6 +22,7 @@ def test_all_public_names_are_there_but_those_with_a_reason():
     assert (len(names) - len(missing), len(names)) == (844, 895)
 
 
+@pytest.mark.engine("long")
 def test_all_that_can_be_assigned_can_be_assigned_but_what_has_a_reason(tmp_path):
     theirs, ours = (assignable(package, tmp_path / package) for package in ("accelerate", "accel"))
     missing = {f"{kind}.{name}" for kind in theirs for name in set(theirs[kind]) - set(ours.get(kind, ()))}
@@ -30,7 +31,7 @@ def test_all_that_can_be_assigned_can_be_assigned_but_what_has_a_reason(tmp_path
 
 
 def assignable(package: str, folder: Path) -> dict[str, list[str]]:
-    """Return the attributes by class, in a process of their own: both cannot be in one."""
+    """Return the attributes by class, in their own process: both cannot be in one."""
     folder.mkdir()
     script = Path(__file__).parent / "libraries" / "attributes.py"
     command = [sys.executable, str(script), package, str(folder)]

@@ -1,4 +1,4 @@
-"""Each package by itself: installed from its wheel with what it declares, it does its main job with plain PyTorch."""
+"""Each package separately: installed from its wheel with what it declares, it does its main job with plain PyTorch."""
 
 import json
 import os

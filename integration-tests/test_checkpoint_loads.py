@@ -10,7 +10,7 @@ from preloaded import ACCEL
 from tools.harness.scripts import run_script
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.engine("long"),
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and folders exchanged in one step"),
 ]
 FAILING = Path(__file__).with_name("failing_reads.py")
@@ -23,5 +23,5 @@ def test_a_load_is_of_one_save_while_two_jobs_save():
 
 
 def test_whichever_read_fails_the_newest_is_loaded_or_the_error_named():
-    done = run_script(FAILING, "--errors", "ESTALE", "--ways", "newest", timeout_s=60, preload=ACCEL)
+    done = run_script(FAILING, "ESTALE", "newest", timeout_s=60, preload=ACCEL)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 from both_sides import ACCEL, PEER, Side, largest_difference, on_both_sides
 
-from tools.harness.scripts import run_command
-from tools.setup.apart import CLIENTS_FOLDER
+from tools.engines.preparing import CLIENTS_FOLDER
 
 pytestmark = pytest.mark.engine("libraries")
 
 
-@pytest.fixture(params=[1, 2], ids=["one process", "two processes"])
-def num_processes(request: pytest.FixtureRequest) -> int:
-    """Return in how many processes a script runs."""
-    return request.param
-
-
-@pytest.mark.timeout(400)
+@pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path, num_processes):
     ours, theirs = on_both_sides("diffusion_script", tmp_path, num_processes=num_processes)
     assert largest_difference(ours, theirs)[0] == 0
@@ -29,17 +20,14 @@ def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path,
     assert ours["losses, resumed"] == ours["losses"][-len(ours["losses, resumed"]) :]
 
 
-@pytest.mark.timeout(400)
-def test_a_trainer_with_averages_on_the_main_process(tmp_path, num_processes):
-    assert largest_difference(*on_both_sides("denoising", tmp_path, num_processes=num_processes))[0] == 0
+def test_a_trainer_with_averages_on_the_main_process(tmp_path):
+    assert largest_difference(*on_both_sides("denoising", tmp_path, num_processes=2))[0] == 0
 
 
-@pytest.mark.timeout(400)
-def test_a_trainer_that_assigns_attributes_of_its_accelerator(tmp_path, num_processes):
-    assert largest_difference(*on_both_sides("text_to_image", tmp_path, num_processes=num_processes))[0] == 0
+def test_a_trainer_that_assigns_attributes_of_its_accelerator(tmp_path):
+    assert largest_difference(*on_both_sides("text_to_image", tmp_path, num_processes=2))[0] == 0
 
 
-@pytest.mark.timeout(400)
 def test_compressed_tensors_takes_offloaded_models_and_gives_them_back(tmp_path):
     ours, theirs = on_both_sides("compressed", tmp_path)
     assert largest_difference(ours, theirs)[0] == 0
@@ -48,7 +36,6 @@ def test_compressed_tensors_takes_offloaded_models_and_gives_them_back(tmp_path)
             assert values == ours[f"{name.rpartition(', ')[0]}, changed"]
 
 
-@pytest.mark.timeout(400)
 def test_estimators_of_skorch(tmp_path):
     assert largest_difference(*on_both_sides("estimators", tmp_path))[0] == 0
 
@@ -56,17 +43,12 @@ def test_estimators_of_skorch(tmp_path):
 def outcomes_of_skorch(side: Side, folder: Path) -> list[str]:
     """Return how skorch's own tests of Accelerate end, one line each."""
     tests = CLIENTS_FOLDER / "skorch" / "tests" / "test_hf.py"
-    done = run_command(
-        [sys.executable, *side.alone, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "-q", "-rA",
-         "-k", "TestAccelerate", str(tests), f"--rootdir={folder}"],
-        cwd=folder,
-        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, side.folders))},
-        timeout_s=300,
-    )  # fmt: skip
+    words = ["-p", "no:randomly", "-p", "no:cacheprovider", "-q", "-rA", "-k", "TestAccelerate", str(tests)]
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    done = side.run("-c", code, *words, f"--rootdir={folder}", folder=folder)
     return sorted(line for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR")))
 
 
-@pytest.mark.timeout(400)
 def test_skorchs_own_tests(tmp_path):
     ours, theirs = outcomes_of_skorch(ACCEL, tmp_path), outcomes_of_skorch(PEER, tmp_path)
     assert ours == theirs

@@ -31,7 +31,7 @@ EXPECTED = {
     },
     "accel.utils": {"set_seed", "gather", "tqdm", "send_to_device"},
     "model": {"parameters", "weight", "state_dict"},
-    "optimizer": {"step", "zero_grad", "param_groups"},
+    "optimizer": {"step", "zero_grad", "param_groups", "step_was_skipped"},
     "train": {
         "batch_size",
         "end_of_dataloader",

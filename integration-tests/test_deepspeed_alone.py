@@ -1,4 +1,4 @@
-"""One rank alone, with this release of DeepSpeed and the oldest that is allowed, must train as plain PyTorch does."""
+"""One rank, with this release of DeepSpeed and the oldest that is allowed, must train as plain PyTorch does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed_alone
+import preloaded
 import pytest
 import torch
 from deepspeed_launch import launch
@@ -24,11 +25,11 @@ def with_this_release(folder: Path) -> dict[str, Any]:
 
 def with_the_oldest_release(folder: Path) -> dict[str, Any]:
     oldest = os.environ["ACCEL_TEST_OLDEST_DEEPSPEED"]
-    return results(folder, OLDEST_RELEASE, PYTHONPATH=oldest)
+    return results(folder, OLDEST_RELEASE, PYTHONPATH=oldest, preload=preloaded.ACCEL)
 
 
-def results(folder: Path, *arguments: str, **environ: str) -> dict[str, Any]:
-    done = launch(deepspeed_alone.__file__, folder, folder, *arguments, num_processes=1, **environ)
+def results(folder: Path, *arguments: str, **options: Any) -> dict[str, Any]:
+    done = launch(deepspeed_alone.__file__, folder, folder, *arguments, num_processes=1, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return torch.load(folder / "0.pt")
 

@@ -45,7 +45,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(saved, phase):
 
 
 @pytest.mark.parametrize("stage", deepspeed_checkpoints.STAGES)
-def test_the_weights_alone_are_for_plain_pytorch_and_hold_tied_ones_once(saved, stage):
+def test_weights_only_are_for_plain_pytorch_and_hold_tied_ones_once(saved, stage):
     weights = load_file(saved / f"weights{stage}" / "model.safetensors")
     wanted = torch.load(saved / f"zero{stage}.pt")["model"]
     assert len(weights) == len(wanted) - 1
@@ -53,7 +53,7 @@ def test_the_weights_alone_are_for_plain_pytorch_and_hold_tied_ones_once(saved, 
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_the_weights_of_several_engines_are_saved_alone(saved, index):
+def test_only_the_weights_of_several_engines_are_saved(saved, index):
     weights = load_file(saved / f"engine{index}" / "model.safetensors")
     wanted = torch.load(saved / "engines.pt")
     wanted = wanted["teacher"] if index == 2 else wanted[str(index)]["model"]

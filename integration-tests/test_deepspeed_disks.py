@@ -9,7 +9,7 @@ import deepspeed_disks
 import pytest
 import torch
 from deepspeed_disks import CLIP, KINDS, NUM_STEPS, make_model, make_optimizer, rows
-from deepspeed_launch import results_of
+from deepspeed_launch import assert_equal, results_of
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.engine("disks")
@@ -68,9 +68,3 @@ def test_files_that_deepspeed_would_not_load_again_are_refused(outcome, kind):
 def test_a_group_with_gradients_that_deepspeed_reads_wrongly_is_refused(outcome):
     for ranks in outcome[1]:
         assert "would read wrong gradients of `2.weight`. Leave the key out" in ranks["one group"]
-
-
-def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name

@@ -1,4 +1,4 @@
-"""TP ranks with DeepSpeed must train as one process does on whole ones."""
+"""TP ranks with DeepSpeed must train as one process does on full ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import deepspeed_layers
 import pytest
 import torch
-from deepspeed_launch import results_of
+from deepspeed_launch import assert_equal, results_of
 from deepspeed_layers import (
     ACCUMULATE,
     CASES,
@@ -97,14 +97,3 @@ def test_a_checkpoint_has_full_weights_and_continues_with_or_without_shared_laye
     assert_equal(weights, ranks[0][f"resume-{section}"]["saved"])
     shapes = {name: value.shape for name, value in train_alone("odd")["state"].items()}
     assert {name: value.shape for name, value in weights.items()} == shapes
-
-
-def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        if isinstance(value, dict):
-            assert_equal(found[name], value)
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(found[name], value), name
-        else:
-            assert found[name] == value, name

@@ -1,4 +1,4 @@
-"""Two CP and SP ranks must train as one process does on whole ones."""
+"""Two CP and SP ranks must train as one process does on full ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train_alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("outcome", [run_all], indirect=True)
-def test_ranks_that_share_sequences_train_as_one_process(outcome):
+def test_cp_and_sp_ranks_train_as_one_process(outcome):
     expected = train_alone()
     for rank, found in enumerate(outcome):
         for stage in ("zero0", "zero1", "zero2", "zero3"):
@@ -74,7 +74,7 @@ def test_sequence_parallel_ranks_continue_from_a_checkpoint_bit_for_bit(outcome,
 
 @pytest.mark.parametrize("outcome", [run_all], indirect=True)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_ranks_with_other_tokens_draw_other_numbers_in_the_model_alone(outcome, stage):
+def test_ranks_with_other_tokens_draw_other_numbers_in_the_model_only(outcome, stage):
     first, second = (found[f"zero{stage}"] for found in outcome)
     for one, other in zip(first["drawn"], second["drawn"], strict=True):
         assert not torch.equal(one, other)

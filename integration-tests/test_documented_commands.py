@@ -14,12 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import reader_models
+import simulated_ranks
 from documented import DOCS, LANGUAGES, PAGES, ROOT, UnknownBlockError, all_blocks, excepted_blocks, fences
 
-from accel_launch.cli import main, run_command
-from accel_launch.commands.parsing import make_parser
-from accel_launch.commands.protocol import COMMAND_GROUP
+from accel_launch.cli import COMMAND_GROUP, main, make_parser, run_command
 from accel_launch.config.file import read_config
 from accel_launch.config.templates import read_template, template_names
 from accel_state.registry import Registry
@@ -133,7 +131,7 @@ def test_commands_of_examples_are_understood(name, line, capsys):
 
 
 def launches():
-    """Yield the words of each launch on the pages, and where it stands."""
+    """Yield the words of each launch on the pages, and where it is."""
     for block in all_blocks("bash"):
         for words in command_lines(block.text):
             if words[:2] == ["accel", "launch"] and "--help" not in words:
@@ -178,7 +176,7 @@ def test_commands_print_what_the_page_shows(block, tmp_path, monkeypatch, capsys
 
 
 def questions():
-    """Yield the words of each command of ours that answers and changes nothing, and where it stands."""
+    """Yield the words of each command of ours that answers and changes nothing, and where it is."""
     for block in all_blocks("bash"):
         for words in command_lines(block.text):
             if {"--fit", "./llama-3-8b"} & set(words):
@@ -202,7 +200,8 @@ def test_questions_are_answered(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "my_package", types.ModuleType("my_package"))
-    monkeypatch.setitem(sys.modules, "my_package.models", reader_models)
+    monkeypatch.setitem(sys.modules, "my_package.models", simulated_ranks)  # they have plans, as a reader's
+    monkeypatch.setattr(simulated_ranks, "build", simulated_ranks.Net, raising=False)
     status = main(words)
     printed, errors = capsys.readouterr()
     missing = [answer for model, answer in NEEDS_OF_QUESTIONS.items() if model in words and answer in errors]

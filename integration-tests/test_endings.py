@@ -1,4 +1,4 @@
-"""How training scripts end, by themselves and through both launchers: the exit code is right, nobody aborts or hangs.
+"""How training scripts end, by themselves and through both launchers: the exit code is right, none aborts or hangs.
 
 A script that ends well does so in the same way under `accel launch` and without a launcher: rank 0 keeps the store
 that the ranks meet at. Under torchrun its agent does.
@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import preloaded
 import psutil
 import pytest
 
-from tools.harness.scripts import Script, kill_tree, run_script, start_ranks, torchrun
+from tools.harness.scripts import kill_tree, run_script, start_ranks, torchrun
 
+pytestmark = pytest.mark.engine("long")
 TRAIN = """
 import os, sys, time
 from pathlib import Path
@@ -68,21 +69,24 @@ def logged(folder):
     return sum(len(file.read_text().splitlines()) for file in folder.rglob("*.jsonl"))
 
 
-def ended(folder, *, ending, launcher):
-    script = written(folder)
+def ended(folder, *, ending):
     # The group's own timeout is half an hour: a run that waits for a collective that nobody joins ends here.
-    done = run_script(script, str(folder), ending, num_processes=2, launcher=launcher, timeout_s=240)
+    words = (written(folder), str(folder), ending)
+    done = run_script(*words, num_processes=2, timeout_s=240, preload=preloaded.ACCEL)
+    assert_nobody_is_left(folder)
+    return done, logged(folder)
+
+
+def ended_by_torchrun(folder):
+    words = (*torchrun(2), str(written(folder)), str(folder), "falls off")
+    done = run_script(*words, timeout_s=240)
     assert_nobody_is_left(folder)
     return done, logged(folder)
 
 
 @pytest.mark.parametrize(
     "outcome",
-    [
-        partial(ended, ending="end", launcher="fork"),
-        partial(ended, ending="falls off", launcher="fork"),
-        partial(ended, ending="falls off", launcher="torchrun"),
-    ],
+    [partial(ended, ending="end"), partial(ended, ending="falls off"), ended_by_torchrun],
     ids=["end-fork", "falls off-fork", "falls off-torchrun"],
     indirect=True,
 )
@@ -94,16 +98,8 @@ def test_a_script_that_is_done_ends_with_0_and_has_logged_all(outcome):
     assert num_logged == 8
 
 
-@pytest.mark.parametrize("outcome", [partial(ended, ending="raise", launcher="torchrun")], indirect=True)
-def test_a_rank_that_raises_ends_the_run_with_its_exit_code(outcome):
-    done, _ = outcome
-    assert done.returncode == 1
-    assert "ValueError: a mistake of mine" in done.stderr
-    assert "terminate called" not in done.stderr
-
-
 def one_raises(folder):
-    with start_ranks([written(folder), folder, "raise"], 2) as ranks:
+    with start_ranks([written(folder), folder, "raise"], 2, preload=preloaded.ACCEL) as ranks:
         return [(rank.process.wait(timeout=120), rank.stderr) for rank in ranks]
 
 
@@ -145,26 +141,8 @@ def accel_interrupted(folder):
     return launched.returncode, errors
 
 
-def torchrun_interrupted(folder):
-    with closing(Script([*torchrun(2), written(folder), folder, "wait"])) as launched:
-        interrupt_when_all_wait(launched.process, folder)
-        exit_code = launched.process.wait(timeout=120)
-        errors = launched.stderr
-    assert_nobody_is_left(folder)
-    return exit_code, errors
-
-
-@pytest.mark.parametrize(
-    ("outcome", "codes"),
-    [
-        (accel_interrupted, {130}),
-        (torchrun_interrupted, {1, 130, -signal.SIGINT}),
-    ],
-    ids=["accel", "torchrun"],
-    indirect=["outcome"],
-)
-def test_an_interrupt_ends_all_ranks_and_the_launcher_reports_it(outcome, codes):
-    """torchrun ends with 1, whatever the signal (`SignalException` is an uncaught exception there)."""
+@pytest.mark.parametrize("outcome", [accel_interrupted], indirect=True)
+def test_an_interrupt_ends_all_ranks_and_the_launcher_reports_it(outcome):
     exit_code, errors = outcome
-    assert exit_code in codes, errors
+    assert exit_code == 130, errors
     assert "terminate called" not in errors

@@ -1,4 +1,4 @@
-"""Every script under docs/examples runs; digits has tests of its own."""
+"""Every script under docs/examples runs; digits has its own tests."""
 
 import json
 import math
@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from accel.utils import merge_fsdp_weights
 from tools.harness.scripts import run_script, start_ranks, wait_for_ranks
 
+pytestmark = pytest.mark.engine("long")
+
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
 run = partial(run_script, timeout_s=180, preload=preloaded.ACCEL)
@@ -33,7 +35,7 @@ def test_every_example_is_run_by_a_test():
     tests = "".join(
         (Path(__file__).parent / name).read_text() for name in ("test_examples.py", "test_more_examples.py")
     )
-    found = {path.name for path in EXAMPLES.iterdir() if path.is_file() or (path / "train.py").is_file()}
+    found = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")} | {"own_strategy"}
     assert {name for name in found - TESTED_ELSEWHERE if f'"{name}"' not in tests} == set()
 
 
@@ -63,7 +65,7 @@ def test_accumulating_gives_the_weight_that_can_be_worked_out_by_hand(outcome, n
 
 
 def calm_and_torn(folder):
-    """Train once undisturbed, and once in two runs, the first of which is told to stop."""
+    """Train once undisturbed, and once in two runs, the first of which is requested to stop."""
     calm, torn = folder / "calm", folder / "torn"
     launch("preemption.py", "--project_dir", str(calm))
     words = ("preemption.py", "--project_dir", str(torn))
@@ -76,7 +78,7 @@ def calm_and_torn(folder):
 
 @pytest.mark.parametrize("outcome", [calm_and_torn], ids=[""], indirect=True)
 def test_a_preempted_run_continues_where_it_was(outcome):
-    """Bit for bit: the same weights as a run that nobody disturbed."""
+    """Bit for bit: the same weights as an undisturbed run."""
     calm, torn, stopped, went_on = outcome
     assert stopped.splitlines()[-1].startswith("saved to ")
     assert went_on.startswith("resuming in epoch")
@@ -198,7 +200,7 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
     assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_sharded_run_that_is_asked_to_stop_saves_and_leaves(tmp_path):
+def test_a_sharded_run_that_is_requested_to_stop_saves_and_leaves(tmp_path):
     words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
     script = [EXAMPLES / "sharded.py", *map(str, words)]
     with start_ranks(script, 2, preload=preloaded.ACCEL) as ranks:

@@ -2,7 +2,7 @@
 
 Calls of Python and C functions are counted at a size, at twice and at four times it, so that the result does not depend
 on the machine or its load. The exponent of the increase is 0 if the cost is constant, 1 if it is linear, 2 if there is
-a loop in a loop. Run by itself, this file counts the stories that are named.
+a loop in a loop. Run as a script, this file counts the stories that are named.
 """
 
 import json
@@ -20,6 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+
+pytestmark = pytest.mark.engine("long")
 
 NOISE = 0.03
 """Share of the calls, at the largest size, that may be due to chance: threads that wait, caches."""
@@ -250,7 +252,7 @@ def exponent_of_calls(work):
     return exponent_of([count_calls(lambda size=size: work(size)) for size in (20, 40, 80)])
 
 
-def test_a_loop_in_a_loop_is_seen_beside_a_large_constant():
+def test_a_loop_in_a_loop_is_seen_next_to_a_large_constant():
     def quadratic(size):
         for _ in range(30_000):
             abs(1)

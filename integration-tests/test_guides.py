@@ -1,4 +1,4 @@
-"""The Python on the pages of the documentation runs as it stands, from top to bottom."""
+"""The Python on the pages of the documentation runs unchanged, from top to bottom."""
 
 import re
 from functools import partial

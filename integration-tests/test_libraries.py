@@ -8,13 +8,22 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
-from both_sides import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
+from both_sides import (
+    IMPORTED_WITH,
+    SCRIPTS,
+    found_by,
+    largest_difference,
+    on_both_sides,
+    reported,
+)
 
 from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("libraries")
+ENVIRON = {**IMPORTED_WITH, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(params=[1, 2], ids=["one process", "two processes"])
@@ -23,12 +32,16 @@ def num_processes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def run(script: str, folder: Path, *, num_processes: int) -> Losses:
-    """Return the losses of a script, on accel."""
-    return losses_of(script, folder, num_processes=num_processes)
+def launched(script: str, folder: Path) -> dict[str, Any]:
+    """Return the losses of a script that the command starts in two processes."""
+    words = ["-m", "accel_launch", "launch", "--cpu", "--num_processes=2", "--drop_in"]
+    done = run_command(
+        [sys.executable, *words, str(SCRIPTS / f"{script}.py"), str(folder)], env=ENVIRON, timeout_s=400
+    )
+    return reported(done)
 
 
-def beside(script: str, folder: Path, *, num_processes: int) -> Losses:
+def beside(script: str, folder: Path, *, num_processes: int) -> dict[str, Any]:
     """Return the losses of a script on accel, which are those under Accelerate to the last digit."""
     ours, theirs = on_both_sides(script, folder, num_processes=num_processes)
     assert largest_difference(ours, theirs)[0] == 0
@@ -42,22 +55,16 @@ def is_falling(losses: Sequence[float]) -> bool:
 
 
 def test_the_trainer_of_transformers(tmp_path):
-    alone, together = (run("trainer", tmp_path / str(n), num_processes=n) for n in (1, 2))
+    alone, together = found_by("trainer", tmp_path / "alone"), launched("trainer", tmp_path)
     for found in alone, together:
         assert is_falling(found["plain"])
-        assert found["bf16"] == pytest.approx(found["plain"][:4], abs=0.02)  # 8 bits of mantissa
-        assert found["bf16"] != found["plain"][:4]
         assert found["adapters, resumed"] == found["adapters"]  # dropout included
         assert is_falling(found["8 bits"])
         assert is_falling(found["4 bits"])
-    for name in ("plain", "accumulated"):
-        assert together[name] == pytest.approx(alone[name], abs=1e-4)
+    assert together["plain"] == pytest.approx(alone["plain"], abs=1e-4)
     assert alone["evaluated"][0] == alone["evaluated"][1]  # half of the second model is on the disk
-    assert together["sharded"] == pytest.approx(together["plain"], abs=1e-5)
-    assert together["sharded, resumed"] == together["sharded"]
 
 
-@pytest.mark.timeout(400)
 def test_trl_fine_tunes(tmp_path, num_processes):
     found = beside("fine_tuning", tmp_path, num_processes=num_processes)
     assert is_falling(found["supervised"])
@@ -66,28 +73,19 @@ def test_trl_fine_tunes(tmp_path, num_processes):
     assert any(found["policy"])
 
 
-@pytest.mark.timeout(400)
 def test_sentence_transformers_trains(tmp_path, num_processes):
     assert is_falling(beside("sentences", tmp_path, num_processes=num_processes)["train"])
 
 
-@pytest.mark.timeout(400)
-def test_diffusers_trains_and_resumes(tmp_path, num_processes):
-    found = beside("diffusion", tmp_path, num_processes=num_processes)
-    assert is_falling([*found["train"], *found["second half"]])
-    for name in ("second half", "average"):
-        assert found[f"{name}, resumed"] == found[name]
-
-
 def test_diffusers_offloads(tmp_path):
-    found = run("offloading", tmp_path, num_processes=1)
+    found = found_by("offloading", tmp_path)
     for name in ("enable_model_cpu_offload", "enable_sequential_cpu_offload"):
         # Hooks hold for more than one call. A weight in other memory may be multiplied in another order.
         assert found[name] == pytest.approx(found["whole"] * 2, rel=1e-5, abs=1e-6)
 
 
 def test_peft_merges_adapters_into_offloaded_models_and_saves_them(tmp_path):
-    found = dict(run("merging", tmp_path, num_processes=1))
+    found = dict(found_by("merging", tmp_path))
     assert found.pop("adapter")[0] > 0.01
     assert len(found) == 6  # offloaded in three ways, each used where it is stored and in a copy
     for name, differences in found.items():
@@ -95,7 +93,6 @@ def test_peft_merges_adapters_into_offloaded_models_and_saves_them(tmp_path):
         assert differences == pytest.approx([0] * 5, abs=1e-5), name
 
 
-@pytest.mark.timeout(400)
 def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):
     found = beside("loops", tmp_path, num_processes=num_processes)
     assert is_falling(found["train"])
@@ -104,7 +101,6 @@ def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes
     assert set(found["rows"]) == {14}  # padding is not counted
 
 
-@pytest.mark.timeout(600)
 def test_an_evaluation_harness_finds_the_same_on_any_number_of_processes(tmp_path):
     alone, together = (beside("evaluation", tmp_path / str(n), num_processes=n) for n in (1, 2))
     assert {name: len(values) for name, values in alone.items()} == {
@@ -117,10 +113,9 @@ def test_an_evaluation_harness_finds_the_same_on_any_number_of_processes(tmp_pat
         assert values[-1] == 7  # samples
 
 
-def test_all_that_libraries_use_of_accelerate_is_there(tmp_path):
-    environ = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+def test_all_that_libraries_use_of_accelerate_is_there():
     command = [sys.executable, "-m", "accel.drop_in", str(SCRIPTS / "names.py")]
-    done = run_command(command, env=environ, timeout_s=400)
+    done = run_command(command, env=ENVIRON, timeout_s=400)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["num_names"] > 80

@@ -44,8 +44,8 @@ def test_two_ranks_train_as_one_process_of_plain_pytorch(world, settings, num_mi
 @pytest.mark.parametrize(("settings", "limit"), [({}, 0.05), ({"tp_degree": 2}, 0.05), ({}, math.inf)])
 def test_gradients_are_clipped_by_the_norm_of_all(world, settings, limit):
     """With SGD, whose steps a wrong norm makes longer or shorter; the plugin alone would clip at 1."""
-    expected = megatron_rows.plainly_clipped(limit)
-    assert expected[-1] != pytest.approx(megatron_rows.plainly_clipped(1.0)[-1], abs=1e-3)
+    expected = megatron_rows.plain(megatron_rows.sgd, limit)
+    assert expected[-1] != pytest.approx(megatron_rows.plain(megatron_rows.sgd, 1.0)[-1], abs=1e-3)
     for losses in world(2).run(megatron_rows.clipped, settings, limit):
         assert losses == pytest.approx(expected, abs=2e-4)
 

@@ -56,7 +56,7 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_of_a_run_that_is_asked_to_end(signum):
+def test_nothing_is_left_of_a_run_that_is_requested_to_end(signum):
     name, daemon = ended_by(signum)
     assert has_ended(daemon)
     assert name not in names()

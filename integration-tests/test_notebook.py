@@ -11,7 +11,7 @@ nbclient = pytest.importorskip("nbclient", reason="`nbclient` is not installed")
 nbformat = pytest.importorskip("nbformat", reason="`nbformat` is not installed")
 pytest.importorskip("ipykernel", reason="`ipykernel` is not installed")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine("long")
 
 CELLS = {
     "define": """

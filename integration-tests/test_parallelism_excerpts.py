@@ -1,4 +1,4 @@
-"""The blocks of the guide to parallelism that need a model and a layout of their own run as they stand."""
+"""The blocks of the guide to parallelism that need a model and their own layout run unchanged."""
 
 import parallelism_excerpts
 import pytest

@@ -1,6 +1,5 @@
 """Checkpoints of Accelerate load here, and ours load there, with the real package."""
 
-import importlib.util
 import json
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from tools.harness.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("either_package.py")
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
+pytestmark = pytest.mark.engine("long")
 
 
 SHARDED_SCRIPT = Path(__file__).with_name("sharded_either_package.py")

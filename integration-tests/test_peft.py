@@ -9,16 +9,21 @@ from torch.nn.functional import cross_entropy, pad
 from accel import Accelerator, ParallelismConfig
 from accel_state.runtime import reset_runtime
 
-peft = pytest.importorskip("peft", reason="needs peft")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.engine("long"),
+    pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 class Run:
     """A base model and its adapter, being trained."""
 
     def __init__(self, optimizer=torch.optim.AdamW, lr=0.01, **options):
+        import peft  # imports bitsandbytes, which compiles functions
+
         torch.manual_seed(0)
         config = transformers.LlamaConfig(
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -51,7 +56,9 @@ def test_only_the_adapter_is_trained_and_peft_loads_what_it_learned(tmp_path):
         save_function=accelerator.save,
         state_dict=accelerator.get_state_dict(run.model),
     )
-    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(run.base), tmp_path).eval()
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(copy.deepcopy(run.base), tmp_path).eval()
     with torch.no_grad():
         wanted = run.model.eval()(input_ids=run.tokens).logits
         assert torch.equal(loaded(input_ids=run.tokens).logits, wanted)
@@ -115,9 +122,9 @@ def train_and_evaluate(settings):
             / accelerator.reduce(sum(num for _, num in parts))
         ).item()
     )
-    state = peft.get_peft_model_state_dict(
-        run.accelerator.unwrap_model(model), accelerator.get_state_dict(model)
-    )
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(run.accelerator.unwrap_model(model), accelerator.get_state_dict(model))
     return losses, norms, state
 
 

@@ -1,4 +1,4 @@
-"""After a power loss at any call of a save, the old checkpoint or the new one is whole."""
+"""After a power loss at any call of a save, the old checkpoint or the new one is complete."""
 
 import os
 
@@ -7,12 +7,13 @@ import pytest
 
 from accel_checkpoint.saving import pending_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_state")]
+REPEATS = int(os.environ.get("ACCEL_TEST_REPEATS", "1"))
+pytestmark = [pytest.mark.engine("long"), pytest.mark.usefixtures("fresh_state")]
 
 
 @pytest.mark.parametrize("way", power_loss.WAYS)
 def test_a_power_loss_leaves_a_complete_checkpoint(way):
-    num_tried, num_different, problems = power_loss.replay(way, num_states=150)
+    num_tried, num_different, problems = power_loss.replay(way, num_states=150 * REPEATS)
     assert not problems
     assert num_tried > 100
     assert num_different > 30

@@ -12,12 +12,14 @@ import numpy as np
 import preloaded
 import pytest
 import recipe_64_gpus
+import transformers
 from documented import DOCS, fences
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from accel_launch.cli import main
 from accel_launch.config.templates import read_template
 from tools.harness.scripts import run_script
+
+pytestmark = pytest.mark.engine("long")
 
 PAGE = DOCS / "scale" / "recipe_64_gpus.md"
 SMALL = {
@@ -29,6 +31,7 @@ SMALL = {
     "num_key_value_heads": 4,
 }
 FOR_RANKS = re.compile("ACCELERATE_|FSDP_|PARALLELISM_|(LOCAL_)?(RANK|WORLD_SIZE)$")
+PRELOADED = (*preloaded.ACCEL, "transformers.models.llama")
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 ARGUMENTS = ["--model=llama", "--tokens=tokens.bin", "--length=16", "--save_every=2", "--steps=2"]
 
@@ -38,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with the script of the page, a small Llama, tokens and the config file."""
     (script,) = (block.text for block in fences(PAGE) if block.language == "python")
     (tmp_path / "train_llama.py").write_text(script, encoding="utf-8")
-    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path / "llama")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(tmp_path / "llama")
     tokens = np.random.default_rng(0).integers(0, 128, 16 * 1024, dtype=np.uint32)
     tokens.tofile(tmp_path / "tokens.bin")
     (tmp_path / "hsdp_tp.yaml").write_text(read_template("hsdp_tp"), encoding="utf-8")
@@ -56,6 +59,7 @@ def test_the_script_runs_on_a_rank_of_64(folder, capsys):
         *ARGUMENTS,
         env={**{name: text for name, text in rank["environ"].items() if FOR_RANKS.match(name)}, **ON_CPU},
         cwd=folder,
+        preload=PRELOADED,
     )
     assert done.returncode == 0, done.stderr
     assert "mesh {'dp_replicate': 2, 'dp_shard': 8, 'tp': 4}" in done.stdout
@@ -72,7 +76,7 @@ def test_the_script_trains_and_resumes_on_two_tp_ranks(folder):
             num_processes=2,
             env=sizes,
             cwd=folder,
-            preload=(*preloaded.ACCEL, "transformers.models.llama"),
+            preload=PRELOADED,
         )
         assert done.returncode == 0, done.stderr
     saved = folder / "runs" / "llama" / "checkpoints"
@@ -97,7 +101,7 @@ def test_the_batch_script_is_that_of_the_dry_run(folder, capsys):
 
 def test_the_layouts_are_those_of_the_plan(folder, capsys):
     page = PAGE.read_text(encoding="utf-8")
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,
         intermediate_size=14336,

@@ -1,4 +1,4 @@
-"""Tables on reference pages say what the code declares."""
+"""Tables on reference pages show what the code declares."""
 
 import re
 from dataclasses import fields
@@ -32,7 +32,7 @@ OF_SHARDED = {"CPU offload", "meta-device initialization"}
 
 
 def is_declared(capabilities, row):
-    """Whether a strategy with these capabilities does what the row of the table says."""
+    """Whether a strategy with these capabilities does what the row of the table states."""
     if row in NEEDED_FEATURES:
         return NEEDED_FEATURES[row] not in capabilities.lacks
     if row in OF_SHARDED:
@@ -55,7 +55,7 @@ def is_of_several(row):
     )
 
 
-def test_the_page_of_engines_says_no_where_a_strategy_declares_that_it_does_not():
+def test_the_page_of_engines_has_no_where_a_strategy_declares_that_it_does_not():
     features, devices = tables_of("docs/reference/engines.md")
     assert {name.strip("`") for row in features.values() for name in row} == CAPABILITIES.keys()
     for row, cells in features.items():

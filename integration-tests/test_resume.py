@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from accel_data import prepare_data_loader
 from tools.harness.scripts import run_script, start_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine("long")
 SCRIPT = Path(__file__).with_name("resume_training.py")
 READ_ON = Path(__file__).with_name("read_on.py")
 

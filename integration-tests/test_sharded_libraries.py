@@ -9,11 +9,9 @@ import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
 
-bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
-peft = pytest.importorskip("peft", reason="needs peft")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 
 NUM_STEPS = 3
 NUM_TOKENS = 97
@@ -48,6 +46,8 @@ def mixtral(*, tied):
 
 def lora(model):
     """Return ``model`` frozen, with adapters that change what it computes from the start."""
+    import peft
+
     options = {"lora_dropout": 0.0, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
     return peft.get_peft_model(
         model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], **options)
@@ -56,6 +56,8 @@ def lora(model):
 
 def quantised(model, *, storage, compute):
     """Return ``model`` with the weights of its layers in four bits, kept in tensors of the type ``storage``."""
+    import bitsandbytes
+
     for name, layer in list(model.model.layers.named_modules()):
         if type(layer) is torch.nn.Linear:
             options = {"quant_type": "nf4", "quant_storage": storage}
@@ -223,6 +225,8 @@ def train_adapters(storage, precision, folder):
         return None
     after = dict(alone.named_parameters())
     names = [name for name, value in after.items() if value.requires_grad]
+    import peft
+
     loaded = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(llama(tied=False), folder))
     ours = peft.get_peft_model_state_dict(accelerator.unwrap_model(model), state_dict=state)
     return {

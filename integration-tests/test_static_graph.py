@@ -4,6 +4,8 @@ from torch import nn
 
 from accel import Accelerator, DistributedDataParallelKwargs
 
+pytestmark = pytest.mark.engine("long")
+
 
 def gradient_after_no_sync():
     ddp = DistributedDataParallelKwargs(static_graph=True)

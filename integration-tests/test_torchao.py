@@ -9,7 +9,11 @@ from accel_state.errors import CheckpointError
 
 pytest.importorskip("torchao", reason="needs torchao")
 
-pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.engine("long"),
+    pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.filterwarnings("ignore"),
+]
 INPUTS = torch.linspace(-1, 1, 4 * 64).reshape(4, 64)
 
 

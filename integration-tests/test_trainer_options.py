@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trainer_beside import found_by, largest_difference
+from both_sides import largest_difference, on_both_sides
 
 pytestmark = pytest.mark.engine("libraries")
 
@@ -22,9 +22,8 @@ ON_TWO = ("fsdp, shard_grad_op", "fsdp, resumed")
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_options_of_the_trainer_give_the_numbers_of_accelerate(tmp_path, num_processes):
     names = SAMPLE + (ON_ONE if num_processes == 1 else ON_TWO)
-    ours, theirs = (
-        found_by(names, tmp_path / str(is_peer), num_processes=num_processes, is_peer=is_peer)
-        for is_peer in (False, True)
+    ours, theirs = on_both_sides(
+        "trainer_options", tmp_path, *names, num_processes=num_processes, timeout_s=3000
     )
     for name in names:
         difference, place = largest_difference(ours[name], theirs[name])

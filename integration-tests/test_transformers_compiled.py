@@ -15,7 +15,7 @@ from accel_state.runtime import reset_runtime
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 
 
 def make_llama():

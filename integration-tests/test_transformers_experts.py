@@ -10,14 +10,14 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
+from accel_backends.fsdp.state import full_tensor
 from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
-from accel_backends.sharding.full_state import full_tensor
 from accel_state.mesh_layout import MeshLayout
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 TOKENS = torch.arange(32).reshape(4, 8) * 7 % 29
 SIZES = {
     "Mixtral": {"num_local_experts": 4, "intermediate_size": 24},

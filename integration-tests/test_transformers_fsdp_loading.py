@@ -1,4 +1,4 @@
-"""A pretrained model of transformers comes into a sharded run from rank 0 alone, or from its files."""
+"""A pretrained model of transformers comes into a sharded run from rank 0 only, or from its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_bigmodel import init_empty_weights
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 
 
 def config(**options):

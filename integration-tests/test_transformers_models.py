@@ -21,7 +21,7 @@ from accel_bigmodel import (
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 TOKENS = {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -93,7 +93,7 @@ def test_half_in_memory_it_writes_what_the_resident_one_writes(tmp_path, build):
 
 
 @pytest.mark.parametrize("build", KINDS)
-def test_offloaded_as_a_whole_it_writes_the_same_with_and_without_prefetching(build):
+def test_offloaded_in_full_it_writes_the_same_with_and_without_prefetching(build):
     wanted = resident(build)
     for prefetch in (True, False):
         model = cpu_offload(copy.deepcopy(wanted), "cpu", offload_buffers=True, prefetch=prefetch)

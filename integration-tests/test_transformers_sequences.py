@@ -13,7 +13,7 @@ from accel_state.runtime import reset_runtime
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.engine("long"), pytest.mark.filterwarnings("ignore")]
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0,

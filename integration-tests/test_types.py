@@ -34,7 +34,9 @@ from accel.utils.dataclasses import DeepSpeedPlugin, MegatronLMPlugin, TorchCont
 from accel.utils.modeling import infer_auto_device_map
 from accel.utils.operations import send_to_device
 from accel_state import PipelineParallelConfig
+from torch.optim import AdamW
 from torch.utils.data import DataLoader
+def takes_adamw(optimizer: AdamW) -> None: ...
 """
 TYPES = {
     "Accelerator().device": "device",
@@ -44,23 +46,21 @@ TYPES = {
     "GradientState()": "GradientState",
     "get_logger('here')": "MultiProcessAdapter",
     "default_config_file": "str",
-    "main": "int",
     "prepare_data_loader": "DataLoader[Any]",
     "DistributedType.NO": "DistributedType",
-    "LocalSGD": "LocalSGD",
-    "AcceleratorState()": "AcceleratorState",
     "PartialState().is_main_process": "bool",
     "ProjectConfiguration().total_limit": "int | None",
     "set_seed": "device_specific: bool",
     "DeepSpeedPlugin()": "DeepSpeedPlugin",
     "infer_auto_device_map": "dict[str, int | str]",
     "accel.utils.operations.find_batch_size": "-> int",
-    "accel.state.PartialState()": "PartialState",
     "accel.utils.tqdm": "main_process_only: bool",
     "Accelerator().unwrap_model(RegressionModel())": "RegressionModel",
     "Accelerator().gather({'a': 1})": "dict[str, int]",
     "Accelerator().on_main_process(merge_dicts)({}, {})": "MutableMapping[Any, Any] | None",
     "Accelerator().prepare(cast(DataLoader[int], 0)).set_epoch": "epoch: int",
+    "Accelerator().prepare(RegressionModel(), cast(AdamW, 0))[1].step_was_skipped": "bool",
+    "takes_adamw(Accelerator().prepare_optimizer(cast(AdamW, 0)))": "None",
 }
 WRONG = (
     "from accel.utils import set_sed",

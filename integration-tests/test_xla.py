@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tools.harness.scripts import run_command
+from tools.harness.scripts import run_command, run_script
 
 pytestmark = pytest.mark.engine("xla")
 DEVICE = """
@@ -95,7 +95,7 @@ def run(tmp_path):
     def run_body(body: str) -> dict[str, object]:
         script = tmp_path / "script.py"
         script.write_text(f"{body}\nimport json\nprint(json.dumps(told))\n")
-        done = run_command([sys.executable, str(script)], cwd=tmp_path, timeout_s=300)
+        done = run_script(script, cwd=tmp_path, timeout_s=300, preload=("torch_xla",))
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

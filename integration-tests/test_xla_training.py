@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import xla_rows
 
-from tools.harness.scripts import run_command
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.engine("xla")
 TWO_DEVICES = {"CPU_NUM_DEVICES": "2"}
@@ -17,8 +16,8 @@ TWO_DEVICES = {"CPU_NUM_DEVICES": "2"}
 
 def run_case(case, folder, **environ):
     """Run a case of `xla_rows` in a separate process, and return what it saved."""
-    done = run_command(
-        [sys.executable, xla_rows.__file__, case, str(folder)], cwd=folder, env=environ, timeout_s=300
+    done = run_script(
+        xla_rows.__file__, case, str(folder), cwd=folder, env=environ, timeout_s=300, preload=("torch_xla",)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return torch.load(Path(folder) / f"{case}.pt")
@@ -67,7 +66,7 @@ def test_parameters_and_states_over_two_devices_train_as_on_one(tmp_path, case):
 
 
 @pytest.mark.parametrize(("kind", "environ"), [("single", {}), ("fsdp", TWO_DEVICES)])
-def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path, kind, environ):
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, kind, environ):
     whole = run_case(f"{kind}_whole", tmp_path, **environ)
     resumed = run_case(f"{kind}_resumed", tmp_path, **environ)
     assert resumed["losses"] == whole["losses"][-len(resumed["losses"]) :]

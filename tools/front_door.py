@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from tools.commands.protocol import Command
 from tools.setup.running import SetupError
 
 COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "release", "bench", "gpu")
@@ -18,14 +18,8 @@ All generated files are in .venv, .venvs, build, dist, runs and site; `git clean
 """
 
 
-def load_command(name: str) -> Command:
-    """Return the command whose file is ``tools/commands/<name>.py``."""
-    command: Command = import_module(f"tools.commands.{name}").command
-    return command
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with one sub-command per file in ``tools/commands``."""
+    """Return the parser with one sub-command per file in ``tools/commands``, whose first line is its help."""
     parser = argparse.ArgumentParser(
         prog="python tools/dev.py",
         description="Set up this checkout and work on it. Needs Python 3.11 or newer and nothing else.",
@@ -34,10 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        command = load_command(name)
-        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        command = import_module(f"tools.commands.{name}")
+        about = str(command.__doc__).partition("\n")[0]
+        subparser = subparsers.add_parser(name, help=about, description=about)
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.main)
     return parser
 
 
@@ -56,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     arguments.handed_on = handed_on
     try:
         code: int = arguments.run(arguments)
-    except SetupError as problem:
+    except (SetupError, subprocess.CalledProcessError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

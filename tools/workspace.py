@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,18 +19,6 @@ def requirement_name(requirement: str) -> str:
     if found is None:
         raise ValueError(f"`{requirement}` does not begin with the name of a distribution.")
     return re.sub(r"[-_.]+", "-", found[1]).lower()
-
-
-def sibling_floor(requirement: str) -> str:
-    """Return the lowest version that ``accel-ops~=0.1.3`` admits: ``0.1.3``. It admits no 0.2.
-
-    Raises:
-        ValueError: If the range has another form. ``~=0.1`` admits every version below 1.0.
-    """
-    found = re.search(r"~=\s*(\d+\.\d+\.\d+)\s*$", requirement)
-    if found is None:
-        raise ValueError(f"`{requirement}` must name three parts of a version, such as `~=0.1.0`.")
-    return found[1]
 
 
 def as_numbers(release: str) -> tuple[int, ...]:
@@ -90,14 +77,11 @@ class Package:
     @cached_property
     def version(self) -> str:
         """The value of ``__version__`` in the package's ``__init__.py``."""
-        tree = ast.parse((self.source / "__init__.py").read_text(encoding="utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                if any(
-                    isinstance(target, ast.Name) and target.id == "__version__" for target in node.targets
-                ):
-                    return str(node.value.value)
-        raise ValueError(f"`{self.source}/__init__.py` sets no `__version__`.")
+        text = (self.source / "__init__.py").read_text(encoding="utf-8")
+        found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"`{self.source}/__init__.py` sets no `__version__`.")
+        return found[1]
 
     def modules(self) -> Iterator[tuple[str, Path]]:
         """Yield ``(dotted name, file)`` of every module, sorted."""
@@ -124,33 +108,11 @@ def read_packages(root: Path = ROOT) -> dict[str, Package]:
     return {package.name: package for package in found}
 
 
-def owner_of(packages: Mapping[str, Package], text: str) -> Package | None:
-    """Return the package that has a module ``text``, or a name in one (``accel_ops.gather``), or None."""
-    parts = text.split(".")
-    if any(text in package.project.get("entry-points", {}) for package in packages.values()):
-        return None  # the name of a group of entry points, which may look like a module
-    for package in packages.values():
-        if parts[0] != package.import_name or len(parts) < 2:
-            continue
-        known = {name for name, _ in package.modules()}
-        if text in known or (len(parts) > 2 and ".".join(parts[:-1]) in known):
-            return package
-    return None
-
-
 def with_siblings(packages: Mapping[str, Package], name: str) -> list[Package]:
     """Return package ``name`` and every sibling it needs, directly or not; the lowest first."""
-    ordered: dict[str, Package] = {}
-
-    def visit(current: str) -> None:
-        if current in ordered:
-            return
-        for needed in sorted(packages[current].required_names & packages.keys()):
-            visit(needed)
-        ordered[current] = packages[current]
-
-    visit(name)
-    return list(ordered.values())
+    needed = sorted(packages[name].required_names & packages.keys())
+    ordered = {each.name: each for sibling in needed for each in with_siblings(packages, sibling)}
+    return [*ordered.values(), packages[name]]
 
 
 def lowest_first(packages: Mapping[str, Package]) -> list[Package]:
@@ -161,13 +123,8 @@ def lowest_first(packages: Mapping[str, Package]) -> list[Package]:
 
 def dependency_group(name: str, root: Path = ROOT) -> list[str]:
     """Return the requirements of a dependency group (PEP 735) of the root ``pyproject.toml``."""
-    groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-
-    def expand(group: str) -> Iterator[str]:
-        for entry in groups[group]:
-            if isinstance(entry, str):
-                yield entry
-            else:
-                yield from expand(entry["include-group"])
-
-    return list(expand(name))
+    entries = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"][name]
+    nested = (
+        [each] if isinstance(each, str) else dependency_group(each["include-group"], root) for each in entries
+    )
+    return [requirement for each in nested for requirement in each]

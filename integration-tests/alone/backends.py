@@ -9,7 +9,7 @@ import torch
 from delayed_averaging import DelayedAveragingPlugin
 from torch import nn
 
-from accel_backends import Bundle, StrategyContext, select_precision, select_strategy
+from accel_backends import Bundle, StrategyContext, full_model_state, select_precision, select_strategy
 from accel_state import PartialState, current_runtime
 
 state = PartialState(cpu=True)
@@ -32,7 +32,7 @@ for _ in range(20):
     strategy.clip_grad_norm(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-total = sum(value.sum().item() for value in strategy.model_state(model).values())
+total = sum(value.sum().item() for value in full_model_state(strategy, model).values())
 state.print(f"{strategy.name} on {state.num_processes}: {total:.10f}")
 strategy.release()
 state.destroy_process_group()

@@ -15,7 +15,7 @@ rows = [{"input_ids": tokens, "labels": tokens} for tokens in encoded]
 
 
 def plain_optimizers(model):
-    """Return what stands in the config file; a warm-up of DeepSpeed's begins one step late."""
+    """Return what is in the config file; a warm-up of DeepSpeed's begins one step late."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(max(step - 1, 0) / 2, 1))
 

@@ -1,4 +1,4 @@
-"""The trainer of denoising-diffusion-pytorch in one dimension: averages on the main process, states of its own."""
+"""The trainer of denoising-diffusion-pytorch in one dimension: averages on the main process, its own states."""
 
 import sys
 from pathlib import Path

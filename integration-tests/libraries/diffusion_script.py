@@ -1,4 +1,4 @@
-"""A script in the manner of those that teach diffusers' models: the main process alone saves states.
+"""A script in the manner of those that teach diffusers' models: only the main process saves states.
 
 It drops old ones, is run again from the newest checkpoint, and writes a pipeline in the end.
 """
@@ -19,13 +19,6 @@ FOLDER = Path(sys.argv[1])
 STEPS, EVERY, LIMIT = 9, 2, 2
 
 
-def make_unet():
-    return UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
-        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
-    )  # fmt: skip
-
-
 def checkpoints():
     return sorted(FOLDER.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
 
@@ -38,7 +31,7 @@ def run(*, resume):
         project_config=ProjectConfiguration(project_dir=str(FOLDER), logging_dir=str(FOLDER / "logs")),
     )
     set_seed(3)
-    model = make_unet()
+    model = tiny.make_unet()
     average = EMAModel(
         model.parameters(), decay=0.9, use_ema_warmup=True, model_cls=UNet2DModel, model_config=model.config
     )

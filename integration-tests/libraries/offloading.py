@@ -2,14 +2,7 @@
 
 import tiny
 import torch
-from diffusers import DiffusionPipeline, UNet2DModel
-
-
-def make_unet():
-    return UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
-        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
-    )  # fmt: skip
+from diffusers import DiffusionPipeline
 
 
 class TwoModels(DiffusionPipeline):
@@ -30,7 +23,7 @@ class TwoModels(DiffusionPipeline):
 
 
 torch.manual_seed(0)
-pipeline = TwoModels(make_unet().eval(), make_unet().eval())
+pipeline = TwoModels(tiny.make_unet().eval(), tiny.make_unet().eval())
 images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 found = {"whole": pipeline(images).flatten().tolist()}
 for name in ("enable_model_cpu_offload", "enable_sequential_cpu_offload"):

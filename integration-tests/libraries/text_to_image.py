@@ -1,4 +1,4 @@
-"""The trainer of imagen-pytorch, which assigns attributes of its Accelerator and resumes from states of its own."""
+"""The trainer of imagen-pytorch, which assigns attributes of its Accelerator and resumes from its own states."""
 
 import sys
 from pathlib import Path

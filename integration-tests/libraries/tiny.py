@@ -52,6 +52,15 @@ def make_texts(number=32):
     ]
 
 
+def make_unet():
+    from diffusers import UNet2DModel
+
+    return UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
+    )  # fmt: skip
+
+
 def rank():
     return os.environ.get("RANK", "0")
 
@@ -67,4 +76,4 @@ def losses_of(trainer):
 def report(found):
     """Print losses by name, on one process."""
     if rank() == "0":
-        print("LOSSES", json.dumps(found))
+        print("FOUND", json.dumps(found))

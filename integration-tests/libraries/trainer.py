@@ -1,4 +1,4 @@
-"""The Trainer of transformers, as its users write it: one model under several settings."""
+"""The Trainer of transformers with adapters, quantized and offloaded; `trainer_options.py` has its other settings."""
 
 import sys
 
@@ -6,10 +6,6 @@ import tiny
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import BitsAndBytesConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-FSDP2 = {
-    "fsdp": "full_shard",
-    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
-}
 folder = sys.argv[1]
 saved = tiny.save_model(folder)  # before the processes know of each other: then each writes its own
 tokenizer = tiny.make_tokenizer()
@@ -47,11 +43,6 @@ def adapters(model):
 
 found = {
     "plain": losses("plain", tiny.make_model(), max_steps=12),
-    "accumulated": losses(
-        "accumulated", tiny.make_model(), gradient_accumulation_steps=2,
-        per_device_train_batch_size=4 // tiny.world_size(),
-    ),
-    "bf16": losses("bf16", tiny.make_model(), bf16=True),
     "adapters": losses("adapters", adapters(tiny.make_model())),
     "adapters, resumed": losses("adapters", adapters(tiny.make_model()), resume=f"{folder}/adapters/checkpoint-2"),
 }  # fmt: skip
@@ -71,8 +62,4 @@ if tiny.world_size() == 1:  # Accelerate refuses a model with a map on more
         make_trainer("whole", tiny.make_model()).evaluate()["eval_loss"],
         make_trainer("offloaded", offloaded).evaluate()["eval_loss"],
     ]
-else:
-    found["sharded"] = losses("sharded", tiny.make_model(), max_steps=12, **FSDP2)
-    checkpoint = f"{folder}/sharded/checkpoint-2"
-    found["sharded, resumed"] = losses("sharded", tiny.make_model(), max_steps=12, resume=checkpoint, **FSDP2)
 tiny.report(found)

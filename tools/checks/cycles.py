@@ -8,7 +8,6 @@ from graphlib import CycleError, TopologicalSorter
 
 import grimp
 
-from tools.checks.reporting import report
 from tools.workspace import read_packages
 
 
@@ -30,20 +29,21 @@ def imports() -> dict[str, set[str]]:
     do not count.
     """
     names = [package.import_name for package in read_packages().values()]
-    all_imports, at_runtime = (
+    graph, at_runtime = (
         grimp.build_graph(*names, exclude_type_checking_imports=excluded, cache_dir=None)
         for excluded in (False, True)
     )
+
+    def counts(module: str, other: str) -> bool:
+        is_inside = other.startswith(f"{module}.")
+        return not is_inside or at_runtime.direct_import_exists(importer=module, imported=other)
+
     return {
-        module: {
-            one
-            for one in all_imports.find_modules_directly_imported_by(module)
-            if not one.startswith(f"{module}.")
-            or at_runtime.direct_import_exists(importer=module, imported=one)
-        }
-        for module in all_imports.modules
+        module: {each for each in graph.find_modules_directly_imported_by(module) if counts(module, each)}
+        for module in graph.modules
     }
 
 
 if __name__ == "__main__":
-    sys.exit(report([f"import cycle: {' -> '.join(cycle)}" for cycle in [cycle_of(imports())] if cycle]))
+    cycle = " -> ".join(cycle_of(imports()))
+    sys.exit(f"import cycle: {cycle}" if cycle else 0)

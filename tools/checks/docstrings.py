@@ -6,10 +6,8 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
-from tools.checks.reporting import report
 from tools.workspace import ROOT, read_packages
 
 NOT_YET = {"accel-backends", "accel-launch"}
@@ -36,16 +34,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def public_functions(tree: ast.Module) -> Iterator[tuple[Function, ast.ClassDef | None]]:
     """Yield the functions, constructors and methods without an underscore, with the class of a method."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from ((each, node) for each in node.body if isinstance(each, Function) and _is_public(each))
-        elif isinstance(node, Function) and _is_public(node):
-            yield node, None
-
-
-def _is_public(function: Function) -> bool:
-    is_overload = any("overload" in ast.unparse(each) for each in function.decorator_list)
-    return (not function.name.startswith("_") or function.name in CONSTRUCTORS) and not is_overload
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for owner, nodes in [(None, tree.body), *((each, each.body) for each in classes)]:
+        for function in (node for node in nodes if isinstance(node, Function)):
+            is_public = not function.name.startswith("_") or function.name in CONSTRUCTORS
+            if is_public and not any("overload" in ast.unparse(each) for each in function.decorator_list):
+                yield function, owner
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
@@ -60,12 +54,9 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
 
 def has_tensors(function: Function) -> bool:
     """Whether a parameter or the result is annotated as a tensor, or as a container of tensors."""
-    arguments = function.args
-    named = chain(
-        arguments.posonlyargs, arguments.args, arguments.kwonlyargs, (arguments.vararg, arguments.kwarg)
-    )
-    annotations = [function.returns, *[each.annotation for each in named if each is not None]]
-    return any(note is not None and re.search(r"\bTensor\b", ast.unparse(note)) for note in annotations)
+    arguments = (node for node in ast.walk(function.args) if isinstance(node, ast.arg))
+    notes = [function.returns, *(each.annotation for each in arguments)]
+    return any(note is not None and re.search(r"\bTensor\b", ast.unparse(note)) for note in notes)
 
 
 def raised(function: Function, errors: set[str]) -> set[str]:
@@ -117,4 +108,4 @@ def problems(root: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(report(problems(ROOT)))
+    sys.exit("\n".join(problems(ROOT)) or 0)

@@ -12,12 +12,10 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tools.checks.reporting import report
-from tools.workspace import ROOT, Package, read_packages
+from tools.workspace import Package, read_packages
 
 HEADER = (
     "# The public surface of {name}. Written by `python tools/dev.py check surface --update`; do not edit.\n"
@@ -31,9 +29,7 @@ class _Written(str):
     """An annotation that prints as it was written, without quotes."""
 
     __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = str.__str__
 
 
 def described(name: str, thing: Any, *, package: str) -> Iterator[str]:
@@ -77,19 +73,16 @@ def _members(cls: type) -> Iterator[str]:
     values = cls.__members__ if issubclass(cls, enum.Enum) else {}
     yield from (f"{name} = {member.value!r}" for name, member in values.items() if member.name == name)
     members: dict[str, str] = {}
-    for ancestor in reversed([each for each in cls.__mro__ if OURS.match(each.__module__)]):
-        annotated = {
-            name: f"{name}: {_tidy(annotation)}"
-            for name, annotation in vars(ancestor).get("__annotations__", {}).items()
-            if not name.startswith("_")
-        }
-        members |= annotated
+    for ancestor in (each for each in reversed(cls.__mro__) if OURS.match(each.__module__)):
+        annotations = vars(ancestor).get("__annotations__", {})
+        fields = {name: f"{name}: {_tidy(each)}" for name, each in annotations.items() if name[0] != "_"}
+        members |= fields
         for name, member in vars(ancestor).items():
-            is_shown = not name.startswith("_") or name == "__init__"
-            is_field = name in annotated and (
+            is_of_field = name in fields and (
                 isinstance(member, property) or inspect.ismemberdescriptor(member)
             )
-            if is_shown and name not in values and not is_field and (line := _member(name, member)):
+            is_shown = (name[0] != "_" or name == "__init__") and name not in values
+            if is_shown and not is_of_field and (line := _member(name, member)):
                 members[name] = line
     yield from (members[name] for name in sorted(members))
 
@@ -131,15 +124,10 @@ def differences(package: Package) -> list[str]:
     return list(difflib.unified_diff(*lines, f"{package.name} recorded", "present", n=1, lineterm=""))
 
 
-def problems(root: Path) -> list[str]:
-    """Return the differences of all packages, with the command that updates them."""
-    found = [line for package in read_packages(root).values() for line in differences(package)]
-    hint = "If this is meant: `python tools/dev.py check surface --update`, and a line in the changelog."
-    return [*found, hint] if found else []
-
-
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        for each in read_packages().values():
-            (each.folder / "surface.txt").write_text(present_surface(each), encoding="utf-8")
-    sys.exit(report(problems(ROOT)))
+    packages = read_packages().values()
+    for each in packages if "--update" in sys.argv else ():
+        (each.folder / "surface.txt").write_text(present_surface(each), encoding="utf-8")
+    found = [line for each in packages for line in differences(each)]
+    hint = "If this is meant: `python tools/dev.py check surface --update`, and a line in the changelog."
+    sys.exit("\n".join([*found, hint]) if found else 0)

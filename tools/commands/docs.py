@@ -1,21 +1,19 @@
-"""Build the documentation site into ``site/``, or serve it while it is written."""
+"""Build the documentation site into site/, or serve it while it is written."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from tools.commands.protocol import Command
 from tools.setup.environment import Environment
 from tools.setup.running import run, say, timed
-from tools.site.built import problems
 from tools.site.installed import install
 from tools.workspace import ROOT, read_packages
 
 SITE = ROOT / "site"
 
 
-def docs(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     if arguments.serve:
         return mkdocs("serve", "--livereload", *arguments.handed_on)
     return build_into_wheel() if arguments.install else build(*arguments.handed_on)
@@ -31,17 +29,12 @@ def build_into_wheel() -> int:
 
 
 def build(*words: str) -> int:
-    """Build the site and check its links; return the exit code."""
+    """Build the site, which checks its links; return the exit code."""
     with timed("building the site"):
         code = mkdocs("build", "--strict", *words)
-    if code != 0:
-        return code
-    found = problems(SITE)
-    for problem in found:
-        print(problem)
-    if not found:
+    if code == 0:
         say(f"the site is {SITE.as_uri()}/index.html")
-    return 1 if found else 0
+    return code
 
 
 def mkdocs(*words: str) -> int:
@@ -56,18 +49,7 @@ def mkdocs(*words: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--serve", action="store_true", help="serve it, and build it again whenever a page changes"
-    )
-    parser.add_argument(
-        "--install",
-        action="store_true",
-        help="copy it to where `accel docs` and wheels of accel-launch find it",
-    )
-
-
-command = Command(
-    help="build the documentation site into site/ (--serve: show it while it is written)",
-    run=docs,
-    add_arguments=add_arguments,
-)
+    add = parser.add_argument
+    add("--serve", action="store_true", help="serve it, and build it again whenever a page changes")
+    about = "copy it to where `accel docs` and wheels of accel-launch find it"
+    add("--install", action="store_true", help=about)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
-from tools.commands.protocol import Command
-from tools.release.floors import floors_of, with_siblings_at_floors
 from tools.setup.environment import Environment
 from tools.setup.running import run, say, timed
 from tools.setup.wheels import build, pinned
-from tools.workspace import ROOT, read_packages, with_siblings
+from tools.workspace import ROOT, Package, as_numbers, read_packages, requirement_name, with_siblings
 
 
-def isolated(arguments: argparse.Namespace) -> int:
+def floors_of(packages: Iterable[Package]) -> list[str]:
+    """Return pins to the lowest versions that all ``packages`` accept; siblings and torch are chosen otherwise."""
+    floors: dict[str, str] = {}
+    for requirement in (each for package in packages for each in package.dependencies if ">=" in each):
+        name, version = requirement_name(requirement), requirement.split(">=")[1].split(",")[0].strip()
+        if name != "torch":
+            floors[name] = max(version, floors.get(name, version), key=as_numbers)
+    return [f"{name}=={version}" for name, version in sorted(floors.items())]
+
+
+def main(arguments: argparse.Namespace) -> int:
     packages = read_packages()
     results: dict[str, int] = {}
     for name in arguments.packages or packages:
-        needed = (
-            with_siblings_at_floors(packages, name) if arguments.floors else with_siblings(packages, name)
-        )
+        needed = with_siblings(packages, name)
         floors = floors_of(needed) if arguments.floors else []
         say(" ".join([*(f"{each.name}=={each.version}" for each in needed), *floors]))
         wheels = build([each.folder for each in needed], ROOT / "build" / "isolated" / name)
@@ -37,21 +44,7 @@ def isolated(arguments: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "packages", nargs="*", metavar="PACKAGE", help="e.g. accel-ops; every package if left out"
-    )
-    parser.add_argument(
-        "--floors",
-        action="store_true",
-        help="install the lowest declared version of each dependency, and siblings from their tags",
-    )
-    parser.add_argument(
-        "--torch", metavar="RELEASE", help="a release of torch instead of the pinned one, e.g. 2.9"
-    )
-
-
-command = Command(
-    help="test each package with only its declared dependencies (--floors: at the lowest declared versions)",
-    run=isolated,
-    add_arguments=add_arguments,
-)
+    add = parser.add_argument
+    add("packages", nargs="*", metavar="PACKAGE", help="e.g. accel-ops; every package if left out")
+    add("--floors", action="store_true", help="install the lowest declared version of each dependency")
+    add("--torch", metavar="RELEASE", help="a release of torch instead of the pinned one, e.g. 2.9")

@@ -7,14 +7,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from tools.commands.protocol import Command
-from tools.engines import NAMES, ONLY_IF_NAMED, load_engine
+from tools.engines import ENGINES, ONLY_IF_NAMED
 from tools.engines.running import run_engines
 from tools.setup.environment import Environment, has_gpu
 from tools.setup.running import SetupError, run, say
 from tools.workspace import ROOT
 
-NUM_SLOWEST = 20
 LIMIT_S = 2700.0
 """The suite takes minutes; a hanging process that keeps the pipes of pytest-xdist open would block it forever."""
 SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
@@ -29,18 +27,18 @@ ENGINE_PROGRAMS = frozenset(
 """The programs of engines: tests without the mark `engine` do without them."""
 
 
-def test(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     if arguments.engines is not None:
         if arguments.paths:
             raise SetupError("`--engines` selects the tests: pass engines, not paths.")
-        every = [name for name in NAMES if name not in ONLY_IF_NAMED]
+        every = [name for name in ENGINES if name not in ONLY_IF_NAMED]
         return run_engines(arguments.engines or every, arguments.handed_on)
     environment = Environment().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
-    if not arguments.paths:
-        command += in_parallel(os.cpu_count() or 1)
-    if arguments.durations:
-        command.append(f"--durations={NUM_SLOWEST}")
+    if not arguments.paths and (num_cores := os.cpu_count() or 1) > 1:
+        # In several processes, because many tests wait. The files keep the order that `conftest.py` gives them:
+        # pytest-xdist would run files with few tests last.
+        command += ["-n", str(min(num_cores, MOST_WORKERS)), "--dist", "loadfile", "--no-loadscope-reorder"]
     command += arguments.handed_on
     with tempfile.TemporaryDirectory(prefix="accel-path-") as folder:
         environ = environ_of_suite(environment.child_environ(), Path(folder))
@@ -78,18 +76,8 @@ def path_without_engines(path: str, folder: Path) -> str:
 
 
 def options_in_ci() -> list[str]:
-    """Return pytest's arguments in CI, which make a skip for an unknown reason a failure."""
-    return ["--no-unexpected-skips"] if is_ci() else []
-
-
-def in_parallel(num_cores: int) -> list[str]:
-    """Return pytest's arguments for running test files in several processes, because many tests wait.
-
-    The files keep the order that `conftest.py` gives them: pytest-xdist would run files with few tests last.
-    """
-    if num_cores == 1:
-        return []
-    return ["-n", str(min(num_cores, MOST_WORKERS)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    """Return pytest's arguments in CI: a skip for an unknown reason is a failure, and slow tests are listed."""
+    return ["--no-unexpected-skips", "--durations=20"] if is_ci() else []
 
 
 def is_ci() -> bool:
@@ -99,37 +87,18 @@ def is_ci() -> bool:
 
 def known_engine(name: str) -> str:
     """Return ``name`` if there is such an engine."""
-    if name not in NAMES:
-        raise argparse.ArgumentTypeError(f"there is no engine `{name}`; known: {', '.join(NAMES)}")
+    if name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"there is no engine `{name}`; known: {', '.join(ENGINES)}")
     return name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="*", help="what to test, e.g. packages/accel-ops; everything if left out"
+    parser.add_argument("paths", nargs="*", help="what to test, e.g. packages/accel-ops; all if left out")
+    about = (
+        "run the tests of engines instead, of all but `disks` if none is named; installs their requirements"
     )
-    parser.add_argument(
-        "--durations",
-        action="store_true",
-        default=is_ci(),
-        help=f"list the slowest {NUM_SLOWEST} tests at the end; always so in CI",
-    )
-    parser.add_argument(
-        "--engines",
-        nargs="*",
-        type=known_engine,
-        metavar="NAME",
-        help="run the tests of engines instead, of all but `disks` if none is named; installs their requirements",
-    )
+    parser.add_argument("--engines", nargs="*", type=known_engine, metavar="NAME", help=about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    engines = "\n".join(f"  {name:<10}  {load_engine(name).purpose}" for name in NAMES)
-    parser.epilog = (
-        f"engines:\n{engines}\n\nWhat follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
-    )
-
-
-command = Command(
-    help="run the tests (after `--`: arguments for pytest; --engines: those of engines)",
-    run=test,
-    add_arguments=add_arguments,
-)
+    engines = "\n".join(f"  {name:<10}  {engine.purpose}" for name, engine in ENGINES.items())
+    example = "What follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
+    parser.epilog = f"engines:\n{engines}\n\n{example}"

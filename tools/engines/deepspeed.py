@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
-from tools.engines.protocol import Engine
-from tools.setup.apart import PEER_FOLDER, install_apart, install_peer
+from tools.engines.preparing import PEER_FOLDER, install_apart, install_peer
 from tools.setup.environment import Environment, shown
 from tools.setup.running import SetupError, timed
 from tools.workspace import ROOT
@@ -44,76 +42,40 @@ def installed(environment: Environment) -> list[str]:
     return sorted(each.stem for each in folders if each.name.startswith(("deepspeed-", "torch-")))
 
 
-def compile_operators(
-    environment: Environment, operators: Sequence[str] = OPERATORS, *, cache: Path = CACHE
-) -> None:
-    """Compile operators into ``cache``, once for each version of DeepSpeed and torch."""
-    for lock in cache.rglob(
-        "lock"
-    ):  # left by a process that was killed; every later one waits for it forever
+def compile_operators(environment: Environment, operators: Sequence[str]) -> None:
+    """Compile operators, once for each version of DeepSpeed and torch."""
+    for lock in CACHE.rglob("lock"):  # of a process that was killed: every later one would wait for it
         lock.unlink()
-    stamp = cache / "compiled.txt"
+    stamp = CACHE / "compiled.txt"
     versions = set(installed(environment))
     compiled = set(stamp.read_text().split()) if stamp.is_file() else set()
     if not compiled or not versions <= compiled:
-        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(CACHE, ignore_errors=True)
         compiled = versions
     missing = [name for name in operators if name not in compiled]
     if not missing:
         return
     LOG.parent.mkdir(parents=True, exist_ok=True)
     command = [str(environment.python), "-c", COMPILE, *missing]
-    with timed(f"compiling DeepSpeed's operators into {shown(cache)}, some minutes (log: {shown(LOG)})"):
+    with timed(f"compiling DeepSpeed's operators into {shown(CACHE)}, some minutes (log: {shown(LOG)})"):
         with LOG.open("w", encoding="utf-8") as log:
-            environ = environment.child_environ() | VARIABLES | {"TORCH_EXTENSIONS_DIR": str(cache)}
+            environ = environment.child_environ() | VARIABLES
             done = subprocess.run(
                 command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, check=False
             )
     if done.returncode != 0:
         raise SetupError(f"DeepSpeed's operators could not be compiled. Log: {LOG}")
-    cache.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     stamp.write_text(" ".join(sorted({*compiled, *missing})))
 
 
-def prepare(environment: Environment) -> None:
-    """Prepare what no package brings."""
-    compile_operators(environment)
+def prepare_deepspeed(environment: Environment) -> None:
+    """Compile what training on CPUs loads, and install Accelerate and the oldest DeepSpeed beside."""
+    compile_operators(environment, OPERATORS)
     install_peer(environment)
     install_apart(environment, OLDEST_FOLDER, OLDEST)
 
 
-engine = Engine(
-    name="deepspeed",
-    purpose="training with it on one machine, and its runner over two: pdsh, Open MPI, MPICH",
-    tests=(
-        "integration-tests/test_checkpoint_faults.py",
-        "integration-tests/test_deepspeed.py",
-        "integration-tests/test_deepspeed_alone.py",
-        "integration-tests/test_deepspeed_checkpoints.py",
-        "integration-tests/test_deepspeed_layers.py",
-        "integration-tests/test_deepspeed_machines.py",
-        "integration-tests/test_deepspeed_peer.py",
-        "integration-tests/test_deepspeed_sequences.py",
-        "integration-tests/test_deepspeed_trainer.py",
-        "integration-tests/test_deepspeed_training.py",
-        "integration-tests/test_deepspeed_use.py",
-        "integration-tests/test_examples.py",
-        "integration-tests/test_guides.py",
-        "packages/accel-backends/tests/strategies/deepspeed/test_cpu_optimizers.py",
-    ),
-    environment=Environment("engines"),
-    debian=(
-        "g++",
-        "iproute2",
-        "mpich",
-        "openmpi-bin",
-        "openssh-client",
-        "openssh-server",
-        "pdsh",
-    ),
-    needs_root=True,
-    variables=VARIABLES,
-    prepare=prepare,
-    num_workers=2,
-    keep_files_together=True,
-)
+def compile_disk_operators(environment: Environment) -> None:
+    """Compile the operators: nine files with all of torch's headers, ten minutes of one core."""
+    compile_operators(environment, (*OPERATORS, "AsyncIOBuilder"))

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
-from tools.engines import load_engine
+from tools.engines import ENGINES, Engine, marked_files
 from tools.engines.debian import install_packages, missing_packages
-from tools.engines.protocol import Engine
-from tools.setup.environment import Environment
 from tools.setup.running import SetupError, run, say
 from tools.workspace import ROOT
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one engine's tests."""
-
-    name: str
-    setup_s: float
-    tests_s: float
-    code: int
-
-
-def require_root(engines: Sequence[Engine], missing: Sequence[str]) -> None:
+def require_root(names: Sequence[str], missing: Sequence[str]) -> None:
     """Raise ``SetupError``, naming what would be installed, if something here needs root and this is not root."""
-    needing = [engine.name for engine in engines if engine.needs_root]
+    needing = [name for name in names if ENGINES[name].needs_root]
     if os.geteuid() == 0 or not (needing or missing):
         return
     reasons = [f"apt-get would install {', '.join(missing)}"] if missing else []
@@ -40,65 +27,35 @@ def require_root(engines: Sequence[Engine], missing: Sequence[str]) -> None:
     )
 
 
-def set_up(engine: Engine) -> Environment:
-    """Make what the tests of one engine need, its Debian packages excepted."""
-    environment = engine.environment.ensure()
-    engine.prepare(environment)
-    return environment
+def set_up_all(engines: Sequence[Engine]) -> list[float]:
+    """Set up all engines, two environments at a time, and return the seconds that each took.
 
-
-def set_up_all(engines: Sequence[Engine]) -> list[tuple[Engine, Environment, float]]:
-    """Set up all engines, two environments at a time: while pip of one waits for files, the other continues.
-
-    Returns:
-        Each engine in the given order, with its environment and the seconds that it took.
+    While the installer of one waits for files, the other continues.
     """
-    by_environment: dict[str, list[Engine]] = {}
-    for engine in engines:
-        by_environment.setdefault(engine.environment.name, []).append(engine)
+    by_environment: dict[str, list[int]] = defaultdict(list)
+    for number, engine in enumerate(engines):
+        by_environment[engine.environment.name].append(number)
+    seconds = [0.0] * len(engines)
 
-    def set_up_timed(engine: Engine) -> tuple[Engine, Environment, float]:
-        begun = time.monotonic()
-        return engine, set_up(engine), time.monotonic() - begun
+    def set_up(numbers: Sequence[int]) -> None:
+        for number in numbers:
+            begun = time.monotonic()
+            engines[number].prepare(engines[number].environment.ensure())
+            seconds[number] = time.monotonic() - begun
 
     with ThreadPoolExecutor(2) as pool:
-        groups = pool.map(
-            lambda members: [set_up_timed(member) for member in members], by_environment.values()
-        )
-        ready = {
-            engine.name: (engine, environment, setup_s)
-            for group in groups
-            for engine, environment, setup_s in group
-        }
-    return [ready[engine.name] for engine in engines]
+        list(pool.map(set_up, by_environment.values()))
+    return seconds
 
 
-def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]) -> int:
+def run_tests(name: str, handed_on: Sequence[str]) -> int:
     """Run the tests of one engine; a skipped test is a failure."""
-    command: list[str | Path] = [
-        environment.python,
-        "-m",
-        "pytest",
-        "--engine",
-        engine.name,
-        *engine.tests,
-        *(["-n", str(engine.num_workers)] if engine.num_workers > 1 else []),
-        *(["--dist", "loadfile"] if engine.keep_files_together else []),
-        *handed_on,
-    ]
-    return run(command, cwd=ROOT, environ=environment.child_environ() | dict(engine.variables))
-
-
-def table(outcomes: Sequence[Outcome], *, total_s: float) -> str:
-    """Return the summary, one line per engine."""
-    lines = [
-        f"  {each.name:<10}  set-up {each.setup_s:6.1f} s  tests {each.tests_s:6.1f} s  "
-        + ("ok" if each.code == 0 else f"FAILED (pytest exit {each.code})")
-        for each in outcomes
-    ]
-    failed = [each.name for each in outcomes if each.code != 0]
-    verdict = f"failed: {', '.join(failed)}" if failed else "all engines passed"
-    return "\n".join([*lines, f"{verdict}, {total_s:.0f} s"])
+    engine = ENGINES[name]
+    command = [engine.environment.python, "-m", "pytest", "--engine", name, *marked_files(name)]
+    if engine.num_workers > 1:
+        command += ["-n", str(engine.num_workers), "--dist", engine.distribution]
+    environ = engine.environment.child_environ() | dict(engine.variables)
+    return run([*command, *handed_on], cwd=ROOT, environ=environ)
 
 
 def run_engines(names: Sequence[str], handed_on: Sequence[str]) -> int:
@@ -106,17 +63,20 @@ def run_engines(names: Sequence[str], handed_on: Sequence[str]) -> int:
 
     Everything is set up before the first test: what cannot be installed is known early.
     """
-    engines = [load_engine(name) for name in names]
+    engines = [ENGINES[name] for name in names]
     missing = missing_packages(package for engine in engines for package in engine.debian)
-    require_root(engines, missing)
+    require_root(names, missing)
     say(f"engines: {', '.join(names)}")
     if missing:
         install_packages(missing)
-    begun_all = time.monotonic()
-    outcomes = []
-    for engine, environment, setup_s in set_up_all(engines):
+    lines, failed = [], []
+    for name, setup_s in zip(names, set_up_all(engines), strict=True):
         begun = time.monotonic()
-        code = run_tests(engine, environment, handed_on)
-        outcomes.append(Outcome(engine.name, setup_s, time.monotonic() - begun, code))
-    print(table(outcomes, total_s=time.monotonic() - begun_all))
-    return max(outcome.code for outcome in outcomes)
+        code = run_tests(name, handed_on)
+        verdict = f"FAILED (pytest exit {code})" if code else "ok"
+        lines.append(
+            f"  {name:<10}  set-up {setup_s:6.1f} s  tests {time.monotonic() - begun:6.1f} s  {verdict}"
+        )
+        failed += [name] if code else []
+    print("\n".join([*lines, f"failed: {', '.join(failed)}" if failed else "all engines passed"]))
+    return bool(failed)

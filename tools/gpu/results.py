@@ -1,20 +1,25 @@
-"""Rows of runs on a GPU: one JSON object a line, each with its run; lines with ``device`` describe a run."""
+"""Rows and, with ``device``, runs on a GPU, one JSON object a line, and the page of stored ones, which it checks."""
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tools.workspace import ROOT
 
 Row = dict[str, Any]
 TRIAL = " (trial)"
 """Ends the name of a run on a CPU or with tiny models, whose rows are not stored."""
-STORED = Path("docs") / "reference" / "gpu.jsonl"
-VARIABLE = "ACCEL_GPU_ROWS"
-"""For a process that puts rows: their file, and what they have in common."""
+STORED = ROOT / "docs" / "reference" / "gpu.jsonl"
+PAGE = ROOT / "docs" / "reference" / "gpu.md"
+BEGIN = "<!-- the tables begin -->\n"
+RUN = ("run", "device", "driver", "torch", "python")
+COLUMNS = ("plain", "bound", "accel", "accelerate")
+STATES = {True: "yes", False: "**no**", None: "not run"}
 
 
 def read(file: Path) -> list[Row]:
@@ -23,39 +28,77 @@ def read(file: Path) -> list[Row]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def append(file: Path, rows: Iterable[Row]) -> None:
+def append(file: Path, *rows: Row) -> None:
     """Add rows to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:
         stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def put(row: Row) -> None:
-    """Add a row in a process that the driver has started."""
-    file, about = json.loads(os.environ[VARIABLE])
-    append(Path(file), [{**about, **row}])
-
-
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
-    """Return the new rows, and those old ones that no new one replaces, with the runs that are still named.
+    """Return the stored rows and new ones, which replace those of their case or folder, with the runs they name.
 
-    Of the plain suite, folders are counted.
+    The tests of a folder become one row. What could not be measured replaces nothing.
     """
-    new = [row for row in new if row.get("ok", True) is not None and not row["run"].endswith(TRIAL)]
-    suite: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    cases: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in new:
-        if row.get("part") == "suite":
-            suite["/".join(row["row"].split("/")[:2]), row["run"]].append(row)
-    new = [row for row in new if row.get("part") != "suite"]
-    for (folder, run), tests in suite.items():
-        wrong = [test["row"] for test in tests if not test["ok"]]
-        counts = {"num_right": len(tests) - len(wrong), "num_not_run": 0, "num_wrong": len(wrong)}
-        row = {"part": "suite", "run": run, "row": folder, "ok": not wrong, "why": "; ".join(wrong[:20])}
-        new.append({**row, **counts})
-    replaced = {(row["part"], row[key]) for row in new for key in ("row", "case") if key in row}
-    rows = [row for row in old if "row" in row]
-    rows = [row for row in rows if not {(row["part"], row["row"]), (row["part"], row.get("case"))} & replaced]
-    rows += [row for row in new if "row" in row]
-    named = {row["run"] for row in rows}
-    runs = {row["run"]: row for row in [*old, *new] if "device" in row and row["run"] in named}
-    return [*(runs[name] for name in sorted(runs, reverse=True)), *rows]
+        if "part" in row and row["ok"] is not None and not row["run"].endswith(TRIAL):
+            cases[row["part"], row["run"], row.get("case", "/".join(row["row"].split("/")[:2]))].append(row)
+    ran: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for (part, run, case), rows in cases.items():
+        failed = [row["row"] for row in rows if not row["ok"]]
+        counts = {"right": len(rows) - len(failed), "wrong": len(failed), "not_run": 0, "failed": failed}
+        why = "; ".join(row["why"] for row in rows if not row["ok"])[:4000]
+        counted = {"part": part, "run": run, "row": case, "ok": not failed, **counts, "why": why}
+        ran[part, case] += rows if part == "fast" else [counted]
+    kept = [row for row in old if "part" in row and (row["part"], row.get("case", row["row"])) not in ran]
+    all_rows = [*kept, *(row for rows in ran.values() for row in rows)]
+    runs = {row["run"]: row for row in [*old, *new] if "device" in row}
+    return [*(runs[name] for name in sorted({row["run"] for row in all_rows}, reverse=True)), *all_rows]
+
+
+def tables(rows: list[Row]) -> Iterator[str]:
+    """Yield the lines of the page that show the rows."""
+    runs = [[row[name] or "–" for name in RUN] for row in rows if "device" in row]
+    yield from _table("Runs", ("run (day, commit)", *RUN[1:-1], "Python"), runs)
+    head = ("", "unit", "plain torch", *COLUMNS[1:3], "Accelerate 1.15.0", "goal", "reached", "run")
+    yield from _table("Speed", head, [_speed(row) for row in rows if row.get("part") == "fast"])
+    for part, title in (("right", "Tests of devices"), ("suite", "The plain suite next to a GPU")):
+        if tests := sorted(_counts(row) for row in rows if row.get("part") == part):
+            yield from _table(title, ("", "right", "not run", "wrong", "failed", "run"), tests)
+
+
+def _speed(row: Row) -> list[Any]:
+    figures = row.get("figures", {})
+    numbers = [f"{figures[name]:,}" if name in figures else "–" for name in COLUMNS]
+    said = " ".join("; ".join(filter(None, [row.get("note"), row["why"]])).split())
+    state = ": ".join(filter(None, [STATES[row["ok"]], said.replace("|", "/").replace("<", "&lt;")]))
+    return [row["row"], row.get("unit", ""), *numbers, row.get("goal", ""), state, row["run"].split()[-1]]
+
+
+def _counts(row: Row) -> list[Any]:
+    failed = ", ".join(f"`{name}`" for name in row["failed"])
+    return [row["row"], row["right"], row["not_run"], row["wrong"], failed, row["run"].split()[-1]]
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    yield f"\n## {title}\n\n"
+    for number, cells in enumerate((head, *rows)):
+        line = f"| {' | '.join(map(str, cells))} |\n".replace("|  |", "| |")
+        yield line if number else f"{line}{'|-' * len(head)}|\n"
+
+
+def update_page(*, is_written: bool) -> int:
+    """Write the page of the stored rows, or report that it is old; return the exit code."""
+    text = PAGE.read_text(encoding="utf-8")
+    renewed = f"{text.partition(BEGIN)[0]}{BEGIN}{''.join(tables(read(STORED)))}"
+    if is_written:
+        PAGE.write_text(renewed, encoding="utf-8")
+    elif text != renewed:
+        print("docs/reference/gpu.md is old. `python tools/dev.py check gpu_table --update` rewrites it.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(update_page(is_written="--update" in sys.argv))

@@ -7,7 +7,6 @@ import math
 import os
 import statistics
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch._dynamo.utils import counters
-from torch.nn.functional import cross_entropy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from tools.gpu import bench
@@ -35,37 +34,31 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp16, fused AdamW": {"precision": "fp16", "fused": True},
     "accumulation, `num_items` on the device": {"accumulate": 4, "items": True},
 }
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+COMPILER: dict[str, Any] = {"backend": "aot_eager" if bench.IS_SMALL else "inductor", "dynamic": False}
 
 
 def step_of(
-    library: str, model: Any, optimizers: Any, loss_of: Any, *, precision: str = "no", accumulate: int = 1,
-    clips: bool = False, items: bool = False, compiler: Any = None, plugins: Any = None,
+    ours: Any, model: Any, optimizers: Any, loss_of: Any, *, precision: str = "no", accumulate: int = 1,
+    clips: bool = False, items: bool = False,
 ) -> Step:  # fmt: skip
-    """Return a step by plain torch or through a library.
+    """Return a step through an `Accelerator`, or by plain torch if ``ours`` is None.
 
     ``loss_of`` is given the model; ``clips`` is with a scheduler, too; ``items`` weighs micro-batches by a number on
-    the device; ``compiler`` is what compiles the blocks; ``plugins`` as in `bench.accelerator`.
+    the device.
     """
     schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda step: 1.0)] if clips else []
     num_items = torch.tensor(32.0, device=DEVICE)
-    if library != "plain":
-
-        def settings(utils: Any) -> dict[str, Any]:
-            dynamo = partial(utils.TorchDynamoPlugin, use_regional_compilation=True)
-            more = plugins(utils) if plugins else {}
-            return more | ({"dynamo_plugin": dynamo(**compiler)} if compiler else {})
-
-        counts = {"gradient_accumulation_steps": accumulate}
-        ours = bench.accelerator(library, settings, mixed_precision=precision, **counts)
-        prepared, *stepping = ours.prepare(model, *optimizers, *schedulers)
+    if ours is not None:
+        model, *stepping = ours.prepare(model, *optimizers, *schedulers)
         more = {"num_items": num_items} if items else {}
 
         def step() -> torch.Tensor:
-            with nullcontext() if accumulate == 1 else ours.accumulate(prepared):
-                loss: torch.Tensor = loss_of(prepared)
+            with nullcontext() if accumulate == 1 else ours.accumulate(model):
+                loss: torch.Tensor = loss_of(model)
                 ours.backward(loss, **more)
                 if clips:
-                    ours.clip_grad_norm_(prepared.parameters(), 1.0)
+                    ours.clip_grad_norm_(model.parameters(), 1.0)
                 for each in stepping:
                     each.step()
                 for each in stepping[: len(optimizers)]:
@@ -73,10 +66,8 @@ def step_of(
             return loss.detach()
 
         return step
-    for layer in model.model.layers if compiler else ():
-        layer.compile(**compiler)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    scaler = torch.amp.GradScaler(DEVICE.type) if precision == "fp16" else None
+    scaler = torch.amp.GradScaler(DEVICE.type, enabled=precision == "fp16")
     weight = num_items / (num_items * accumulate) if items else 1 / accumulate
     calls = itertools.count(1)
 
@@ -84,15 +75,14 @@ def step_of(
         with nullcontext() if dtype is None else torch.autocast(DEVICE.type, dtype):
             loss: torch.Tensor = loss_of(model)
         loss = loss if accumulate == 1 else loss * weight
-        torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+        torch.autograd.backward(scaler.scale(loss))
         if next(calls) % accumulate:
             return loss.detach()
         if clips:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
-            optimizer.step() if scaler is None else scaler.step(optimizer)
-        if scaler is not None:
-            scaler.update()
+            scaler.step(optimizer)
+        scaler.update()
         for scheduler in schedulers:
             scheduler.step()
         for optimizer in optimizers:
@@ -109,14 +99,13 @@ def repeated(step: Step, count: int) -> list[torch.Tensor]:
 
 def host_waits(step: Step, *, count: int = 8) -> tuple[float, str]:
     """Return how often a step makes the host wait for the GPU, and where."""
-    torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
         repeated(step, count)
-    torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode("default")
     waits = [each for each in caught if "called a synchronizing" in str(each.message)]
-    places = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in waits)
-    return len(waits) / count, ", ".join(place for place, _ in places.most_common(3))
+    return len(waits) / count, ", ".join({f"{Path(each.filename).name}:{each.lineno}" for each in waits})
 
 
 def step() -> None:
@@ -124,12 +113,16 @@ def step() -> None:
     inputs, labels = torch.randn(32, 64, device=DEVICE), torch.randint(10, (32,), device=DEVICE)
     num_steps, num_rounds = (100, 7) if IS_CUDA else (5, 3)
 
+    def loss_of(model: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(inputs), labels)
+
     def made(library: str, *, fused: bool = False, **options: Any) -> Step:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(DEVICE)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
-        loss_of = lambda model: cross_entropy(model(inputs), labels)  # noqa: E731
-        return step_of(library, model, [optimizer], loss_of, **options)
+        count, precision = options.get("accumulate", 1), options.get("precision", "no")
+        ours = bench.accelerator(library, mixed_precision=precision, gradient_accumulation_steps=count)
+        return step_of(ours, model, [optimizer], loss_of, **options)
 
     for kind, options in KINDS.items():
         steps = {library: made(library, **options) for library in LIBRARIES[: 2 if "items" in options else 3]}
@@ -157,49 +150,48 @@ class Llama:
     def __post_init__(self) -> None:
         if bench.IS_SMALL:
             self.sizes, self.batch, self.length, self.num_timed = (64, 128, 4, 4, 256), 2, 32, 2
-        self.compiler: dict[str, Any] = {
-            "backend": "aot_eager" if bench.IS_SMALL else "inductor",
-            "dynamic": False,
-        }
         generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(self.sizes[-1], (self.batch, self.length), generator=generator)
-        self.tokens = tokens.to(DEVICE)
+        self.tokens = torch.randint(self.sizes[-1], (self.batch, self.length), generator=generator).to(DEVICE)
 
-    def model(self, place: Any = DEVICE, **options: Any) -> Any:
+    def model(self, place: Any = DEVICE) -> Any:
         """Return a model, its weights made on the device or in the context ``place``."""
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoModelForCausalLM, LlamaConfig
 
+        model_class: Any = AutoModelForCausalLM
         torch.manual_seed(0)
-        width, inner, num_layers, num_heads, num_words = self.sizes
-        config: Any = LlamaConfig
-        config = partial(
-            config, hidden_size=width, intermediate_size=inner, num_hidden_layers=num_layers,
-            num_attention_heads=num_heads, num_key_value_heads=min(8, num_heads), vocab_size=num_words,
-            max_position_embeddings=self.length, attn_implementation="sdpa", tie_word_embeddings=False,
-        )  # fmt: skip
-        torch.set_default_dtype(self.dtype)
+        options: Any = dict(zip(SIZES, self.sizes, strict=True))
+        options |= {"num_key_value_heads": min(8, self.sizes[3]), "max_position_embeddings": self.length}
+        config = LlamaConfig(**options, tie_word_embeddings=False, use_cache=False)
         with place:
-            model: Any = LlamaForCausalLM(config(**{"use_cache": False, **options}))
-        torch.set_default_dtype(torch.float32)
-        return model.train()
+            return model_class.from_config(config, dtype=self.dtype).train()
 
-    def loss(self, model: Any) -> torch.Tensor:
+    def loss(self, model: Any) -> Any:
         """Return the loss of the batch."""
-        loss: torch.Tensor = model(input_ids=self.tokens, labels=self.tokens).loss
-        return loss
+        return model(input_ids=self.tokens, labels=self.tokens).loss
 
-    def step(self, library: str, change: Any = None, optimizers: Any = None, **options: Any) -> Step:
-        """Return a step in bf16 with fused AdamW, or with options of `step_of`; ``change`` is done to the model."""
+    def step(self, library: str, *, precision: str = "bf16", change: Any = None, optimizers: Any = None,
+        compiles: bool = False, plugins: Any = None) -> Step:  # fmt: skip
+        """Return a step.
+
+        ``change`` is done to the model; ``optimizers`` makes them, else there is a fused AdamW; ``compiles`` is for
+        blocks; ``plugins`` as in `bench.accelerator`.
+        """
         model = change(self.model()) if change else self.model()
+        for layer in model.model.layers if compiles and library == "plain" else ():
+            layer.compile(**COMPILER)
+
+        def settings(utils: Any) -> dict[str, Any]:
+            dynamo = {"dynamo_plugin": utils.TorchDynamoPlugin(use_regional_compilation=True, **COMPILER)}
+            return (plugins(utils) if plugins else {}) | (dynamo if compiles else {})
+
+        ours = bench.accelerator(library, settings, mixed_precision=precision)
         adamw = partial(torch.optim.AdamW, lr=1e-5, fused=IS_CUDA)
         made = optimizers(model) if optimizers else [adamw(model.parameters())]
-        return step_of(library, model, made, self.loss, **{"precision": "bf16", **options})
+        return step_of(ours, model, made, self.loss, precision=precision)
 
-    def put(
-        self, row: str, ways: dict[str, Any], *, tolerance: float = 0.02, flops: float = 0, **least: float
-    ) -> None:
+    def put(self, row: str, ways: Any, *, tolerance: float = 0.02, flops: float = 0, **least: float) -> None:
         """Train in several ways, options of `step`, and put the row; a graph must not break where plain's does not."""
-        figures, losses, breaks, notes = {}, {}, {}, {}
+        figures, losses, breaks, note = {}, {}, {}, ""
         for name, options in ways.items():
             bench.clear()
             counters.clear()
@@ -210,10 +202,9 @@ class Llama:
             losses[name] = [loss.item() for loss in (*first, *more)]
             breaks[name], graphs = sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
             compiled = f", {breaks[name]} breaks of {graphs} graphs" if graphs else ""
-            notes[name] = f"{name}: {bench.peak()}{compiled}"
+            note += f"{name}: peak {torch.cuda.max_memory_allocated() / 1e9:.2f} GB{compiled}; "
             del step
-        note = "; ".join(notes.values())
-        note += f"; MFU {flops * figures['accel'] / 989.4e12:.1%}" if flops else ""  # of an H100 or H200
+        note += f"MFU {flops * figures['accel'] / 989.4e12:.1%}" if flops else ""  # of an H100 or H200
         bench.put(row, "tokens/s", figures, note=note, **least)
         for pair in zip(losses["accel"], losses["plain"], strict=True):
             assert math.isclose(*pair, rel_tol=tolerance, abs_tol=0.1 * tolerance), f"{row}: {losses}"
@@ -221,37 +212,30 @@ class Llama:
 
 
 SMALL = partial(Llama, (1024, 4096, 12, 8, 8192), batch=8, length=1024)
-BLOCKS = partial(Llama, (4096, 14336, 4, 32, 1024))
-"""Four blocks of a Llama-8B; the vocabulary is small, so that they are what is measured."""
 
 
 def fsdp2() -> None:
     """Put a row of FSDP 2 with activation checkpointing and compiled blocks, and `fully_shard` by hand."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     distributed.init_process_group("cpu:gloo,cuda:nccl" if IS_CUDA else "gloo")
-    llama = Llama((2048, 8192, 18, 16, 32768))
 
     def sharded(model: Any) -> Any:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shard = partial(fully_shard, mesh=init_device_mesh(DEVICE.type, (1,)), mp_policy=policy)
         for layer in model.model.layers:
-            forward = partial(checkpoint, layer.forward, use_reentrant=False)
-            layer.forward = torch.compile(forward, **llama.compiler)
-            shard(layer)
-        return shard(model, reshard_after_forward=False)
+            layer.forward = torch.compile(partial(checkpoint, layer.forward, use_reentrant=False), **COMPILER)
+            fully_shard(layer, mp_policy=policy)
+        return fully_shard(model, mp_policy=policy, reshard_after_forward=False)
 
     def plugins(utils: Any) -> dict[str, Any]:
         plugin = partial(utils.FullyShardedDataParallelPlugin, auto_wrap_policy="transformer_based_wrap")
         layers = {"transformer_cls_names_to_wrap": ["LlamaDecoderLayer"]}
         return {"fsdp_plugin": plugin(fsdp_version=2, activation_checkpointing=True, **layers)}
 
-    ways = {name: {"plugins": plugins, "compiler": llama.compiler} for name in LIBRARIES[1:]}
+    ways = {name: {"plugins": plugins, "compiles": True} for name in LIBRARIES[1:]}
     ways["plain"] = {"change": sharded, "precision": "no"}
-    llama.put("FSDP 2, 1.3B Llama, checkpointing, blocks compiled", ways, plain=0.99)
+    row = "FSDP 2, 1.3B Llama, checkpointing, blocks compiled"
+    Llama((2048, 8192, 18, 16, 32768)).put(row, ways, plain=0.99)
     distributed.destroy_process_group()
 
 
@@ -270,22 +254,18 @@ def llama_8b() -> None:
     llama = Llama((4096, 14336, 32, 32, 128256), num_timed=4, dtype=torch.bfloat16)
     flops = 6 * 8_030_261_248 + 12 * 32 * 4096 * 4096  # attention counts whole, recomputation does not count
     for num_layers in (32, 12) if num_bytes > 130e9 else (32,):
-        changed = {"change": partial(change, num_layers=num_layers), "precision": "no"}
-        ways = {library: {"compiler": llama.compiler, **changed} for library in LIBRARIES[:2]}
+        options = {"change": partial(change, num_layers=num_layers), "precision": "no", "compiles": True}
         row = f"8B Llama in bf16, {num_layers} of 32 layers checkpointed, blocks compiled"
-        llama.put(row, ways, flops=flops, plain=0.99)
+        llama.put(row, dict.fromkeys(LIBRARIES[:2], options), flops=flops, plain=0.99)
 
 
 def muon() -> None:
     """Put a row of torch's Muon for the matrices of the layers and AdamW for the rest."""
-    if not hasattr(torch.optim, "Muon"):
-        pytest.skip(f"torch {torch.__version__} has no Muon")
 
     def optimizers(model: Any) -> list[Any]:
-        named = dict(model.named_parameters())
-        inner = {name: one for name, one in named.items() if "layers." in name and one.ndim == 2}
-        others = [one for name, one in named.items() if name not in inner]
-        return [torch.optim.Muon(inner.values(), lr=1e-3, weight_decay=0.0), torch.optim.AdamW(others)]
+        inner = dict.fromkeys(one for one in model.model.layers.parameters() if one.ndim == 2)
+        others = [one for one in model.parameters() if one not in inner]
+        return [torch.optim.Muon(list(inner), lr=1e-3, weight_decay=0.0), torch.optim.AdamW(others)]
 
     ways = {library: {"optimizers": optimizers} for library in LIBRARIES[:2]}
     SMALL().put("Muon and AdamW, 0.2B Llama, bf16", ways, plain=0.98)
@@ -305,12 +285,20 @@ def deepspeed() -> None:
     SMALL().put(row, {"plain": {}, "accel": ours}, tolerance=0.05, plain=0.9)
 
 
+def put_fp8(package: str, plugins: Any, *, change: Any = None, **goals: float) -> None:
+    """Put a row of 8 bits; plain is bf16 without ``change``, and the bound is accel in bf16."""
+    ways: Any = {name: {"precision": "fp8", "plugins": plugins} for name in LIBRARIES[1:]}
+    ways |= {"plain": {"change": change}, "bound": {"library": "accel"}}
+    ways = {name: {"compiles": True, **options} for name, options in ways.items()}
+    blocks = Llama((4096, 14336, 4, 32, 1024))  # a small vocabulary, so that blocks are what is measured
+    blocks.put(f"fp8 by {package}, four blocks of Llama-8B", ways, tolerance=0.05, **goals)
+
+
 def fp8() -> None:
-    """Put a row of 8 bits by torchao; the bound is accel in bf16."""
+    """Put a row of 8 bits by torchao."""
     float8 = pytest.importorskip("torchao.float8")
     config = float8.Float8LinearConfig
     recipe = config.from_recipe_name("rowwise") if IS_CUDA else config(emulate=True)
-    blocks = BLOCKS()
 
     def is_in_block(module: nn.Module, name: str) -> bool:
         return ".layers." in f".{name}"
@@ -318,22 +306,12 @@ def fp8() -> None:
     def plugins(utils: Any) -> dict[str, Any]:
         return {"kwargs_handlers": [utils.AORecipeKwargs(config=recipe, module_filter_func=is_in_block)]}
 
-    compiled = {"compiler": blocks.compiler}
     change = partial(float8.convert_to_float8_training, config=recipe, module_filter_fn=is_in_block)
-    ways = {name: {"precision": "fp8", "plugins": plugins, **compiled} for name in LIBRARIES[1:]}
-    ways |= {"plain": {"change": change, **compiled}, "bound": {"library": "accel", **compiled}}
-    blocks.put("fp8 by torchao, four blocks of Llama-8B", ways, tolerance=0.05, plain=0.98, bound=1.25)
+    put_fp8("torchao", plugins, change=change, plain=0.98, bound=1.25)
 
 
 def transformer_engine() -> None:
-    """Put a row of 8 bits by Transformer Engine; plain and the bound are bf16."""
+    """Put a row of 8 bits by Transformer Engine; plain is bf16."""
     pytest.importorskip("transformer_engine")
-    blocks = BLOCKS()
-    plain, handlers = (
-        {"compiler": blocks.compiler},
-        lambda utils: {"kwargs_handlers": [utils.TERecipeKwargs()]},
-    )
-    ours = {"precision": "fp8", "plugins": handlers, **plain}
-    ways = {"plain": plain, "accel": ours, "bound": {"library": "accel", **plain}}
-    row = "fp8 by Transformer Engine, four blocks of Llama-8B"
-    blocks.put(row, ways, tolerance=0.05, plain=1.0, bound=1.0)
+    plugins = lambda utils: {"kwargs_handlers": [utils.TERecipeKwargs()]}  # noqa: E731
+    put_fp8("Transformer Engine", plugins, plain=1.0, bound=1.0)

@@ -1,74 +1,75 @@
-"""Starts scripts by forking a process that has torch imported: tens of milliseconds instead of seconds."""
+"""Starts scripts by forking a process that has torch imported: tens of milliseconds instead of seconds.
+
+That process forks only from its one thread, before anything has used a thread pool. A child runs its program on the
+main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization.
+"""
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import gc
+import importlib
 import os
+import pickle
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from accel_state.environment import snapshot
+from accel_state.environment import restore, snapshot
 
-STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
-"""Makes a script write the stacks of its threads to standard error; macOS has no signal that scripts do not use."""
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+"""Makes a script write the stacks of its threads to standard error."""
+PRELOADED = (
+    "torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "psutil",
+)  # fmt: skip
+"""The imports of scripts that take most of their time. None of ours, whose imports are tested."""
 _ROOT = Path(__file__).resolve().parents[2]
-_SERVE = "import sys; from tools.harness.fork_server_main import serve; serve(*sys.argv[1:])"
-
-
-class HasFileno(Protocol):
-    """An open file, pipe or connection."""
-
-    def fileno(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A program to run: ``argv`` as Python takes it, either a file or ``-c`` and code, then arguments."""
-
-    argv: tuple[str, ...]
-    environ: dict[str, str]
-    cwd: str
-    num_streams: int
+_SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
 
 
 class ForkedProcess:
     """A running script, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, pid: int, connection: Connection[Request, int]) -> None:
-        self.pid = pid
+    def __init__(self, report: socket.socket) -> None:
+        with report:
+            self._report: Any = report.makefile("rb", buffering=0)
+        self.pid = int(self._report.readline())
         self.returncode: int | None = None
-        self._connection = connection
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while the process runs."""
-        with self._lock:
-            if self.returncode is None and self._connection.poll():
-                self._take_exit_code()
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: After ``timeout`` seconds.
-        """
+        """Return the exit code at the end, or raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
         with self._lock:
-            if self.returncode is None and not self._connection.poll(timeout):
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            return self._take_exit_code()
+            if self.returncode is None:
+                if not wait([self._report], timeout):
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+                code = self._report.readline()
+                if not code:  # the server was killed
+                    with suppress(ProcessLookupError):
+                        os.kill(self.pid, signal.SIGKILL)
+                self._report.close()
+                self.returncode = int(code or -signal.SIGKILL)
+            return self.returncode
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -78,18 +79,6 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL, unless the process has ended."""
         self.send_signal(signal.SIGKILL)
-
-    def _take_exit_code(self) -> int:
-        if self.returncode is None:
-            try:
-                self.returncode = self._connection.recv()
-            except (EOFError, ConnectionResetError):
-                # The server has ended, so the exit code of this process is unknown.
-                self.returncode = -signal.SIGKILL
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
-            self._connection.close()
-        return self.returncode
 
 
 class ForkServer:
@@ -102,66 +91,56 @@ class ForkServer:
             modules: Modules to import in addition to torch. They may not start threads.
             origin: A server to fork it from, which has torch imported.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="accel-fork-")
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
-        self._address = str(Path(self._folder.name) / "socket")
         # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
         environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        stdin, lifeline = os.pipe()
-        told, stdout = os.pipe()
-        self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
-        with os.fdopen(stdin, "rb") as theirs, os.fdopen(stdout, "wb") as out, os.fdopen(told, "rb") as ready:
-            streams = (theirs, out, self._stderr)
+        argv = ["-c", _SERVE, *(modules if origin else PRELOADED)]
+        self._line, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as out:
+            self.process: subprocess.Popen[bytes] | ForkedProcess
             if origin is None:
-                self.process: subprocess.Popen[bytes] | ForkedProcess = subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.fork_server_main", self._address, *modules],
-                    stdin=theirs,
+                self.process = subprocess.Popen(
+                    [sys.executable, *argv],
+                    stdin=theirs.fileno(),
                     stdout=out,
-                    stderr=self._stderr,
+                    stderr=out,
                     env=environ,
-                    cwd=_ROOT,  # where `-m` finds this package
+                    cwd=_ROOT,  # where it finds this package
                     start_new_session=True,
                 )
             else:
-                argv = ("-c", _SERVE, self._address, *modules)
-                self.process = origin.start(argv, environ=environ, streams=streams)
-            out.close()
-            if ready.readline() != b"ready\n":
-                raise RuntimeError(f"The fork server did not start:\n{self.errors()}")
+                self.process = origin.start(argv, environ=environ, streams=(theirs, out, out))
+            theirs.close()
+            if not self._line.recv(1):
+                out.seek(0)
+                raise RuntimeError(f"The fork server did not start:\n{out.read().decode(errors='replace')}")
 
     def start(
         self,
-        argv: tuple[str, ...],
+        argv: Sequence[str],
         *,
         environ: Mapping[str, str],
         streams: Sequence[HasFileno],
         cwd: str | Path | None = None,
     ) -> ForkedProcess:
-        """Start ``python *argv`` in a separate session.
+        """Start ``python *argv`` in a separate session: a file, or ``-c`` and code, then arguments.
 
         Args:
             environ: All variables it is to have.
             streams: Its standard input, output and error. Others stay open too, and their numbers in the
                 new process are added to its arguments.
         """
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(self._address)
-            connection: Connection[Request, int] = Connection(client.detach())
-        connection.send(Request(argv, dict(environ), str(cwd or Path.cwd()), len(streams)))
-        for stream in streams:
-            send_handle(connection, stream.fileno(), self.process.pid)
-        return ForkedProcess(connection.recv(), connection)
-
-    def errors(self) -> str:
-        """Return what the server has written to standard error."""
-        return os.pread(self._stderr.fileno(), 1 << 16, 0).decode(errors="replace")
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as request:
+            pickle.dump((list(argv), dict(environ), str(cwd or Path.cwd())), request)
+            request.seek(0)
+            files = [theirs.fileno(), request.fileno(), *(stream.fileno() for stream in streams)]
+            socket.send_fds(self._line, [b"!"], files)
+        return ForkedProcess(ours)
 
     def close(self) -> None:
         """End the server, and its processes."""
-        self._lifeline.close()
+        self._line.close()
         self.process.wait()
-        self._stderr.close()
-        self._folder.cleanup()
 
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
@@ -177,12 +156,8 @@ def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
     """
     with _starting:
         server = _servers.get(modules)
-        if server is not None and (code := server.process.poll()) is not None:
-            warnings.warn(f"The fork server ended with {code}:\n{server.errors()}", stacklevel=2)
-            server = None
-        if server is None:
-            server = ForkServer(modules, origin=fork_server() if modules else None)
-            _servers[modules] = server
+        if server is None or server.process.poll() is not None:
+            server = _servers[modules] = ForkServer(modules, origin=fork_server() if modules else None)
             atexit.register(server.close)
         return server
 
@@ -190,3 +165,94 @@ def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
 def fork_server_pids() -> frozenset[int]:
     """Return the process ids of the servers that were started."""
     return frozenset(server.process.pid for server in _servers.values())
+
+
+def serve(*modules: str) -> None:
+    """Import modules and fork for each request until the client has ended; return in the children, with it run."""
+    # The first to be registered, and so the last to run. Python's default is lost in a process that has evaluated code
+    # in an exit handler, as libraries do.
+    atexit.register(_end_by_interrupt)
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as line:
+        line.send(b"!")
+        files = _next_program(line)
+    if files:
+        _run(*files)
+
+
+def _next_program(line: socket.socket) -> list[int]:
+    """Serve until the client has ended and return nothing; in each child, return the files of the program to run."""
+    reports: dict[int, int] = {}
+
+    def report_ends(*_: object) -> None:
+        while reports:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with suppress(OSError), os.fdopen(reports.pop(pid), "wb", buffering=0) as report:
+                report.write(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+    signal.signal(signal.SIGCHLD, report_ends)
+    while True:
+        files = socket.recv_fds(line, 1, 16)[1]
+        if not files:
+            for pid in reports:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except ProcessLookupError:  # it has not made its session yet
+                    os.kill(pid, signal.SIGKILL)
+            return []
+        report, *rest = files
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            for each in (report, *reports.values()):
+                os.close(each)
+            return rest
+        for each in rest:
+            os.close(each)
+        reports[pid] = report
+        with suppress(OSError):  # the client has ended
+            os.write(report, b"%d\n" % pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _run(request: int, *streams: int) -> None:
+    """Run a program as ``__main__`` of this process, with the client's standard streams."""
+    os.setsid()  # Ctrl-C on the test does not reach it
+    for number, stream in enumerate(streams[:3]):
+        os.dup2(stream, number)
+        os.close(stream)
+    faulthandler.register(STACKS_SIGNAL)  # to standard error
+    with os.fdopen(request, "rb") as file:
+        (program, *arguments), environ, folder = pickle.load(file)
+    restore(environ)
+    os.chdir(folder)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    source, file_name, place = "", "<string>", ""
+    if program == "-c":
+        source, *arguments = arguments
+    else:
+        source, file_name = Path(program).read_text(encoding="utf-8"), program
+        place = str(Path(program).resolve().parent)
+        main.__file__ = program
+    sys.argv = [program, *arguments, *map(str, streams[3:])]
+    sys.path[0:1] = [place, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.modules["__main__"] = main
+    exec(compile(source, file_name, "exec"), main.__dict__)
+
+
+def _end_by_interrupt() -> None:
+    """End as Python ends a script after an uncaught `KeyboardInterrupt`: by SIGINT."""
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,29 +16,34 @@ from typing import Any
 import psutil
 
 from accel_state.environment import restore, snapshot
-from tools.harness.scripts import is_alive
+from tools.harness.scripts import is_alive, kill_tree
 
 # Written by pytest, coverage, and libraries at their import, in whichever test imports them first.
 _IGNORED_PREFIXES = (
-    "PYTEST_",
-    "COV_",
-    "KMP_",
-    "TORCHINDUCTOR_",
-    "_TORCHINDUCTOR_",
-    "TRITON_",
-    "CUDA_MODULE_LOADING",
-    "TF_",
-)
+    "PYTEST_", "COV_", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "TF_",
+)  # fmt: skip
 _END_S = 2.0
 # The resource tracker of multiprocessing; and the process that compiles kernels for torch's compiler, which torch 2.9
 # starts when the compiler is imported.
 _LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker")
 # Not SIGCHLD: torch sets a handler at the first loader with workers, and keeps it. Not SIGALRM: pytest-timeout's.
-_SIGNALS = tuple(
-    signal.Signals[name]
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if name in signal.Signals.__members__
-)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NUM_NEW_MODULES = 100
+"""Freezing costs a collection, so it waits for a large library; every test file is a module too."""
+_num_modules = 0
+
+
+def freeze_imported_objects() -> None:
+    """Keep the objects of imported libraries out of garbage collection, if many modules were imported since last time.
+
+    Call it between tests, when nothing but garbage is left of the earlier ones. Without it, each
+    `gc.collect` in a test takes a quarter of a second once torch and its compiler are imported.
+    """
+    global _num_modules
+    if len(sys.modules) - _num_modules >= _NUM_NEW_MODULES:
+        gc.collect()
+        gc.freeze()
+        _num_modules = len(sys.modules)
 
 
 def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -67,9 +74,7 @@ class ProcessSnapshot:
             idle_pids: Child processes that start no processes until the next snapshot.
         """
         return cls(
-            environ={
-                key: value for key, value in snapshot().items() if not key.startswith(_IGNORED_PREFIXES)
-            },
+            environ=snapshot(),
             children=_descendants(idle_pids),
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
             handlers={signum: signal.getsignal(signum) for signum in _SIGNALS},
@@ -80,35 +85,27 @@ class ProcessSnapshot:
     def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
         """Return descriptions of added resources, after waiting for those that are about to end."""
         now = ProcessSnapshot.now(idle_pids=self.idle_pids)
-        changed = changed_variables(self.environ, now.environ)
-        alive = [
-            child for child in _processes(now.children - self.children - allowed_pids) if _is_left(child)
-        ]
-        threads = [thread for thread in now.threads - self.threads if _outlives(thread)]
-        leaks = []
-        if changed:
-            leaks.append(f"environment variables: {', '.join(changed)}")
-        if alive:
-            leaks.append(f"child processes: {', '.join(_described(child) for child in alive)}")
-        if threads:
-            leaks.append(f"threads: {', '.join(thread.name for thread in threads)}")
-        handled = [signum.name for signum in _SIGNALS if now.handlers[signum] != self.handlers[signum]]
-        if handled:
-            leaks.append(f"signal handlers: {', '.join(handled)}")
-        if now.has_group and not self.has_group:
-            leaks.append("a process group")
-        return leaks
+        added = {
+            "environment variables": changed_variables(self.environ, now.environ),
+            "child processes": list(
+                filter(None, map(_left, sorted(now.children - self.children - allowed_pids)))
+            ),
+            "threads": [thread.name for thread in now.threads - self.threads if _outlives(thread)],
+            "signal handlers": [each.name for each in _SIGNALS if now.handlers[each] != self.handlers[each]],
+        }
+        leaks = [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
+        return [*leaks, "a process group"] if now.has_group and not self.has_group else leaks
 
     def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
         """Undo what can be undone, so that a test that leaks does not fail the next one."""
-        ignored = {key: value for key, value in snapshot().items() if key.startswith(_IGNORED_PREFIXES)}
-        restore({**self.environ, **ignored})
+        now = snapshot()
+        kept = {key: value for key, value in now.items() if key.startswith(_IGNORED_PREFIXES)}
+        restore({**self.environ, **kept})
         for signum, handler in self.handlers.items():
             if handler is not None and signal.getsignal(signum) != handler:  # None: set by C code
                 signal.signal(signum, handler)
-        for child in _processes(_descendants(self.idle_pids) - self.children - allowed_pids):
-            if is_alive(child):
-                child.kill()
+        for child in _descendants(self.idle_pids) - self.children - allowed_pids:
+            kill_tree(child)
         if not self.has_group and has_process_group():
             import torch.distributed as dist
 
@@ -116,47 +113,27 @@ class ProcessSnapshot:
 
 
 def _descendants(idle_pids: frozenset[int]) -> frozenset[int]:
-    """Return the ids of all descendants of this process, zombies included.
-
-    Descendants of ``idle_pids`` may be missing.
-    """
+    """Return the ids of all descendants of this process, zombies included; those of ``idle_pids`` may be missing."""
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         return frozenset(child.pid for child in psutil.Process().children(recursive=True))
     # Called twice per test: reading these entries takes a fraction of the time that all of /proc takes.
     found: list[int] = []
     unread = [os.getpid()]
     while unread:
-        children = _children_on_linux(unread.pop())
+        children = _children(unread.pop())
         found += children
         unread += (child for child in children if child not in idle_pids)
     return frozenset(found)
 
 
-def _children_on_linux(pid: int) -> list[int]:
-    """Return the children of a process; the kernel lists them per thread."""
+def _children(pid: int) -> list[int]:
     children: list[int] = []
-    try:
-        threads = list(os.scandir(f"/proc/{pid}/task"))
-    except FileNotFoundError:
-        return children
-    for thread in threads:
-        try:
-            with open(f"{thread.path}/children", "rb", buffering=0) as file:  # noqa: PTH123 -- half the time
-                children += map(int, file.read().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended since
+    with suppress(FileNotFoundError):  # it has ended
+        for thread in list(os.scandir(f"/proc/{pid}/task")):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                with open(f"{thread.path}/children", "rb", buffering=0) as file:  # noqa: PTH123 -- half the time
+                    children += map(int, file.read().split())
     return children
-
-
-def _processes(pids: frozenset[int]) -> list[psutil.Process]:
-    """Return the processes with these ids that are still there."""
-    processes = []
-    for pid in sorted(pids):
-        try:
-            processes.append(psutil.Process(pid))
-        except psutil.NoSuchProcess:
-            continue
-    return processes
 
 
 def has_process_group() -> bool:
@@ -168,21 +145,19 @@ def has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _is_left(child: psutil.Process) -> bool:
-    """Return True if a child outlives its test and is not meant to live as long as Python."""
-    if not is_alive(child) or any(name in _described(child) for name in _LIVE_AS_LONG_AS_PYTHON):
-        return False
+def _left(pid: int) -> str | None:
+    """Return the words for a child that outlives its test and is not meant to live as long as Python, or None."""
+    try:
+        child = psutil.Process(pid)
+        described = f"{pid} ({' '.join(child.cmdline())[:200]})"
+    except psutil.NoSuchProcess:
+        return None  # it has ended, or is a zombie
+    if any(name in described for name in _LIVE_AS_LONG_AS_PYTHON):
+        return None
     psutil.wait_procs([child], timeout=_END_S)
-    return is_alive(child)
+    return described if is_alive(child) else None
 
 
 def _outlives(thread: threading.Thread) -> bool:
     thread.join(timeout=_END_S)
     return thread.is_alive()
-
-
-def _described(child: psutil.Process) -> str:
-    try:
-        return f"{child.pid} ({' '.join(child.cmdline())[:200]})"
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return str(child.pid)

@@ -1,8 +1,11 @@
-"""Small models with what makes sharding hard: odd sizes, ties, buffers, frozen parts, dropout, no repetition."""
+"""Small models with what makes sharding hard: odd sizes, ties, buffers, frozen parts, dropout, no repetition.
+
+Most take ``(batch, features)``; those with attention make a sequence of tokens of each row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +23,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         return rows + self.dropout(self.down(torch.tanh(self.up(self.norm(rows)))))
 
 
@@ -35,7 +37,6 @@ class Odd(nn.Module):
         self.head = nn.Linear(33, 1)
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         rows = self.first(rows)
         for block in self.blocks:
             rows = block(rows)
@@ -50,7 +51,6 @@ class Scaled(Odd):
         self.scale = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         return super().forward(rows) * self.scale
 
 
@@ -66,7 +66,6 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         tokens = (rows.abs() * 100).long() % 19
         hidden = self.embed(tokens)
         for block in self.blocks:
@@ -90,7 +89,6 @@ class Buffered(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         self.count += 1
         hidden = rows @ self.mix + self.offset
         for block in self.blocks:
@@ -109,7 +107,6 @@ class Adapted(nn.Module):
         self.up = nn.ModuleList(nn.Linear(2, 33, bias=False) for _ in range(3))
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         rows = self.base.first(rows)
         for block, down, up in zip(self.base.blocks, self.down, self.up, strict=True):
             rows = block(rows) + up(down(rows))
@@ -135,11 +132,8 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
         """Return the outputs for ``(batch, sequence, features)``, where each sees what ``mask`` says, or what was."""
-        projected = (
-            self.packed(hidden).chunk(3, -1)
-            if self.is_packed
-            else (layer(hidden) for layer in (self.query, self.key, self.value))
-        )
+        layers = () if self.is_packed else (self.query, self.key, self.value)
+        projected = [layer(hidden) for layer in layers] or self.packed(hidden).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected)
         key, value = (part.repeat_interleave(self.num_key_value_groups, 1) for part in (key, value))
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
@@ -149,17 +143,27 @@ class Attention(nn.Module):
 class SharedBlock(nn.Module):
     """One layer of a transformer."""
 
-    def __init__(self, dropout: float, *, is_packed: bool, num_key_value_groups: int) -> None:
+    def __init__(self, dropout: float, **attention: Any) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(12)
-        self.attention = Attention(
-            12, head_dim=3, is_packed=is_packed, num_key_value_groups=num_key_value_groups
-        )
+        self.attention = Attention(12, head_dim=3, **attention)
         self.rows = Block(12, 20, dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
-        """Return the outputs for ``(batch, sequence, features)``."""
         return self.rows(hidden + self.attention(self.norm(hidden), mask))
+
+
+def _plan(
+    *, projections: Sequence[str] = ("query", "key", "value"), colwise: str = "colwise", sequence: str = ""
+) -> dict[str, str]:
+    """Return how a transformer is split over ranks, with the styles of its projections."""
+    return {
+        "embed": f"embedding_rowwise{sequence}",
+        **{f"blocks.*.attention.{name}": f"{colwise}{sequence}" for name in projections},
+        "blocks.*.attention.out": f"rowwise{sequence}",
+        "blocks.*.rows.up": f"colwise{sequence}",
+        "blocks.*.rows.down": f"rowwise{sequence}",
+    }
 
 
 class Shared(nn.Module):
@@ -168,39 +172,19 @@ class Shared(nn.Module):
     parallel_plan: ClassVar[dict[str, Any]] = {
         "units": ["blocks.*"],
         "tail": ["norm", "head"],
-        "tensor": {
-            "embed": "embedding_rowwise",
-            "blocks.*.attention.query": "colwise",
-            "blocks.*.attention.key": "colwise",
-            "blocks.*.attention.value": "colwise",
-            "blocks.*.attention.out": "rowwise",
-            "blocks.*.rows.up": "colwise",
-            "blocks.*.rows.down": "rowwise",
-            "head": "colwise_gather_output",
-        },
+        "tensor": {**_plan(), "head": "colwise_gather_output"},
     }
 
-    def __init__(
-        self,
-        *,
-        is_tied: bool = False,
-        is_packed: bool = False,
-        dropout: float = 0.0,
-        num_key_value_groups: int = 1,
-    ) -> None:
+    def __init__(self, *, is_tied: bool = False, dropout: float = 0.0, **attention: Any) -> None:
         super().__init__()
         self.embed = nn.Embedding(19, 12)
-        self.blocks = nn.ModuleList(
-            SharedBlock(dropout, is_packed=is_packed, num_key_value_groups=num_key_value_groups)
-            for _ in range(2)
-        )
+        self.blocks = nn.ModuleList(SharedBlock(dropout, **attention) for _ in range(2))
         self.norm = nn.LayerNorm(12)
         self.head = nn.Linear(12, 19, bias=not is_tied)
         if is_tied:
             self.head.weight = self.embed.weight
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         hidden = self.embed((rows.abs() * 100).long() % 19)
         for block in self.blocks:
             hidden = block(hidden)
@@ -212,13 +196,7 @@ class SharedPacked(Shared):
 
     parallel_plan: ClassVar[dict[str, Any]] = {
         **Shared.parallel_plan,
-        "tensor": {
-            "embed": "embedding_rowwise",
-            "blocks.*.attention.packed": "packed_qkv_colwise",
-            "blocks.*.attention.out": "rowwise",
-            "blocks.*.rows.up": "colwise",
-            "blocks.*.rows.down": "rowwise",
-        },
+        "tensor": _plan(projections=["packed"], colwise="packed_qkv_colwise"),
     }
 
     def __init__(self) -> None:
@@ -231,22 +209,15 @@ class SharedSequence(Shared):
     parallel_plan: ClassVar[dict[str, Any]] = {
         **Shared.parallel_plan,
         "tensor": {
-            "embed": "embedding_rowwise_sequence",
+            **_plan(sequence="_sequence"),
             "blocks.*.norm": "sequence_parallel",
-            "blocks.*.attention.query": "colwise_sequence",
-            "blocks.*.attention.key": "colwise_sequence",
-            "blocks.*.attention.value": "colwise_sequence",
-            "blocks.*.attention.out": "rowwise_sequence",
             "blocks.*.rows.norm": "sequence_parallel",
-            "blocks.*.rows.up": "colwise_sequence",
-            "blocks.*.rows.down": "rowwise_sequence",
             "norm": "sequence_parallel",
             "head": "colwise_gather_output_sequence",
         },
     }
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         return super().forward(rows[:, :6])
 
 
@@ -274,10 +245,8 @@ class ListedExperts(nn.ModuleList):
     """Experts that are modules; called as stacked ones are."""
 
     def __init__(self, num_experts: int, width: int, hidden: int) -> None:
-        super().__init__(
-            nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width))
-            for _ in range(num_experts)
-        )
+        layers = ((nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width)) for _ in range(num_experts))
+        super().__init__(nn.Sequential(*each) for each in layers)
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Any:
         """Return the outputs for ``(tokens, features)``, whose experts and weights are ``(tokens, choices)``."""
@@ -301,7 +270,6 @@ class ExpertBlock(nn.Module):
         self.register_buffer("preference", -torch.arange(float(num_experts)), persistent=False)
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         normed = self.norm(rows)
         scores, chosen = torch.topk(self.router(normed) + self.preference, 2)
         return rows + self.experts(normed, chosen, scores.softmax(-1).to(rows.dtype))
@@ -323,7 +291,6 @@ class Mixture(nn.Module):
         self.head = nn.Linear(10, 1)
 
     def forward(self, rows: Tensor) -> Any:
-        """Return the outputs for ``(batch, features)``."""
         rows = self.first(rows)
         for block in self.blocks:
             rows = block(rows)
@@ -342,7 +309,6 @@ class Tokens(Shared):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> Any:
-        """Return the logits for ``(batch, sequence)``."""
         length = input_ids.shape[1]
         if position_ids is None:
             position_ids = torch.arange(length)[None]

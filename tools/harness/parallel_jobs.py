@@ -9,12 +9,12 @@ from typing import Any
 
 Job = Callable[[Path], Any]
 
-NUM_AT_ONCE = 2
-"""How many jobs run at the same time: few, so that each has enough CPU to finish within its time limit."""
-
 
 class ParallelJobs:
-    """Jobs that run when their result is requested, each once and in a separate folder, however often listed."""
+    """Jobs that run when their result is requested, each once and in a separate folder, however often listed.
+
+    A job runs with the next one that waits: with so few, each has enough CPU to finish within its time limit.
+    """
 
     def __init__(self, jobs: Iterable[Job], *, make_folder: Callable[[], Path]) -> None:
         self._waiting = list(dict.fromkeys(jobs))
@@ -22,20 +22,10 @@ class ParallelJobs:
         self._futures: dict[Job, Future[Any]] = {}
 
     def outcome_of(self, job: Job) -> Any:
-        """Return the result of a job, or raise its exception.
-
-        If it has not run yet, it runs now, together with the next waiting jobs: a test waits for these only, so that
-        its time does not grow with the number of jobs.
-        """
+        """Return the result of a job, or raise its exception."""
         if job not in self._futures:
             self._waiting.remove(job)
-            self._run([job, *self._waiting[: NUM_AT_ONCE - 1]])
+            chosen, self._waiting = [job, *self._waiting[:1]], self._waiting[1:]
+            with ThreadPoolExecutor() as pool:
+                self._futures |= {each: pool.submit(each, self._make_folder()) for each in chosen}
         return self._futures[job].result()
-
-    def _run(self, jobs: list[Job]) -> None:
-        self._waiting = [job for job in self._waiting if job not in jobs]
-        folders = [self._make_folder() for _ in jobs]
-        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-            self._futures |= {
-                job: pool.submit(job, folder) for job, folder in zip(jobs, folders, strict=True)
-            }

@@ -17,15 +17,13 @@ import pytest
 from accel_state.environment import export
 from tools.harness.device import device_type
 from tools.harness.fork_server import fork_server_pids
-from tools.harness.imported_objects import ImportedObjects
-from tools.harness.leaks import ProcessSnapshot, has_process_group
+from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group
 from tools.harness.parallel_jobs import ParallelJobs
 from tools.harness.world import World
 
 MOST_RANKS_OF_A_GPU = 4
 """Each takes a gigabyte of its memory before it has a model."""
 _worlds: dict[int, World] = {}
-_imported = ImportedObjects()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,10 +110,7 @@ def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any
     try:
         return _parallel_jobs.outcome_of(request.param)
     finally:
-        leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
-        if leaks:
-            before.put_back(allowed_pids=_pids_of_worlds())
-            pytest.fail(f"The jobs of this file left behind {'; '.join(leaks)}.", pytrace=False)
+        _fail_if_left(before, "The jobs of this file")
 
 
 @pytest.fixture
@@ -128,7 +123,7 @@ def fresh_state() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    _imported.freeze()
+    freeze_imported_objects()
     before = ProcessSnapshot.now(
         idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds()
     )
@@ -136,10 +131,13 @@ def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     _forget_state()
     marker = request.node.get_closest_marker("leaks_environment")
     export({name: before.environ.get(name) for name in (marker.args if marker else ())})
-    leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
-    if leaks:
+    _fail_if_left(before, "The test")
+
+
+def _fail_if_left(before: ProcessSnapshot, whose: str) -> None:
+    if leaks := before.leaks_since(allowed_pids=_pids_of_worlds()):
         before.put_back(allowed_pids=_pids_of_worlds())
-        pytest.fail(f"The test left behind {'; '.join(leaks)}.", pytrace=False)
+        pytest.fail(f"{whose} left behind {'; '.join(leaks)}.", pytrace=False)
 
 
 def _pids_of_worlds() -> frozenset[int]:

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import psutil
 
@@ -20,24 +20,13 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 from tools.harness.fork_server import STACKS_SIGNAL, ForkedProcess, fork_server
 
-Launcher = Literal["fork", "torchrun", "accel"]
-_DEATH_S = 10.0
-_READ_AT_IMPORT = (
-    "PYTHON",
-    "TORCH_",
-    "TORCHDYNAMO_",
-    "TORCHINDUCTOR_",
-    "ATEN_",
-    "ONEDNN_",
-    "MKL_",
-    "OMP_",
-    "KMP_",
-)
-_READ_LATER = ("PYTHONPATH",)
+_READ_AT_IMPORT = re.compile(r"PYTHON(?!PATH$)|TORCH(DYNAMO|INDUCTOR)?_|(ATEN|ONEDNN|MKL|OMP|KMP)_")
+"""Variables that Python or torch reads while it is imported, which forked scripts do not do."""
 _GRACE_S = 20.0
 """How long the other ranks may continue after one has failed."""
-_STACKS_S = 2.0
-_TAIL = 4000
+_DEATH_S = 10.0
+_STACKS_S = 5.0
+_TAIL = 8000
 
 
 class Script:
@@ -58,14 +47,17 @@ class Script:
             preload: Modules that the process it is forked from has imported in addition to torch.
 
         Raises:
-            ConfigError: If ``env`` has a variable that Python or torch reads while it is imported, which has
-                happened already: such a script needs a new process (`run_command`).
+            ConfigError: If ``env`` has a variable that is read at import: such a script needs a new process.
         """
-        _refuse_variables_read_at_import(env or {})
+        for name in filter(_READ_AT_IMPORT.match, env or {}):
+            raise ConfigError(
+                f"`{name}` is read while Python or torch is imported, which a forked script does not do. "
+                "Start the script with `run_command` or by a launcher."
+            )
         self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the script
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with Path(os.devnull).open("rb") as nothing:
-            self.process: ForkedProcess = fork_server(preload).start(
+            self.process: ForkedProcess | subprocess.Popen[bytes] = fork_server(preload).start(
                 tuple(map(str, argv)),
                 environ={**snapshot(), "OMP_NUM_THREADS": "1", **(env or {})},
                 cwd=cwd,
@@ -96,15 +88,26 @@ class Script:
 
     def describe(self) -> str:
         """Return its exit code, or that it runs; and its last output, with the stacks of its threads if it runs."""
-        code = self.process.poll()
-        if code is None and STACKS_SIGNAL is not None:
-            before, deadline = self.stderr, time.monotonic() + _STACKS_S
-            self.process.send_signal(STACKS_SIGNAL)
-            while self.stderr == before and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(0.05)  # the rest of its output
-        state = "runs" if code is None else f"ended with exit code {code}"
-        return f"{state}, {open_files(self.process.pid)}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
+        code, files = self.process.poll(), "no files"
+        if code is None:
+            with suppress(psutil.Error):
+                opened = psutil.Process(self.process.pid).open_files()
+                files = ", ".join(file.path for file in opened) or files
+            before = earlier = len(self.stderr)
+            self.ask_for_stacks()
+            deadline = time.monotonic() + _STACKS_S
+            while time.monotonic() < deadline:
+                time.sleep(0.1)
+                now = len(self.stderr)
+                if now == earlier > before:  # it has written, and is done
+                    break
+                earlier = now
+        state = f"runs, has open: {files}" if code is None else f"ended with exit code {code}"
+        return f"{state}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
+
+    def ask_for_stacks(self) -> None:
+        """Make it write what its threads do to standard error."""
+        self.process.send_signal(STACKS_SIGNAL)
 
     def close(self) -> None:
         """Kill it, with all it has started, if it still runs."""
@@ -134,24 +137,25 @@ def start_ranks(
         holder = stack.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
+        size = str(num_processes)
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(holder.getsockname()[1]),
-            "WORLD_SIZE": str(num_processes),
-            "LOCAL_WORLD_SIZE": str(num_processes),
-            **(env or {}),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
         }
         ranks = []
         for rank in map(str, range(num_processes)):
-            script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd, preload=preload)
-            stack.callback(script.close)
-            ranks.append(script)
-        stack.push(lambda _, error, __: None if error is None else error.add_note(_described(ranks)))
-        yield ranks
-
-
-def _described(ranks: Sequence[Script]) -> str:
-    return "\n".join(f"--- rank {rank} {script.describe()}" for rank, script in enumerate(ranks))
+            of_rank = {} if num_processes == 1 else {**common, "RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(Script(argv, env={**of_rank, **(env or {})}, cwd=cwd, preload=preload))
+            stack.callback(ranks[-1].close)
+        try:
+            yield ranks
+        except BaseException as error:
+            error.add_note(
+                "\n".join(f"--- rank {number} {rank.describe()}" for number, rank in enumerate(ranks))
+            )
+            raise
 
 
 def run_script(
@@ -161,67 +165,42 @@ def run_script(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     timeout_s: float = 120,
-    launcher: Launcher = "fork",
     preload: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script and return its exit code and output.
+    """Run a script, or ``-c`` and code, on ranks without a launcher; return its exit code and output.
+
+    The exit code is that of the first rank that failed, the output that of all ranks in their order.
 
     Args:
         num_processes: How many ranks run it, on the CPU.
-        env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, unless given for a command.
+        env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1.
         cwd: The folder it runs in; this process's if omitted.
         timeout_s: After this time all started processes are killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
-        launcher: ``fork`` starts the ranks in tens of milliseconds and without a launcher between: the exit code is
-            that of the first rank that failed, the output that of all ranks in their order. ``torchrun`` is forked
-            itself, and starts ranks that import torch again. ``accel`` is the command.
-        preload: Modules that forked ranks have imported in addition to torch: heavy ones that several scripts of a file
-            import. They may start no threads.
-
-    Raises:
-        ConfigError: If ``preload`` is given for ranks that are not forked, or ``env`` has what `Script` refuses.
+        preload: Modules that the processes have imported in addition to torch: heavy ones that several scripts of a
+            file import. They may start no threads.
     """
-    if preload and launcher != "fork":
-        raise ConfigError(
-            f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all modules."
-        )
-    if launcher == "fork":
-        argv = [script, *args]
-        return _run_forked(argv, num_processes, env=env, cwd=cwd, timeout_s=timeout_s, preload=preload)
-    if launcher == "torchrun":
-        return _run_forked(
-            [*torchrun(num_processes), script, *args], 1, env=env, cwd=cwd, timeout_s=timeout_s
-        )
-    accel = str(Path(sys.executable).parent / "accel")
-    command = [accel, "launch", "--cpu", "--num_processes", str(num_processes), str(script), *args]
-    return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd, timeout_s=timeout_s)
-
-
-def torchrun(num_processes: int) -> list[str]:
-    """Return the arguments of Python that are torchrun for ranks of this machine; a script follows."""
-    code = "from torch.distributed.run import main; main()"
-    return ["-c", code, "--standalone", "--nproc_per_node", str(num_processes)]
-
-
-def _run_forked(
-    argv: Sequence[str | Path],
-    num_processes: int,
-    *,
-    env: Mapping[str, str] | None,
-    cwd: str | Path | None,
-    timeout_s: float,
-    preload: tuple[str, ...] = (),
-) -> subprocess.CompletedProcess[str]:
-    with ExitStack() as stack:
-        if num_processes == 1:
-            ranks = [Script(argv, env=env, cwd=cwd, preload=preload)]
-            stack.callback(ranks[0].close)
-        else:
-            ranks = stack.enter_context(start_ranks(argv, num_processes, env=env, cwd=cwd, preload=preload))
+    argv = [script, *args]
+    with start_ranks(argv, num_processes, env=env, cwd=cwd, preload=preload) as ranks:
         code = wait_for_ranks(ranks, timeout_s=timeout_s)
         return subprocess.CompletedProcess(
             argv, code, "".join(rank.stdout for rank in ranks), "".join(rank.stderr for rank in ranks)
         )
+
+
+def accel_launch(
+    script: str | Path, *args: str, num_processes: int, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script by the command ``accel launch``, on the CPU."""
+    launch = [str(Path(sys.executable).with_name("accel")), "launch", "--cpu"]
+    command = [*launch, "--num_processes", str(num_processes), str(script), *args]
+    return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, timeout_s=240)
+
+
+def torchrun(num_processes: int) -> tuple[str, ...]:
+    """Return the words for `run_script` that are torchrun for ranks of this machine; a script follows."""
+    code = "from torch.distributed.run import main; main()"
+    return ("-c", code, "--standalone", f"--nproc_per_node={num_processes}")
 
 
 def wait_for_ranks(ranks: Sequence[Script], *, timeout_s: float = 120) -> int:
@@ -229,32 +208,20 @@ def wait_for_ranks(ranks: Sequence[Script], *, timeout_s: float = 120) -> int:
 
     Raises:
         subprocess.TimeoutExpired: After ``timeout_s``, with the output so far. Ranks that still run 20 s after
-            another has failed are killed.
+            another has failed are left to be killed.
     """
-    failed: list[int] = []
-    deadline = time.monotonic() + timeout_s
-    running = list(ranks)
-    while running:
-        for rank in list(running):
-            code = rank.process.poll()
-            if code is None:
-                continue
-            running.remove(rank)
-            if code and not failed:
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
-            if code:
-                failed.append(code)
-        if running and time.monotonic() > deadline:
-            if failed:
-                break
-            raise subprocess.TimeoutExpired(
-                "ranks",
-                timeout_s,
-                output="".join(rank.stdout for rank in ranks).encode(),
-                stderr="".join(rank.stderr for rank in ranks).encode(),
-            )
+    failure, deadline = 0, time.monotonic() + timeout_s
+    while True:
+        codes = [rank.process.poll() for rank in ranks]
+        if not failure and any(codes):
+            failure = next(filter(None, codes))
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if None not in codes or (failure and time.monotonic() > deadline):
+            return failure
+        if time.monotonic() > deadline:
+            stdout, stderr = ("".join(rank.stdout for rank in ranks), "".join(rank.stderr for rank in ranks))
+            raise subprocess.TimeoutExpired("ranks", timeout_s, stdout.encode(), stderr.encode())
         time.sleep(0.01)
-    return failed[0] if failed else 0
 
 
 def run_command(
@@ -278,14 +245,11 @@ def run_command(
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as expired:
+    except BaseException as error:
         kill_tree(process.pid)
         stdout, stderr = process.communicate()
-        expired.stdout, expired.stderr = stdout.encode(), stderr.encode()
-        raise
-    except BaseException:
-        kill_tree(process.pid)
-        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            error.stdout, error.stderr = stdout.encode(), stderr.encode()
         raise
     return subprocess.CompletedProcess(command, process.returncode, _without_gloo_lines(stdout), stderr)
 
@@ -298,22 +262,11 @@ def kill_tree(pid: int) -> None:
     except psutil.NoSuchProcess:
         return
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     deadline = time.monotonic() + _DEATH_S
     while any(map(is_alive, family)) and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def open_files(pid: int) -> str:
-    """Return which files a process has open, in words."""
-    try:
-        paths = [file.path for file in psutil.Process(pid).open_files()]
-    except psutil.Error:
-        paths = []
-    return f"has open: {', '.join(paths) or 'no files'}"
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -322,15 +275,6 @@ def is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _refuse_variables_read_at_import(env: Mapping[str, str]) -> None:
-    for name in env:
-        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER:
-            raise ConfigError(
-                f"`{name}` is read while Python or torch is imported, which a forked script does not do. "
-                "Start the script with `run_command` or by a launcher."
-            )
 
 
 def _without_gloo_lines(stdout: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -61,7 +60,7 @@ _DOCUMENTED: dict[str, frozenset[str]] = {
 
 
 class VendorModule(types.ModuleType):
-    """A fake of `torch.<name>`: an attribute that its vendor does not document is an `AttributeError`.
+    """A fake of `torch.<name>`, for two devices of 16 GiB: what its vendor does not document is an `AttributeError`.
 
     Attributes:
         calls: The functions called so far, in their order.
@@ -74,20 +73,61 @@ class VendorModule(types.ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(f"torch.{name}")
         self._real = getattr(torch, name, None)
+        self._name = name
+        self._current = 0
         self.calls: list[str] = []
         self.has_bf16 = self.has_fp64 = True
         self.castable = [torch.float16, torch.bfloat16]
         self.capability = (9, 0)
-        self._functions = _Functions(self)
-        for documented in _DOCUMENTED[name]:
-            setattr(self, documented, self._logged(documented))
+        functions = self._functions(torch.Generator())
+        for documented in _DOCUMENTED[name] - {"random"}:
+            setattr(self, documented, self._logged(documented, functions[documented]))
+        if "random" in _DOCUMENTED[name]:
+            self.random = VendorModule(f"{name}.random")
+            self.random.calls = self.calls
 
-    def _logged(self, name: str) -> Any:
-        function = getattr(self._functions, name)
-        if not callable(function):
-            return function
+    def _functions(self, generator: torch.Generator) -> dict[str, Callable[..., Any]]:
+        """Return the functions of all vendors, with the arguments that they take."""
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: 1 if self._name == "mps" else 2,
+            "current_device": lambda: self._current,
+            "set_device": lambda device: setattr(self, "_current", self._number(device)),
+            "get_device_name": lambda device=None: "stand-in",
+            "get_device_capability": lambda device=None: self.capability,
+            "get_device_properties": lambda device=None: types.SimpleNamespace(
+                has_fp64=self.has_fp64, uuid=self._number(device) + 10
+            ),
+            "synchronize": lambda device=None: None,
+            "empty_cache": lambda: None,
+            "mem_get_info": lambda device=None: (12 * GIB, 16 * GIB),
+            "memory_allocated": lambda device=None: 4 * GIB,
+            "current_allocated_memory": lambda: 3 * GIB,
+            "driver_allocated_memory": lambda: 4 * GIB,
+            "recommended_max_memory": lambda: 16 * GIB,
+            "is_bf16_supported": self._is_bf16_supported,
+            "get_amp_supported_dtype": lambda: self.castable,
+            "get_rng_state": lambda device=None: generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()] * 2,
+            "set_rng_state": lambda new_state, device=None: generator.set_state(new_state),
+            "set_rng_state_all": lambda new_states: generator.set_state(new_states[0]),
+            "manual_seed": generator.manual_seed,
+            "manual_seed_all": generator.manual_seed,
+            "initial_seed": generator.initial_seed,
+            "seed": generator.seed,
+            "seed_all": generator.seed,
+        }
 
-        @functools.wraps(function)
+    def _number(self, device: torch.device | int | None) -> int:
+        return self._current if device is None else device if isinstance(device, int) else device.index
+
+    def _is_bf16_supported(self, **including_emulation: bool) -> bool:
+        takes_it = self._name in ("cuda", "xpu")
+        if including_emulation and (not takes_it or set(including_emulation) != {"including_emulation"}):
+            raise TypeError(f"`{self.__name__}.is_bf16_supported` takes no {including_emulation}.")
+        return self.has_bf16 or (takes_it and including_emulation.get("including_emulation", True))
+
+    def _logged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
             return function(*args, **kwargs)
@@ -99,99 +139,6 @@ class VendorModule(types.ModuleType):
             return getattr(self._real, name)  # torch calls private functions of its modules
         message = f"`{self.__name__}.{name}` is not among the functions that its vendor documents."
         raise AttributeError(message, name=name, obj=self)
-
-
-class _Functions:
-    """The functions of all vendors, with the arguments that they take, for two devices of 16 GiB."""
-
-    def __init__(self, module: VendorModule) -> None:
-        self._module = module
-        self._generator = torch.Generator()
-        self._current = 0
-
-    @property
-    def random(self) -> VendorModule:
-        inner = VendorModule("hpu.random")
-        inner.calls = self._module.calls
-        return inner
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1 if self._module.__name__ == "torch.mps" else 2
-
-    def current_device(self) -> int:
-        return self._current
-
-    def set_device(self, device: torch.device | int) -> None:
-        self._current = device if isinstance(device, int) else device.index
-
-    def get_device_name(self, device: torch.device | int | None = None) -> str:
-        return "stand-in"
-
-    def get_device_capability(self, device: torch.device | int | None = None) -> tuple[int, int]:
-        return self._module.capability
-
-    def get_device_properties(self, device: torch.device | int | None = None) -> types.SimpleNamespace:
-        number = self._current if device is None else device if isinstance(device, int) else device.index
-        return types.SimpleNamespace(has_fp64=self._module.has_fp64, uuid=number + 10)
-
-    def synchronize(self, device: torch.device | int | None = None) -> None:
-        """Nothing to wait for."""
-
-    def empty_cache(self) -> None:
-        """Nothing is cached."""
-
-    def mem_get_info(self, device: torch.device | int | None = None) -> tuple[int, int]:
-        return 12 * GIB, 16 * GIB
-
-    def memory_allocated(self, device: torch.device | int | None = None) -> int:
-        return 4 * GIB
-
-    def current_allocated_memory(self) -> int:
-        return 3 * GIB
-
-    def driver_allocated_memory(self) -> int:
-        return 4 * GIB
-
-    def recommended_max_memory(self) -> int:
-        return 16 * GIB
-
-    def is_bf16_supported(self, **including_emulation: bool) -> bool:
-        takes_it = self._module.__name__ in ("torch.cuda", "torch.xpu")
-        if including_emulation and (not takes_it or set(including_emulation) != {"including_emulation"}):
-            raise TypeError(f"`{self._module.__name__}.is_bf16_supported` takes no {including_emulation}.")
-        return self._module.has_bf16 or (takes_it and including_emulation.get("including_emulation", True))
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return self._module.castable
-
-    def get_rng_state(self, device: torch.device | int | None = None) -> torch.Tensor:
-        return self._generator.get_state()
-
-    def get_rng_state_all(self) -> list[torch.Tensor]:
-        return [self._generator.get_state()] * 2
-
-    def set_rng_state(self, new_state: torch.Tensor, device: torch.device | int | None = None) -> None:
-        self._generator.set_state(new_state)
-
-    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
-        self._generator.set_state(new_states[0])
-
-    def manual_seed(self, seed: int) -> None:
-        self._generator.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        self._generator.manual_seed(seed)
-
-    def initial_seed(self) -> int:
-        return self._generator.initial_seed()
-
-    def seed(self) -> None:
-        self._generator.seed()
-
-    seed_all = seed
 
 
 @contextmanager

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
-import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from accel_state.environment import snapshot
 from accel_state.errors import AccelError
-from tools.harness.fork_server import ForkedProcess, fork_server
-from tools.harness.remote_calls import Call, Outcome
-from tools.harness.scripts import kill_tree, open_files
+from tools.harness.fork_server import fork_server
+from tools.harness.scripts import Script
 
 GRACE_S = 3.0
 """How long the other ranks may continue after one has failed; often they wait for it in a collective."""
 _START_S = 120.0
-_STACK_S = 5.0
-_STDERR_BYTES = 8000
-_WORDS_BYTES = 1000
-_SLEEPS = re.compile(r"Thread .*\n.*threading\.py.* in wait\n")
-"""Matches the stack of a thread that waits for its next turn, but never that of the main thread, the current one."""
 _ROOT = Path(__file__).resolve().parents[2]
 _ON_ONE_GPU = {
     "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0",
@@ -45,92 +37,65 @@ class WorldError(AccelError, RuntimeError):
     """A rank died, hung, or raised what cannot be raised again here."""
 
 
-@dataclass(slots=True)
-class _Rank:
-    """One worker process, the connection to it and the file with its output."""
+class Call(NamedTuple):
+    """A function, its arguments and named arguments, pickled, which can be loaded once its file is imported."""
 
-    number: int
-    process: ForkedProcess | subprocess.Popen[bytes]
-    line: Connection[Any, Any]
-    output: IO[bytes]
-    lifeline: IO[bytes]
-    """The worker ends when this is closed, however this process ends."""
+    module: str
+    file: str
+    what: bytes
 
-    @classmethod
-    def start(cls, number: int, world_size: int, device_type: str) -> _Rank:
-        line, their_line = Pipe()
-        output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
-        place = {
-            "RANK": number,
-            "LOCAL_RANK": number,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": world_size,
-        }
-        environ = {**snapshot(), **{key: str(value) for key, value in place.items()}, "OMP_NUM_THREADS": "1"}
-        argv = (
-            "-c",
-            _MAIN,
-            "--device",
-            device_type,
-            "--rank",
-            str(number),
-            "--world-size",
-            str(world_size),
-            "--line",
-        )
+
+class Outcome(NamedTuple):
+    """The result of a body on one rank, pickled; or its error, as text and, if it can be pickled, as an object."""
+
+    result: bytes = b""
+    error: bytes | None = None
+    trace: str | None = None
+    has_intact_group: bool = False
+
+
+class _Rank(Script):
+    """One worker process and the connection to it."""
+
+    def __init__(self, number: int, world_size: int, device_type: str) -> None:
+        self.number = number
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self.line, their_line = Pipe()
+        rank, size = str(number), str(world_size)
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environ = {**snapshot(), **place, "OMP_NUM_THREADS": "1"}
+        argv = ["-c", _MAIN, device_type, rank, size]
         theirs, ours = os.pipe()
-        lifeline = os.fdopen(ours, "wb", buffering=0)
-        process: ForkedProcess | subprocess.Popen[bytes]
+        self.lifeline = os.fdopen(ours, "wb", buffering=0)  # the worker ends when it closes, however we end
         with their_line, os.fdopen(theirs, "rb") as stdin:
             if device_type == "cpu":
-                streams = (stdin, output, output, their_line)
-                process = fork_server().start(argv, environ=environ, streams=streams)
+                streams = (stdin, self._stdout, self._stderr, their_line)
+                self.process = fork_server().start(argv, environ=environ, streams=streams)
             else:  # a fork of a process that has initialized CUDA cannot use it
-                environ |= {**_ON_ONE_GPU, "NCCL_HOSTID": f"rank{number}"}
-                words = [sys.executable, *argv, str(their_line.fileno())]
-                process = subprocess.Popen(
-                    words, env=environ, cwd=_ROOT, stdin=stdin, stdout=output, stderr=output,
-                    pass_fds=[their_line.fileno()], start_new_session=True,
-                )  # fmt: skip
-        return cls(number, process, line, output, lifeline)
+                self.process = subprocess.Popen(
+                    [sys.executable, *argv, str(their_line.fileno())],
+                    env={**environ, **_ON_ONE_GPU, "NCCL_HOSTID": f"rank{number}"},
+                    cwd=_ROOT,
+                    stdin=stdin,
+                    stdout=self._stdout,
+                    stderr=self._stderr,
+                    pass_fds=[their_line.fileno()],
+                    start_new_session=True,
+                )
 
-    def tail(self) -> str:
-        """Return the end of what the worker wrote."""
-        size = self.output.seek(0, 2)
-        self.output.seek(max(0, size - _STDERR_BYTES))
-        return self.output.read().decode(errors="replace").strip()
-
-    def describe(self) -> str:
-        """Return the open files of the worker, its last output, where it is in accel, and its threads' stacks."""
-        files = open_files(self.process.pid)
-        before = earlier = self.output.seek(0, 2)
+    def ask_for_stacks(self) -> None:
+        """Make it write where it is in accel, with plain values, and its threads' stacks."""
         with suppress(OSError):  # it has ended
             self.lifeline.write(b"?")
-        self.process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + _STACK_S
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            now = self.output.seek(0, 2)
-            if now == earlier > before:  # it has written, and is done
-                break
-            earlier = now
-        self.output.seek(before)
-        stacks = self.output.read().decode(errors="replace").strip()
-        self.output.seek(max(0, before - _WORDS_BYTES))
-        words = self.output.read(min(before, _WORDS_BYTES)).decode(errors="replace").strip()
-        return "\n\n".join(
-            [files, words, *(stack for stack in stacks.split("\n\n") if not _SLEEPS.match(stack))]
-        )
+        super().ask_for_stacks()
 
     def end(self, *, timeout_s: float) -> None:
         """Wait for the worker, which ends when its connection is closed; kill it if that takes too long."""
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            kill_tree(self.process.pid)
+        self.close()
         self.lifeline.close()
-        self.process.wait()
-        self.output.close()
 
 
 class World:
@@ -159,9 +124,13 @@ class World:
             WorldError: If a rank died or hung; the message has its last output and its stacks.
             BaseException: What the body raised, from the lowest rank that reported an error first.
         """
-        call = Call.of(body, args, kwargs)
+        call = Call(body.__module__, inspect.getfile(body), pickle.dumps((body, args, kwargs)))
         self._start()
-        rendezvous = self._rendezvous()
+        rendezvous = None
+        if not self._has_group:
+            assert self._meeting_place is not None
+            self._num_runs += 1
+            rendezvous = str(Path(self._meeting_place.name) / f"group-{self._num_runs}")
         for rank in self._ranks:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
@@ -187,7 +156,7 @@ class World:
             return
         self._end(timeout_s=0)
         self._meeting_place = tempfile.TemporaryDirectory(prefix="accel-world-")
-        self._ranks = [_Rank.start(number, self.size, self.device_type) for number in range(self.size)]
+        self._ranks = [_Rank(number, self.size, self.device_type) for number in range(self.size)]
         for rank in self._ranks:
             if not rank.line.poll(_START_S):
                 self._end(timeout_s=0)
@@ -205,62 +174,44 @@ class World:
             self._meeting_place.cleanup()
             self._meeting_place = None
 
-    def _rendezvous(self) -> str | None:
-        """Return a fresh file for the rendezvous, or None if the ranks still have their process group."""
-        if self._has_group:
-            return None
-        assert self._meeting_place is not None
-        self._num_runs += 1
-        return str(Path(self._meeting_place.name) / f"group-{self._num_runs}")
-
     def _collect(self, timeout_s: float) -> dict[int, Outcome]:
-        """Return each rank's outcome, in the order of arrival."""
+        """Return each rank's outcome, in the order of arrival; kill all if one is late, or long after an error."""
         outcomes: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout_s
-        while waiting := {rank.line: rank for rank in self._ranks if rank.number not in outcomes}:
-            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            for line in ready:
-                rank = waiting[line]  # type: ignore[index]
-                outcome = self._receive(rank)
-                outcomes[rank.number] = outcome
-                if outcome.trace is not None:
+        while late := [rank for rank in self._ranks if rank.number not in outcomes]:
+            ready = wait([rank.line for rank in late], max(0.0, deadline - time.monotonic()))
+            for rank in [each for each in late if each.line in ready]:
+                outcomes[rank.number] = self._receive(rank)
+                if outcomes[rank.number].trace is not None:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
             if not ready:
-                self._give_up(waiting.values(), outcomes, timeout_s)
-                break
+                if any(outcome.trace for outcome in outcomes.values()):
+                    self._end(timeout_s=0)
+                    break
+                names = ", ".join(str(rank.number) for rank in late)
+                told = "\n".join(f"--- rank {each.number} {each.describe()}" for each in self._ranks)
+                self._end(timeout_s=0)
+                raise WorldError(
+                    f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{told}"
+                )
         return outcomes
 
     def _receive(self, rank: _Rank) -> Outcome:
         try:
             outcome: Outcome = rank.line.recv()
         except (EOFError, ConnectionResetError):
-            code = rank.process.wait(timeout=10)
-            message = (
-                f"Rank {rank.number} of {self.size} died with exit code {code}. It wrote:\n{rank.tail()}"
-            )
+            rank.process.wait(timeout=10)
+            message = f"Rank {rank.number} of {self.size} {rank.describe()}"
             self._end(timeout_s=0)
             raise WorldError(message) from None
         return outcome
-
-    def _give_up(self, late: Iterable[_Rank], outcomes: dict[int, Outcome], timeout_s: float) -> None:
-        """Kill all ranks: some did not answer in time, or not within the grace period after another's error."""
-        late = list(late)
-        all_ranks = "\n".join(f"--- rank {rank.number} {rank.describe()}" for rank in self._ranks)
-        self._end(timeout_s=0)
-        if not any(outcome.trace for outcome in outcomes.values()):
-            names = ", ".join(str(rank.number) for rank in late)
-            raise WorldError(
-                f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{all_ranks}"
-            )
 
     def _raise_first_error(self, outcomes: dict[int, Outcome]) -> None:
         failed = {number: outcome for number, outcome in outcomes.items() if outcome.trace is not None}
         if not failed:
             return
         number, outcome = next(iter(failed.items()))
-        notes = "\n".join(
-            f"--- rank {other} of {self.size}:\n{failed[other].trace}" for other in sorted(failed)
-        )
+        notes = "\n".join(f"--- rank {each} of {self.size}:\n{failed[each].trace}" for each in sorted(failed))
         if outcome.error is None:
             raise WorldError(f"Rank {number} of {self.size} raised an error.\n{notes}")
         error: BaseException = pickle.loads(outcome.error)

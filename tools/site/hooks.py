@@ -1,15 +1,9 @@
-"""Hooks of mkdocs.
-
-They add the pages generated from code, complete the navigation, and write the Markdown of each page next to it, which
-``llms.txt`` lists for programs that read (https://llmstxt.org).
-"""
+"""Hooks of mkdocs: they add the pages generated from code."""
 
 from __future__ import annotations
 
-import fnmatch
 import posixpath
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tools.site.commands import command_pages
@@ -20,18 +14,8 @@ from tools.site.settings import reference_page
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
-BOOSTS = {
-    "start/*": 2,
-    "train/*": 2,
-    "scale/*": 2,
-    "launch/*": 2,
-    "infer/*": 2,
-    "help/*": 2,
-    "extend/*": 2,
-    "decisions/*": 0.5,
-    "project/*": 0.5,
-}
-"""Factors of search scores."""
+BOOSTS = {"decisions": 0.5, "examples": 1, "project": 0.5, "reference": 1}
+"""Factors of search scores, by folder; guides have 2."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -53,33 +37,6 @@ def generated_pages(nav: Any) -> dict[str, str]:
     return pages
 
 
-def completed(nav: Any, pages: list[str]) -> Any:
-    """Return a navigation with patterns replaced by the pages they match.
-
-    Entries without a page are skipped, so that it can be added later; mkdocs warns of pages that are not listed.
-    """
-    if isinstance(nav, list):
-        return [done for entry in nav for done in _entries(entry, pages)]
-    return nav
-
-
-def _entries(entry: Any, pages: list[str]) -> Iterator[Any]:
-    if isinstance(entry, str):
-        yield from (page for page in fnmatch.filter(pages, entry) if not _is_overview_of(page, entry))
-    else:
-        ((title, inside),) = entry.items()
-        if isinstance(inside, list):
-            done = completed(inside, pages)
-            if done:
-                yield {title: done}
-        elif inside in pages:
-            yield entry
-
-
-def _is_overview_of(page: str, pattern: str) -> bool:
-    return "*" in pattern and posixpath.basename(page) == "index.md"
-
-
 def _decisions() -> str:
     lines = [
         "# Decisions\n",
@@ -91,45 +48,13 @@ def _decisions() -> str:
     return "\n".join(lines) + "\n"
 
 
-def llms_text(config: Mapping[str, Any], sections: Iterator[Any], markdown: Mapping[str, str]) -> str:
-    """Return ``llms.txt``: the site in a line, and for each section of the navigation its pages with Markdown.
-
-    Args:
-        config: Of mkdocs; it has the name and the description.
-        sections: The top of mkdocs' navigation.
-        markdown: The Markdown of pages by their path.
-    """
-    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
-    for section in sections:
-        lines += ["", f"## {section.title}", ""]
-        lines += [
-            f"- [{page.title}]({page.file.src_uri})"
-            for page in _pages_in(section)
-            if page.file.src_uri in markdown
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _pages_in(item: Any) -> Iterator[Any]:
-    if item.is_page:
-        yield item
-    for child in item.children or ():
-        yield from _pages_in(child)
-
-
 _pages: dict[str, str] = {}
-_markdown: dict[str, str] = {}
-_sections: list[Any] = []
 
 
 def on_config(config: Any) -> Any:
     """Make the pages, which the navigation names."""
     _pages.clear()
-    _markdown.clear()
     _pages.update(generated_pages(config["nav"]))
-    written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
-    pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
-    config["nav"] = completed(config["nav"], pages)
     config["theme"].static_templates.discard("404.html")  # for servers: its links lead nowhere in a folder
     return config
 
@@ -146,27 +71,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
     """Make links of pages in ``docs`` point to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
-    boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
-    page.meta["search"] = {"boost": boost}
-    if place not in _pages:
-        markdown = for_site(markdown, source=posixpath.join("docs", place), page=place)
-    if "\n::: " not in markdown:  # else most of it comes from docstrings
-        _markdown[place] = markdown
-    return markdown
-
-
-def on_nav(nav: Any, config: Mapping[str, Any], files: Any) -> Any:
-    """Keep the sections for ``llms.txt``; titles of pages are known at the end."""
-    _sections[:] = nav.items
-    return nav
-
-
-def on_post_build(config: Mapping[str, Any]) -> None:
-    """Write the Markdown of each page beside it, and ``llms.txt``."""
-    site = Path(config["site_dir"])
-    for place, text in _markdown.items():
-        (site / place).write_text(text, encoding="utf-8")
-    (site / "llms.txt").write_text(llms_text(config, iter(_sections), _markdown), encoding="utf-8")
+    page.meta["search"] = {"boost": BOOSTS.get(place.partition("/")[0], 2)}
+    return (
+        markdown if place in _pages else for_site(markdown, source=posixpath.join("docs", place), page=place)
+    )
 
 
 def on_post_page(output: str, page: Any, config: Mapping[str, Any]) -> str:

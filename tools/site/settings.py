@@ -17,44 +17,29 @@ variable counts as unset. `true/false` may be yes/no, on/off, or 1/0.
 Settings that only the launcher reads are described by `accel launch --help TOPIC`; `accel config show --all` lists
 every setting of a launch with its value.
 """
-_SHORTER = (
-    ("true or false (or yes/no, on/off, 1/0)", "true/false"),
-    ("a whole number of at least ", "integer ≥ "),
-    ("names separated by commas", "comma-separated names"),
-    ("one of: ", ""),
-    ("any text", "text"),
-)
+_SHORTER = {
+    "true or false (or yes/no, on/off, 1/0)": "true/false",
+    "a whole number of at least ": "integer ≥ ",
+    "names separated by commas": "comma-separated names",
+    "one of: ": "",
+    "any text": "text",
+}
 """Words of messages, and those of the table."""
 _HEADER = "| Variable | What it does | Accepts | Default | Flag | Config key |\n|-|-|-|-|-|-|\n"
 
 
 def reference_page() -> str:
     """Return the page as Markdown."""
-    sections = (
-        f"\n## {title}\n\n{_HEADER}{''.join(_rows(settings))}" for title, settings in SECTIONS.items()
-    )
+    sections = (f"\n## {title}\n\n{_HEADER}{''.join(_rows(each))}" for title, each in SECTIONS.items())
     return _INTRODUCTION + "".join(sections)
 
 
 def _rows(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
-        default = "" if setting.default is None else setting.text_of(setting.default)
-        cells = (
-            f"`{setting.variable}`",
-            setting.help,
-            _shorter(setting.parse.accepts),
-            _code(default),
-            _code(setting.flag),
-            _code(setting.config_key),
-        )
+        accepts = setting.parse.accepts
+        for long, short in _SHORTER.items():
+            accepts = accepts.replace(long, short)
+        default = None if setting.default is None else setting.text_of(setting.default)
+        code = [f"`{text}`" if text else "" for text in (default, setting.flag, setting.config_key)]
+        cells = (f"`{setting.variable}`", setting.help, accepts, *code)
         yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
-
-
-def _shorter(accepts: str) -> str:
-    for long, short in _SHORTER:
-        accepts = accepts.replace(long, short)
-    return accepts
-
-
-def _code(text: str | None) -> str:
-    return f"`{text}`" if text else ""

@@ -1,34 +1,9 @@
-"""Trees to check."""
+"""A small checkout to check."""
 
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-NAMES = (
-    "accel",
-    "accel-backends",
-    "accel-bigmodel",
-    "accel-checkpoint",
-    "accel-data",
-    "accel-launch",
-    "accel-ops",
-    "accel-state",
-    "accel-trackers",
-)
-TORCH_FREE = (
-    "affinity",
-    "enums",
-    "environment/environ",
-    "environment/__init__",
-    "errors",
-    "lazy",
-    "launched_by/__init__",
-    "registry",
-    "topology",
-    "versions",
-)
 PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -42,42 +17,35 @@ name = "{name}"
 dynamic = ["version"]
 requires-python = ">=3.11"
 classifiers = ["Programming Language :: Python :: 3.13", "Programming Language :: Python :: 3.11"]
-dependencies = [{dependencies}]
+dependencies = ["numpy>=1.26"]
 
 [project.optional-dependencies]
 yaml = ["pyyaml>=6.0"]
 """
+PACKAGE = {
+    "README.md": "# A package\n",
+    "LICENSE": "Apache-2.0\n",
+    "CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First version.\n",
+    "src/{import_name}/__init__.py": '__version__ = "0.1.0"\n__all__ = []\n',
+    "src/{import_name}/py.typed": "",
+    "src/{import_name}/reading.py": "import numpy\n\n\ndef load():\n    import yaml\n\n    return numpy, yaml\n",
+    "src/{import_name}/errors.py": "class ConfigError(ValueError): ...\n",
+    "tests/test_reading.py": "def test_nothing():\n    pass\n",
+}
 
 
 class Checkout:
-    """A small checkout with the nine packages, in which every check passes until a test plants something."""
+    """A small checkout, in which every check passes until a test plants something."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
         self.write("README.md", "Tested with torch 2.9 to 2.15, Python 3.11 to 3.13.\n")
-        for name in NAMES:
-            self._add_package(name)
-        for name in TORCH_FREE:
-            self.write(f"packages/accel-state/src/accel_state/{name}.py", "")
-        self.write("packages/accel-launch/src/accel_launch/rendezvous.py", "")
-        for name in ("plugins", "strategies"):
-            self.write(f"packages/accel-backends/src/accel_backends/{name}/__init__.py", "")
-
-    def _add_package(self, name: str) -> None:
-        folder, import_name = f"packages/{name}", name.replace("-", "_")
-        text = PYPROJECT.format(name=name, import_name=import_name, dependencies='"numpy>=1.26"')
-        self.write(f"{folder}/pyproject.toml", text)
-        self.write(f"{folder}/README.md", f"# {name}\n")
-        self.write(f"{folder}/LICENSE", "Apache-2.0\n")
-        self.write(
-            f"{folder}/CHANGELOG.md", f"# Changelog of {name}\n\n## 0.1.0 (unreleased)\n\n- First version.\n"
-        )
-        self.write(f"{folder}/src/{import_name}/__init__.py", '__version__ = "0.1.0"\n__all__ = []\n')
-        self.write(f"{folder}/src/{import_name}/py.typed", "")
-        code = "import numpy\n\n\ndef load():\n    import yaml\n\n    return numpy, yaml\n"
-        self.write(f"{folder}/src/{import_name}/reading.py", code)
-        self.write(f"{folder}/tests/test_reading.py", "def test_nothing():\n    pass\n")
+        self.write("pyproject.toml", '[dependency-groups]\nbench = ["rich"]\n\n[tool.hatch]\nenvs = {}\n')
+        for name in ("accel", "accel-data", "accel-ops", "accel-state"):
+            names = {"name": name, "import_name": name.replace("-", "_")}
+            self.write(f"packages/{name}/pyproject.toml", PYPROJECT.format(**names))
+            for path, text in PACKAGE.items():
+                self.write(f"packages/{name}/{path.format(**names)}", text)
 
     def write(self, path: str, text: str) -> Path:
         """Write a file of the checkout."""

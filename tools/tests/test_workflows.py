@@ -2,13 +2,13 @@
 
 import re
 import shlex
+import tomllib
 from importlib.util import find_spec
 
 import yaml
 
-from tools.checks.dependencies import python_releases
 from tools.front_door import build_parser
-from tools.workspace import ROOT, read_packages
+from tools.workspace import ROOT, read_packages, requirement_name
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 CI = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]
@@ -19,7 +19,10 @@ def matrix_of(job):
 
 
 def test_ci_runs_every_python_that_is_declared_on_linux_and_macos():
-    declared = python_releases(next(iter(read_packages().values())))
+    classifiers = [package.project["classifiers"] for package in read_packages().values()]
+    ((*declared,),) = {tuple(re.findall(r"Python :: (3\.\d+)", " ".join(each))) for each in classifiers}
+    assert {each.project["requires-python"] for each in read_packages().values()} == {f">={declared[0]}"}
+    assert f"Python {declared[0]} to {declared[-1]}" in (ROOT / "README.md").read_text()
     assert matrix_of("test")["python"][: len(declared)] == declared
     assert matrix_of("test")["os"] == ["ubuntu-latest", "macos-latest"]
 
@@ -35,10 +38,25 @@ def test_ci_tests_the_oldest_and_the_newest_torch_that_the_readme_names():
 
 
 def test_every_package_is_in_every_matrix_of_packages():
-    names = sorted(read_packages())
+    packages = read_packages()
+    names = sorted(packages)
+    environments = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["envs"]
+    for name in ("alone", "isolated"):
+        assert sorted(environments[name]["matrix"][0]["package"]) == names
+    assert packages["accel"].required_names >= set(names) - {
+        "accel"
+    }  # the environment `wheels` installs `accel`
     assert sorted(matrix_of("isolated")["package"]) == sorted(matrix_of("torch")["package"]) == names
     parts = {f"packages/{name}" for name in names} | {"tools/tests"}
     assert set(matrix_of("test")["part"]) == parts
+
+
+def test_ranges_of_siblings_have_three_parts():
+    """`~=0.1` would admit every version below 1.0."""
+    packages = read_packages()
+    declared = [each for package in packages.values() for each in package.dependencies]
+    ours = [each for each in declared if requirement_name(each) in packages]
+    assert [each for each in ours if not re.search(r"~=\s*\d+\.\d+\.\d+$", each)] == []
 
 
 def test_workflows_call_commands_and_modules_that_exist():

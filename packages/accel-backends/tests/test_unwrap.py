@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_backends import compile_regions, extract_model_from_parallel
+from accel_backends import compile_regions, extract_model_from_parallel, has_compiled_regions
 from accel_backends.precisions.forward import AutocastForward, wrap_forward
 
 
@@ -62,13 +62,13 @@ def test_a_compiled_container_gives_a_compiled_model_and_stays_as_it_is(model):
     assert extract_model_from_parallel(compiled, keep_torch_compile=False) is model
 
 
-def test_a_model_compiled_by_region_gives_back_its_original(model):
-    regional = compile_regions(model, backend="eager")
-    container = nn.DataParallel(regional)
-    assert extract_model_from_parallel(container) is regional
-    assert extract_model_from_parallel(regional) is regional
-    assert extract_model_from_parallel(container, keep_torch_compile=False) is model
-    assert extract_model_from_parallel(regional, keep_torch_compile=False) is model
+@pytest.mark.parametrize("keep_torch_compile", [True, False])
+def test_a_model_that_was_compiled_in_place_is_returned_with_its_compiled_forward(model, keep_torch_compile):
+    container = nn.DataParallel(compile_regions(model, backend="eager"))
+    assert extract_model_from_parallel(container, keep_torch_compile=keep_torch_compile) is model
+    assert has_compiled_regions(model)
+    with torch.compiler.set_stance("force_eager"):
+        assert model(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_the_original_forward_comes_back_under_compilation(model):

@@ -27,7 +27,7 @@ def make_model(seed=0):
 
 @pytest.fixture
 def parts(tmp_path):
-    """A folder as torch and Accelerate write it: each name of tied weights with values of its own."""
+    """A folder as torch and Accelerate write it: each name of tied weights with its own values."""
     folder = tmp_path / "pytorch_model_fsdp_0"
     dcp.save({"model": make_model().state_dict()}, checkpoint_id=folder, no_dist=True)
     return folder
@@ -61,7 +61,7 @@ def test_tied_weights_are_stored_once(tmp_path):
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_long_merge_shows_how_much_of_the_whole_is_written(parts, tmp_path, capsys, safe):
+def test_a_long_merge_shows_how_much_of_the_full_model_is_written(parts, tmp_path, capsys, safe):
     pytest.importorskip("tqdm")
     merge_parts(parts, tmp_path / "out", is_safe=safe, max_shard_size=120, quiet_s=0)
     last = capsys.readouterr().err.splitlines()[-1]

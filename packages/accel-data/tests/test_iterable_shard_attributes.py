@@ -36,7 +36,7 @@ def test_the_attributes_of_a_shard_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_stand_for_the_data_set_too(twin: Any) -> None:
+def test_copies_represent_the_data_set_too(twin: Any) -> None:
     assert twin(IterableDatasetShard(Stream())).part == 0
 
 

@@ -32,7 +32,7 @@ class SizedNumbers(Numbers):
 
 
 class Chunks(Dataset):
-    """Makes batches of its own: item i has two rows."""
+    """Makes its own batches: item i has two rows."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -177,7 +177,7 @@ def evaluate_batches_of_the_data_set() -> list[int]:
     return [row for batch in prepared for row in gather_for_metrics(batch).tolist()]
 
 
-def test_batches_that_the_data_set_makes_are_removed_as_a_whole(world: Callable[[int], Any]) -> None:
+def test_batches_that_the_data_set_makes_are_removed_in_full(world: Callable[[int], Any]) -> None:
     assert world(2).run(evaluate_batches_of_the_data_set) == [list(range(10))] * 2
 
 

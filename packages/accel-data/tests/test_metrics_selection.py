@@ -14,7 +14,7 @@ def test_rows_that_repeat_others_are_removed() -> None:
     assert kept["y"][0][:, 0].tolist() == [0, 2, 4, 6, 8]
 
 
-def test_what_lies_together_is_a_view() -> None:
+def test_what_is_together_is_a_view() -> None:
     gathered = torch.arange(6)
     kept = Selection(StepShape((3, 3), (3, 1)), (0, 1), 2).select_rows(gathered)
     assert kept.data_ptr() == gathered.data_ptr()

@@ -38,7 +38,7 @@ from accel_state.partial_state import PartialState
 
 
 def for_ranks(make: Callable[[], DataLoader[Any]], num: int, **flags: Any) -> list[Any]:
-    """Return the loaders of simulated ranks, each from a loader of its own, as processes would have."""
+    """Return the loaders of simulated ranks, each from its own loader, as processes would have."""
     prepared = []
     for rank in range(num):
         torch.manual_seed(0)
@@ -83,7 +83,7 @@ class Stream(IterableDataset):
 
 
 class OddLoader(DataLoader):
-    """A loader class with a signature, a method and an iteration of its own."""
+    """A loader class with a signature, a method and its own iteration."""
 
     def __init__(self, purpose: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -151,7 +151,7 @@ def test_the_order_is_that_of_plain_pytorch_and_moves_its_generator_alike(kind: 
 
 
 class OwnBatches:
-    """Batches that nobody but this class can cut."""
+    """Batches that only this class can split."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler

@@ -45,7 +45,7 @@ class Stream(IterableDataset):
 
 
 class StatefulStream(Stream):
-    """A stream that can say where it is, and counts what it has really read."""
+    """A stream that knows where it is, and counts what it has really read."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__(size)
@@ -67,7 +67,7 @@ class StatefulStream(Stream):
 
 
 class DealtStream(StatefulStream):
-    """Deals what it has among the workers; its state says how much of its own part one has read."""
+    """Deals what it has among the workers and its state has how much of its own part one has read."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
@@ -596,7 +596,7 @@ def test_a_data_set_with_a_state_has_it_saved() -> None:
 
 
 def counted(**kwargs: Any) -> Any:
-    """Return a prepared loader whose batches say how often its reader's copy of the data set has been read."""
+    """Return a prepared loader whose batches show how often its reader's copy of the data set has been read."""
     flags = {
         name: kwargs.pop(name) for name in ("use_stateful_dataloader", "dispatch_batches") if name in kwargs
     }
@@ -768,7 +768,7 @@ def test_an_incomplete_state_is_refused_by_what_it_lacks() -> None:
 
 
 class SelfSharding(StatefulStream):
-    """A stream that cuts itself into parts, of which each knows where it is."""
+    """A stream that splits itself into parts; each knows where it is."""
 
     num_shards = 4
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from accel_launch.config.file import ConfigFile
-from accel_launch.request import LaunchRequest, Machine, make_request
+from accel_launch.machine import Machine
+from accel_launch.request import LaunchRequest, make_request
 from accel_state.environment import Setting
 from accel_state.environment.parsers import boolean
 
@@ -84,6 +85,7 @@ _SPECIAL_TEXTS = {
     "kubernetes_secrets": ("A=s:a,B=s:b", "C=t:c", "D=t:d"),
     "ray_resources": ("a=1", "b=2", "c=3"),
     "fsdp_reshard_after_forward": ("SHARD_GRAD_OP", "true", "false"),
+    "rdzv_endpoint": ("a:1", "b:2", "c:3"),
     "rdzv_conf": ("a=1", "b=2", "c=3"),
     "tee": ("1", "2", "3"),
     "env": ("A=1,B=2", "C=3", "D=4"),

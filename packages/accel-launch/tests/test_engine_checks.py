@@ -24,7 +24,7 @@ def test_a_config_file_that_repeats_the_deepspeed_config_is_refused(request_for)
         request_for(config=deepspeed({**FILE, **doubled}))
 
 
-def test_flags_fill_the_deepspeed_config_and_precision_stands_next_to_it(request_for):
+def test_flags_fill_the_deepspeed_config_and_precision_is_next_to_it(request_for):
     flags = {"deepspeed_zero_stage": "3", "deepspeed_offload_param_device": "cpu"}
     environ = request_for(config=deepspeed({**FILE, "mixed_precision": "fp16"}), flags=flags).environ()
     assert environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
@@ -91,7 +91,7 @@ V2 = {"use_fsdp": "true", "fsdp_version": "2"}
             V2 | {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": "0"},
             "must be at least 1 with `SIZE_BASED_WRAP`, got 0",
         ),
-        (V1 | {"fsdp_activation_checkpointing_offload": "true"}, "is for `fsdp_version` 2"),
+        (V1 | {"fsdp_state_dict_type": "LOCAL_STATE_DICT"}, "is not written any more"),
         (V2 | {"fsdp_activation_checkpointing_offload": "true"}, "without `fsdp_activation_checkpointing`"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_no_run_can_be_built_from_is_refused(request_for, flags, message):
     [
         V1,
         V2,
-        V1 | {"fsdp_reshard_after_forward": "SHARD_GRAD_OP", "fsdp_state_dict_type": "LOCAL_STATE_DICT"},
+        V1 | {"fsdp_reshard_after_forward": "SHARD_GRAD_OP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"},
         V2 | {"fsdp_sharding_strategy": "SHARD_GRAD_OP"},
         V2 | {"fsdp_auto_wrap_policy": "1", "fsdp_transformer_layer_cls_to_wrap": "Block"},
         V2 | {"fsdp_activation_checkpointing": "true", "fsdp_activation_checkpointing_offload": "true"},
@@ -118,7 +118,7 @@ def test_what_a_run_can_be_built_from_passes(request_for, flags):
 
 def test_a_config_file_is_checked_as_well(request_for):
     config = {"distributed_type": "FSDP", "fsdp_config.fsdp_version": 2}
-    with pytest.raises(ConfigError, match="which FSDP version 2 does not have"):
+    with pytest.raises(ConfigError, match="is not written any more"):
         request_for(config=config | {"fsdp_config.fsdp_state_dict_type": "LOCAL_STATE_DICT"})
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.cli import make_parser
 from accel_launch.commands.config import command as config
 from accel_launch.commands.env import command as env
 from accel_launch.commands.launch import command as launch
-from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.tpu_config import command as tpu_config
 from accel_launch.options import OPTIONS
 

@@ -56,6 +56,10 @@ POD = ["--tpu", "--tpu_cluster", "--tpu_name", "pod"]
 IN_PLAN = {
     "num_processes": (["--cpu"], "3", '"num_ranks": 3'),
     "num_cpu_threads_per_process": (["--cpu"], "3", '"OMP_NUM_THREADS": "3"'),
+    "nproc_per_node": (["--cpu", *MACHINES[3:]], "3", '"num_ranks": 6'),
+    "rdzv_endpoint": (["--cpu", "--num_machines", "2"], "10.9.8.7:3", '"MASTER_ADDR": "10.9.8.7"'),
+    "prefix": (CPU, "", '"prefix": "[rank${rank}] "'),
+    "show_ranks": (CPU, "0,4-5", '"shown_ranks": [ 0, 4, 5 ]'),
     "multi_gpu": (["--config_file", "fsdp.yaml"], "", '"environ": {}'),  # no FSDP
     "tpu": ([], "", '"launcher": "tpu"'),
     "master_addr": (["--cpu", "--num_machines", "2"], "10.9.8.7", '"MASTER_ADDR": "10.9.8.7"'),
@@ -67,11 +71,11 @@ IN_PLAN = {
         "",
         '"launcher": "machines"',
     ),  # no `c10d`
-    "rdzv_backend": (MACHINES, "c10d", "--backend=c10d"),
-    "rdzv_id": (ELASTIC, "mine", "--id=mine"),
-    "rdzv_conf": (ELASTIC, "timeout=7", "--conf=timeout=7"),
+    "rdzv_backend": (MACHINES, "c10d", "--rdzv_backend=c10d"),
+    "rdzv_id": (ELASTIC, "mine", "--rdzv_id=mine"),
+    "rdzv_conf": (ELASTIC, "timeout=7", "--rdzv_conf=timeout=7"),
     "max_restarts": (CPU, "4", '"max_restarts": 4'),
-    "monitor_interval": (ELASTIC, "0.5", "--monitor-interval=0.5"),
+    "monitor_interval": (ELASTIC, "0.5", "--monitor_interval=0.5"),
     "role": (CPU, "trainer", '"ROLE_NAME": "trainer"'),
     "tee": (CPU, "3", '"tee": "3"'),
     "log_dir": (CPU, "logs", '/logs"'),
@@ -130,7 +134,15 @@ IN_PLAN = {
     "downcast_bf16": (["--tpu", "--mixed_precision", "bf16"], "", '"XLA_DOWNCAST_BF16": "1"'),
 }
 # Those without which the others around them make no sense.
-NEEDED = ("kubernetes_image", "master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
+NEEDED = (
+    "kubernetes_image",
+    "master_addr",
+    "rdzv_endpoint",
+    "num_machines",
+    "tpu_name",
+    "tpu_vm",
+    "deepspeed_hostfile",
+)
 # Flags that are taken for the sake of old command lines, with a warning.
 WITHOUT_EFFECT = ("fp8_opt_level", "ipex", "use_xpu")
 # Flags whose values no plan shows; `launchers/test_sagemaker.py` follows them.
@@ -239,6 +251,7 @@ def test_every_flag_is_followed():
         *WITHOUT_EFFECT,
         *SECRET,
         "drop_in",
+        "standalone",
     }
     assert {setting.name for setting in FLAGS} == followed
 

@@ -10,7 +10,7 @@ import pytest
 # A separate program, which drops its subcommand as `click` and others do, and which module runners may wrap.
 PROGRAM = """
 import json, sys
-from accel_launch.installation import interpreter_command
+from accel_launch.request import interpreter_command
 sys.argv.pop(1)
 print(json.dumps(interpreter_command()))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.config.keys import PLAIN_KEYS, SECTIONS
+from accel_launch.config.file import PLAIN_KEYS, SECTIONS
 from accel_launch.options import OPTIONS, add_options, given_flags
 from accel_state.environment import SETTINGS
 

@@ -117,7 +117,7 @@ def test_a_rank_that_hangs_is_killed_after_the_grace_period(start, num_processes
     assert time.monotonic() - began < GRACE_PERIOD_S + 2
 
 
-def test_a_process_that_the_launcher_did_not_start_is_left_alone(start):
+def test_a_process_that_the_launcher_did_not_start_is_left_unchanged(start):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
         assert start("3", 2).end() == 3
         assert stranger.poll() is None

@@ -44,7 +44,7 @@ def test_other_text_is_refused(parser, text):
         ("(no, no, yes)", (False, False, True)),
     ],
 )
-def test_one_word_stands_for_all_three(text, values):
+def test_one_word_means_all_three(text, values):
     assert parsers.three_booleans(text) == values
 
 

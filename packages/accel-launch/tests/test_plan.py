@@ -43,9 +43,10 @@ def test_to_dict_survives_json():
         "is_quiet": False,
         "report": None,
         "max_restarts": 0,
+        "prefix": "",
+        "shown_ranks": None,
         "tee": "0",
         "log_dir": None,
-        "rendezvous": None,
         "options": {},
         "processes": [
             {

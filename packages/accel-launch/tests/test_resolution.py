@@ -26,7 +26,7 @@ SETTINGS = {setting.name: setting for setting in OPTIONS}
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("given", range(8))
 def test_flag_before_environment_before_config_file_before_default(name, given):
-    """All eight combinations of who says something."""
+    """All eight combinations of which settings are given."""
     setting, (flag, variable, in_file, values) = SETTINGS[name], CASES[name]
     has_flag, has_variable, has_key = given & 1, given & 2, given & 4
     first = 0 if has_flag else 1 if has_variable else 2 if has_key else 3

@@ -105,7 +105,7 @@ def test_a_function_that_is_not_there_is_named(place):
     )
 
 
-def test_without_the_package_the_way_out_is_named(place):
+def test_without_the_package_a_hint_is_given(place):
     finished = run(place, "--function=main", "--", "code/train.py", with_xla=False)
     assert finished.returncode == 1
     assert finished.stderr.startswith("error: `--tpu` needs the package `torch_xla`: ")

@@ -143,7 +143,7 @@ def test_results_can_be_overwritten_with_what_needs_gradients(ranks, mode, num_e
     assert ranks(2).run(body) == [6, 6]
 
 
-def test_large_tensors_are_sent_alone(make_ranks):
+def test_large_tensors_are_sent_separately(make_ranks):
     ranks = make_ranks(2)
     ranks.run(lambda rank: gather([torch.ones(100_000), torch.ones(90_000)]))
     assert [size for _, size in ranks.transports[0].calls[1:]] == [400_000, 360_000]

@@ -51,7 +51,7 @@ def test_every_dtype_is_padded(ranks, dtype):
     assert torch.equal(padded[0], torch.ones(2, 2, dtype=dtype))
 
 
-def test_what_has_no_such_dimension_is_returned_itself(ranks):
+def test_what_has_no_such_dimension_is_returned_unchanged(ranks):
     def body(rank: int) -> bool:
         flat, scalar = torch.ones(rank + 1), torch.tensor(1)
         padded = pad_across_processes([flat, scalar], dim=1)
@@ -109,7 +109,7 @@ def test_padding_is_differentiable(ranks):
 
 
 @pytest.mark.parametrize("num", [1, 2])
-def test_nested_tensors_are_left_alone_with_a_warning(make_ranks, num):
+def test_nested_tensors_are_left_unchanged_with_a_warning(make_ranks, num):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])
     with pytest.warns(
         CannotPadNestedTensorWarning, match="Cannot pad nested tensors without more information"

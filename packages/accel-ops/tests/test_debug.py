@@ -201,7 +201,7 @@ def late_rank() -> str:
     return ""
 
 
-def test_a_rank_that_comes_late_does_not_wait_for_those_that_gave_up(world):
+def test_a_rank_that_comes_late_does_not_wait_for_those_that_have_aborted(world):
     first, second = world(2).run(late_rank)
     assert "process 1 did not reach" in first
     assert "Process 1 reached `accel_ops.gather` after the other processes had stopped waiting" in second

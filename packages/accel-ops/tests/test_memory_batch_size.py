@@ -84,7 +84,7 @@ def test_a_batch_size_from_the_caller_is_refused_with_the_right_call():
         train(128, "my_model", "my_optimizer")
 
 
-def test_what_a_failed_try_held_is_gone_before_the_next():
+def test_what_a_failed_try_had_is_gone_before_the_next():
     import weakref
 
     held: list[weakref.ref[torch.Tensor]] = []
@@ -175,7 +175,7 @@ def two_searches_one_after_the_other() -> list[int]:
     return results
 
 
-def test_each_search_has_tries_of_its_own(world):
+def test_each_search_has_its_own_tries(world):
     assert world(3).run(two_searches_one_after_the_other) == [[4, 2]] * 3
 
 

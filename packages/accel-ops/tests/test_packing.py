@@ -5,7 +5,7 @@ import torch
 from accel_ops.packing import Packed
 
 
-def test_small_leaves_of_a_dtype_are_packed_together_and_large_ones_alone():
+def test_small_leaves_of_a_dtype_are_packed_together_and_large_ones_separately():
     large = torch.ones(1 << 18)
     leaves = [torch.ones(3), torch.ones(2).int(), large, torch.ones(1), torch.zeros(3)]
     assert [(flat.dtype, len(flat)) for flat in Packed(leaves).flats] == [

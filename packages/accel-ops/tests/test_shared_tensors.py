@@ -41,6 +41,6 @@ def test_cleaning_keeps_first_names_and_what_safetensors_accepts():
     assert list(state) == ["b", "a", "t", "row"]
 
 
-def test_what_stands_alone_is_not_copied():
+def test_what_is_contiguous_is_not_copied():
     alone = torch.zeros(3)
     assert independent_tensors({"x": alone})["x"].data_ptr() == alone.data_ptr()

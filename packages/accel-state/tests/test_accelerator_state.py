@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 class FsdpPlugin:
     distributed_type = DistributedType.FSDP
-    fsdp_version = 2
+    strategy = "fsdp2"
 
 
 class DeepSpeedPlugin:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="ne
 
 @pytest.fixture
 def nvml(tmp_path, monkeypatch):
-    """A stand-in for NVML, and a made-up `/sys`: GPU `n`, or the one called `GPU-n`, is near core `n` alone."""
+    """A stand-in for NVML, and a made-up `/sys`: GPU `n`, or the one called `GPU-n`, is near core `n` only."""
     info = tmp_path / "nvidia_ml_py-99.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-ml-py\nVersion: 99.0\n")
@@ -116,7 +116,7 @@ def test_verbose_names_which_cores_and_follows_debug_mode(nvml, capfd):
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_without_nvml_the_way_out_is_named():
+def test_without_nvml_a_hint_is_given():
     with pytest.raises(
         NotAvailableError, match="needs `pynvml`. `nvidia-ml-py` is not installed. Run `pip install"
     ):

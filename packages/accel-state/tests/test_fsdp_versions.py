@@ -97,6 +97,6 @@ def test_each_version_has_its_way_to_write_checkpoints():
     assert state_dict_type_of(1, None) == "FULL_STATE_DICT"
     assert state_dict_type_of(2, None) == "SHARDED_STATE_DICT"
     assert state_dict_type_of(2, "FULL_STATE_DICT") == "FULL_STATE_DICT"
-    assert state_dict_type_of(1, "LOCAL_STATE_DICT") == "LOCAL_STATE_DICT"
-    with pytest.raises(ConfigError, match="Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`"):
-        state_dict_type_of(2, "LOCAL_STATE_DICT")
+    for version in (1, 2):
+        with pytest.raises(ConfigError, match="Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`"):
+            state_dict_type_of(version, "LOCAL_STATE_DICT")

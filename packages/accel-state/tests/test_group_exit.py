@@ -174,7 +174,7 @@ def waits_alone(folder):
 
 
 @pytest.mark.parametrize("outcome", [waits_alone], indirect=True)
-def test_rank_that_no_other_joins_gives_up_after_the_groups_timeout(outcome):
+def test_rank_that_no_other_joins_aborts_after_the_groups_timeout(outcome):
     (errors, exit_code), (_, other_exit_code) = outcome
     assert (exit_code, other_exit_code) == (1, 0)
     assert "Timed out waiting 2000ms" in errors

@@ -13,7 +13,7 @@ from accel_state.runtime import reset_runtime
 from tools.harness.scripts import run_script
 
 
-def test_a_rank_knows_its_own_groups_alone():
+def test_a_rank_knows_only_its_groups():
     layout = MeshLayout(dp_replicate=3, dp_shard=4, tp=5)
     for rank in (0, 17, 59):
         assert _members(rank, (3, 4, 5)) == [

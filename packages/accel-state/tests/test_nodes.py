@@ -1,4 +1,4 @@
-"""Numbers of machines, where only host names tell which ranks share one."""
+"""Numbers of machines, where only host names show which ranks share one."""
 
 import socket
 from unittest import mock

@@ -1,7 +1,6 @@
 """`ParallelismConfig`: sizes, names of axes, and the mesh on four processes."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from accel_state.parallelism_config import (
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
-from tools.harness.scripts import run_command
+from tools.harness.scripts import run_script
 
 
 def test_nothing_specified_is_one_process():
@@ -52,7 +51,7 @@ def test_everything_at_once():
     assert config.cp_handler == TorchContextParallelConfig()
 
 
-def test_replicas_alone_give_fsdp_no_shards():
+def test_replicas_only_give_fsdp_no_shards():
     assert ParallelismConfig(dp_replicate_size=2).fsdp_dim_names == ["dp_replicate"]
     assert ParallelismConfig(cp_size=2).fsdp_dim_names == ["dp_shard_cp"]
 
@@ -123,8 +122,7 @@ assert [mesh[name].size() for name in ("dp", "dp_shard_cp", "dp_cp")] == [4, 2, 
 
 def test_without_a_process_group_torch_makes_it(tmp_path):
     (tmp_path / "script.py").write_text(WITHOUT_A_GROUP)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = run_command([*launcher, str(tmp_path / "script.py")])
+    done = run_script(tmp_path / "script.py", num_processes=4)
     assert done.returncode == 0, done.stderr
 
 
@@ -159,7 +157,7 @@ def test_stages_and_experts():
     assert not ParallelismConfig().ep_enabled
 
 
-def test_experts_alone_are_spread_over_ranks_that_share_the_rest_of_the_model_too():
+def test_only_experts_are_sharded_over_ranks_that_shard_the_rest_of_the_model_too():
     assert ParallelismConfig(ep_size=2).layout == MeshLayout(dp_shard=2, ep=2)
 
 

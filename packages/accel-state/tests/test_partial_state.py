@@ -1,4 +1,4 @@
-"""`PartialState`: one state behind all instances, and what it says about processes."""
+"""`PartialState`: one state behind all instances, and what it reports about processes."""
 
 import datetime
 
@@ -121,11 +121,11 @@ def ask_for_another_group():
     return PartialState(backend="gloo").num_processes
 
 
-def test_group_that_stands_cannot_be_asked_to_change(world):
+def test_existing_group_cannot_be_asked_to_change(world):
     assert world(2).run(ask_for_another_group) == [2, 2]
 
 
-def test_wishes_for_a_group_do_not_matter_to_a_single_process():
+def test_options_of_a_group_do_not_matter_to_a_single_process():
     PartialState(cpu=True, timeout=datetime.timedelta(seconds=1))
     assert PartialState(timeout=datetime.timedelta(seconds=2), backend="gloo").backend is None
 
@@ -182,7 +182,7 @@ def run_where(results):
     return ran, returned, results
 
 
-def test_decorated_functions_run_where_they_shall(world):
+def test_decorated_functions_run_where_they_should(world):
     assert world(2).run(run_where, "x") == [
         (["main!", "local main", "local zero"], "main", "x"),
         (["last", "one"], None, "x"),

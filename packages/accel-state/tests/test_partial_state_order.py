@@ -1,4 +1,4 @@
-"""Who goes first, and that an error in the body leaves nobody waiting."""
+"""Who goes first, and that an error in the body leaves no rank waiting."""
 
 import pytest
 

@@ -65,7 +65,7 @@ def destroy(kind):
 
 
 @STATES
-def test_group_can_be_destroyed_alone_and_with_all_others(world, kind):
+def test_group_can_be_destroyed_separately_and_with_all_others(world, kind):
     assert world(2).run(destroy, kind) == [(True, False)] * 2
 
 

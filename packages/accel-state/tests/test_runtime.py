@@ -57,3 +57,10 @@ def test_a_layout_is_that_of_the_ranks_while_their_number_fits():
 def test_single_process_does_not_wait():
     PartialState(cpu=True)
     current_runtime().wait_for_everyone()
+
+
+def test_ranks_whose_group_was_destroyed_do_not_wait_for_each_other():
+    state = PartialState(cpu=True)
+    state.num_processes = 2
+    with pytest.raises(StateError, match="of the 2 processes was destroyed, as by `end_training`. Construct"):
+        current_runtime().ensure_group()

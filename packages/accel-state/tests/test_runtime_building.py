@@ -1,18 +1,15 @@
 """Building the state: devices, places, and requests that cannot be met."""
 
-import os
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from accel_state.devices import device_backend
-from accel_state.environment import snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -166,15 +163,7 @@ def test_tracebacks_are_richs_where_requested(tmp_path, asked, line):
         "    sys.excepthook = lambda kind, error, trace: sys.stderr.write(f'rich: {error}\\n')\n"
     )
     code = "from accel_state import PartialState\nPartialState(cpu=True)\nraise ValueError('x')\n"
-    path = os.pathsep.join([str(tmp_path), *filter(None, [variable("PYTHONPATH")])])
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**snapshot(), "ACCELERATE_ENABLE_RICH": asked, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    finished = run_script("-c", code, env={"ACCELERATE_ENABLE_RICH": asked, "PYTHONPATH": str(tmp_path)})
     assert finished.stderr.splitlines()[-1] == line, finished.stderr
 
 

@@ -28,7 +28,7 @@ def shares(inputs, world_size, *, apply_padding=False):
 
 
 @given(ITEMS, WORLDS)
-def test_shares_are_the_whole_in_order_and_differ_by_one_at_most(items, world_size):
+def test_shares_add_up_in_order_and_differ_by_one_at_most(items, world_size):
     parts = shares(items, world_size)
     assert [item for part in parts for item in part] == items
     sizes = [len(part) for part in parts]

@@ -32,7 +32,7 @@ def test_versions_are_compared_as_versions_not_as_text(version, operation, other
     assert compare_versions(Version(version), operation, other) is expected
 
 
-def test_a_name_stands_for_the_installed_version():
+def test_a_name_means_the_installed_version():
     found = importlib.metadata.version("packaging")
     assert compare_versions("packaging", "==", found)
     assert not compare_versions("packaging", "<", found)
@@ -64,7 +64,7 @@ def test_a_package_that_is_not_installed_is_named():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Return a function that installs a made-up distribution with a module of its own."""
+    """Return a function that installs a made-up distribution with its own module."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def put(distribution: str, version: str, *, module: str | None = None) -> None:

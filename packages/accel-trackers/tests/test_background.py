@@ -487,6 +487,40 @@ def test_files_of_local_trackers_have_everything_when_the_process_is_ended(outco
     assert [event.step for event in events.Scalars("loss")] == list(range(200))
 
 
+ENDED_IN_A_BARRIER = """
+import ctypes, os, signal, sys, threading, time
+from accel_trackers import BackgroundLog, JsonlTracker
+class Slow(JsonlTracker):
+    log_in_background = True
+    def log(self, values, step=None, **kwargs):
+        time.sleep(0.002)
+        super().log(values, step, **kwargs)
+tracker = Slow("run", sys.argv[1])
+tracker.start()
+log = BackgroundLog([tracker])
+pid = os.fork()
+if pid == 0:
+    time.sleep(60)
+for step in range(200):
+    log.log({"loss": step}, step=step)
+os.kill(pid, signal.SIGTERM)  # as a loader ends its workers
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+if sys.argv[2] == "barrier":
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):  # C code that no signal interrupts
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a mutex is zeros on Linux")
+@pytest.mark.parametrize(("how", "return_code"), [("barrier", -signal.SIGTERM), ("the end", 0)])
+def test_queued_values_are_written_before_a_sigterm_ends_a_process_that_waits(tmp_path, how, return_code):
+    done, run = trained(tmp_path, how=how, script=ENDED_IN_A_BARRIER)
+    assert done.returncode == return_code, done.stderr
+    assert steps_in(run) == list(range(200))
+
+
 @pytest.mark.parametrize("outcome", [partial(trained, how="tracker")], ids=["tracker"], indirect=True)
 def test_a_failure_after_the_last_log_is_reported_at_exit(outcome):
     done, run = outcome

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not("comet_ml") is not None, reason="needs the extra accel-trackers[comet-ml]"
-)
+pytestmark = pytest.mark.engine("trackers")
 
 
 def messages(folder: Path) -> list[tuple[str, dict]]:

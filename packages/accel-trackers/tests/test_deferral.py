@@ -41,7 +41,7 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_other_threads_leave_signals_alone(heard):
+def test_other_threads_leave_signals_unchanged(heard):
     handlers = []
 
     def elsewhere():

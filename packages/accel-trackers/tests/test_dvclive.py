@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not("dvclive") is not None, reason="needs the extra accel-trackers[dvclive]"
-)
+pytestmark = pytest.mark.engine("trackers")
 
 
 def metric(folder: Path, name: str) -> list[list[str]]:

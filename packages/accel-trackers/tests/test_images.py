@@ -33,7 +33,7 @@ def test_bytes_stay_what_they_are():
     assert image.tolist() == [[0, 7]]
 
 
-def test_lists_are_taken_apart_and_other_things_left_alone():
+def test_lists_are_taken_apart_and_other_things_left_unchanged():
     array, picture = numpy.zeros((4, 5, 3)), object()
     found = pictures([array, picture, "file.png", torch.zeros(2, 1, 1, 1)])
     assert found[0] is array

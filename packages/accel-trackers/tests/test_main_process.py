@@ -109,7 +109,8 @@ def log_in_background(folder):
     importlib.util.find_spec("tensorboard") is None, reason="needs accel-trackers[tensorboard]"
 )
 def test_two_processes_make_one_run_and_the_other_one_starts_no_thread(world, tmp_path):
-    assert world(2).run(log_in_background, str(tmp_path)) == [("main", 2), ("other", 0)]
+    # A thread for each tracker, and one that waits for a SIGTERM.
+    assert world(2).run(log_in_background, str(tmp_path)) == [("main", 3), ("other", 0)]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     # One event file for what is logged, one for the hyperparameters; none of the other process.
     assert len(list(Path(tmp_path).rglob("events.out.tfevents.*"))) == 2

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
 from tools.harness.scripts import run_script
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not("mlflow") is not None, reason="needs the extra accel-trackers[mlflow]"),
-]
+pytestmark = pytest.mark.engine("trackers")
 
 
 @pytest.fixture(scope="module")

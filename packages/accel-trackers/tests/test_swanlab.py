@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not("swanlab") is not None, reason="needs the extra accel-trackers[swanlab]"
-)
+pytestmark = pytest.mark.engine("trackers")
 
 
 def records(folder: Path) -> list:

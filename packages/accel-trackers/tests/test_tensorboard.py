@@ -61,7 +61,7 @@ def test_a_dict_of_numbers_is_a_group_of_scalars(tracker, tmp_path):
     assert scalars(read(tmp_path / "run" / "loss_test"), "loss") == [(7, 2.0)]
 
 
-def test_further_arguments_reach_the_writer(tracker, tmp_path):
+def test_more_arguments_reach_the_writer(tracker, tmp_path):
     tracker.log({"loss": 1.0}, step=1, walltime=123.0)
     assert read(tmp_path / "run").Scalars("loss")[0].wall_time == 123.0
 

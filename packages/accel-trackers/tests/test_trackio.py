@@ -5,11 +5,7 @@ import sqlite3
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not("trackio") is not None, reason="needs the extra accel-trackers[trackio]"
-)
+pytestmark = pytest.mark.engine("trackers")
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["finished", "raised"])

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
 from accel_state.errors import ConfigError
 from accel_trackers import WandBTracker
 from tools.harness.scripts import start_ranks, wait_for_ranks
 
-pytestmark = pytest.mark.skipif(why_not("wandb") is not None, reason="needs the extra accel-trackers[wandb]")
+pytestmark = pytest.mark.engine("trackers")
 
 BLOCK, HEADER = 32768, 7
 FULL, FIRST = 1, 2

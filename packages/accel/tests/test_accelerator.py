@@ -103,7 +103,7 @@ def test_preparing_again_changes_nothing():
     assert accelerator.prepare(*first) == first
 
 
-def test_one_object_comes_back_alone():
+def test_one_object_comes_back_unpacked():
     assert isinstance(Accelerator(cpu=True).prepare(linear()), nn.Module)
 
 
@@ -184,7 +184,7 @@ def test_free_memory_forgets_what_was_prepared():
 
 
 class Closing(GeneralTracker):
-    """A tracker that cannot log, and says when it is closed."""
+    """A tracker that cannot log, and shows when it is closed."""
 
     name = "closing"
     requires_logging_directory = False

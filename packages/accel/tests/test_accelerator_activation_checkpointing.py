@@ -4,18 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
-from transformers.cache_utils import DynamicCache
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
 from accel.utils import TorchDynamoPlugin
@@ -23,7 +15,6 @@ from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
 from tools.harness.models import make_batches, make_model
 
-BOTH = pytest.mark.parametrize("version", [2, 1])
 SIZES = {
     "vocab_size": 19,
     "num_hidden_layers": 2,
@@ -36,19 +27,20 @@ SIZES = {
 def make(kind):
     torch.manual_seed(0)
     if kind == "llama":
-        config = LlamaConfig(hidden_size=8, intermediate_size=12, num_key_value_heads=2, **SIZES)
-        return LlamaForCausalLM(config).train()
+        config = transformers.LlamaConfig(hidden_size=8, intermediate_size=12, num_key_value_heads=2, **SIZES)
+        return transformers.LlamaForCausalLM(config).train()
     if kind == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(hidden_size=8, n_positions=16, **SIZES)).train()
-    config = T5Config(d_model=8, d_kv=4, d_ff=12, decoder_start_token_id=0, **SIZES)
-    return T5ForConditionalGeneration(config).train()
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(hidden_size=8, n_positions=16, **SIZES)
+        ).train()
+    config = transformers.T5Config(d_model=8, d_kv=4, d_ff=12, decoder_start_token_id=0, **SIZES)
+    return transformers.T5ForConditionalGeneration(config).train()
 
 
-def prepared(kind, version, *, is_checkpointed=True, is_selective=False, dynamo="no"):
+def prepared(kind, *, is_checkpointed=True, is_selective=False, dynamo="no"):
     reset_runtime(keep_process_group=True)
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=version,
-        use_orig_params=True if version == 1 else None,
+        fsdp_version=2,
         activation_checkpointing=is_checkpointed,
         selective_checkpointing=is_selective,
     )
@@ -63,23 +55,19 @@ def padded_batch(rank):
     return {"input_ids": ids, "attention_mask": mask, "labels": ids}
 
 
-def loss_and_gradients(kind, version, **options):
-    accelerator, model = prepared(kind, version, **options)
+def loss_and_gradients(kind, **options):
+    accelerator, model = prepared(kind, **options)
     torch.manual_seed(accelerator.process_index)
     output = model(**padded_batch(accelerator.process_index))
     accelerator.backward(output.loss)
     num_cached = output.past_key_values.get_seq_length()
-    if version == 1:
-        with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
-            return output.loss.item(), num_cached, [one.grad.clone() for one in model.parameters()]
     return output.loss.item(), num_cached, [one.grad.full_tensor() for one in model.parameters()]
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
-def test_padded_batches_have_the_same_gradients_and_no_cache_is_kept(world, kind, version):
-    plain = world(2).run(loss_and_gradients, kind, version, is_checkpointed=False)
-    checkpointed = world(2).run(loss_and_gradients, kind, version)
+def test_padded_batches_have_the_same_gradients_and_no_cache_is_kept(world, kind):
+    plain = world(2).run(loss_and_gradients, kind, is_checkpointed=False)
+    checkpointed = world(2).run(loss_and_gradients, kind)
     for (loss, num_cached, expected), (same, num_kept, gradients) in zip(plain, checkpointed, strict=True):
         assert (same, num_cached, num_kept) == (loss, 6, 0)
         # T5 adds up the gradients of its shared position biases in another order.
@@ -88,14 +76,14 @@ def test_padded_batches_have_the_same_gradients_and_no_cache_is_kept(world, kind
 
 @pytest.mark.parametrize("options", [{"is_selective": True}, {"dynamo": "aot_eager"}], ids=str)
 def test_selective_and_compiled_layers_keep_no_cache_either(world, options):
-    plain = world(2).run(loss_and_gradients, "llama", 2, is_checkpointed=False)[0]
-    loss, num_kept, gradients = world(2).run(loss_and_gradients, "llama", 2, **options)[0]
+    plain = world(2).run(loss_and_gradients, "llama", is_checkpointed=False)[0]
+    loss, num_kept, gradients = world(2).run(loss_and_gradients, "llama", **options)[0]
     assert num_kept == 0
     torch.testing.assert_close((loss, gradients), (plain[0], plain[2]), rtol=0, atol=1e-6)
 
 
-def cached_tokens_of_an_evaluation(version):
-    _, model = prepared("llama", version)
+def cached_tokens_of_an_evaluation():
+    _, model = prepared("llama")
     model.eval()
     batch = padded_batch(0)
     first = model(input_ids=batch["input_ids"][:, :5])
@@ -105,16 +93,15 @@ def cached_tokens_of_an_evaluation(version):
     return second.past_key_values.get_seq_length(), second.logits[:, -1].detach(), expected.logits[:, -1]
 
 
-@BOTH
-def test_an_evaluation_with_gradients_decodes_from_its_cache(world, version):
-    for num_cached, logits, expected in world(2).run(cached_tokens_of_an_evaluation, version):
+def test_an_evaluation_with_gradients_decodes_from_its_cache(world):
+    for num_cached, logits, expected in world(2).run(cached_tokens_of_an_evaluation):
         assert num_cached == 6
         torch.testing.assert_close(logits, expected)
 
 
 def train_after_a_prefix():
-    _, model = prepared("llama", 2)
-    cache = DynamicCache(config=model.config)
+    _, model = prepared("llama")
+    cache = transformers.DynamicCache(config=model.config)
     for layer in range(2):
         cache.update(torch.zeros(2, 2, 3, 4), torch.zeros(2, 2, 3, 4), layer)
     with pytest.raises(
@@ -172,7 +159,7 @@ def compare_graphs(options):
     [{}, {"selective_checkpointing": True}, {"activation_checkpointing_offload": True}],
     ids=str,
 )
-def test_compiled_units_have_the_graphs_that_they_have_with_torch_alone(world, options):
+def test_compiled_units_have_the_graphs_that_they_have_with_torch_only(world, options):
     for (num_graphs, _), ours in world(2).run(compare_graphs, options):
         assert ours == (num_graphs, [])
 

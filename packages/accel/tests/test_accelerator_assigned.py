@@ -205,7 +205,7 @@ def test_an_accelerator_pickles_by_its_arguments():
 
 
 class Discriminating(nn.Module):
-    """Leaves a part out of `parameters()`, as trainers with an optimizer of its own do."""
+    """Leaves a part out of `parameters()`, as trainers with its own optimizer do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ def test_three_ranks_follow(world, change):
 
 
 def differing(change, changed_ranks, deadline_s):
-    """Change the parameters of some ranks alone, and return what each rank raises."""
+    """Change the parameters of some ranks only, and return what each rank raises."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ddp_parameters, "DEADLINE_S", deadline_s)
         return raised_by(change, changed_ranks)

@@ -152,6 +152,25 @@ def test_a_hang_is_named(world, tmp_path, case):
         assert __file__ in message or "save_state" in message
 
 
+def save_together_after_one_rank_alone(folder):
+    run, message = Run(folder), ""
+    with debug_deadline(1):
+        try:
+            save_on_one_rank(run)
+        except CheckpointError as error:
+            message = str(error)
+    torch.distributed.barrier()
+    with debug_deadline(20):
+        run.accelerator.save_state(run.folder)
+    return bool(message)
+
+
+def test_a_rank_whose_save_failed_alone_takes_part_in_the_next_one(world, tmp_path):
+    folder = str(tmp_path / "checkpoint")
+    assert world(3).run(save_together_after_one_rank_alone, folder) == [False, True, False]
+    assert (tmp_path / "checkpoint").is_dir()
+
+
 ENDED = """
 import torch
 from accel import Accelerator
@@ -175,7 +194,7 @@ def test_a_rank_that_has_ended_is_named():
 
 
 def everything_that_does_not_differ(folder):
-    """Also what ranks may do alone, and what one does while the others wait."""
+    """Also what single ranks may do, and what one does while the others wait."""
     run = Run(folder, gradient_accumulation_steps=2)
     accelerator, shown = run.accelerator, []
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""A run on the devices of each vendor, behind a stand-in that has the functions that the vendor documents alone.
+"""A run on the devices of each vendor, behind a stand-in that has the functions that the vendor documents.
 
-torch makes no tensors there, so the model stays on the CPU; all that the run asks of the device goes through.
+torch makes no tensors there, so the model stays on the CPU; all that the run requires of the device goes through.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a script may forget is reported once, with the way out."""
+"""What a script may forget is reported once, with a hint."""
 
 import warnings
 

@@ -194,7 +194,7 @@ def test_every_sample_is_counted_once(world, sizes):
 
 
 class OwnLength(IterableDataset):
-    """A stream that shards itself, so that nobody knows the steps."""
+    """A stream that shards itself, so that the steps are unknown."""
 
     def __init__(self, samples=range(8)):
         self.samples = samples

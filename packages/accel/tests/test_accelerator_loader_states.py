@@ -1,9 +1,7 @@
-"""What a prepared loader keeps, places and says; what it costs nobody who has not requested it."""
+"""What a prepared loader keeps, places and shows; what it costs if the user has not requested it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from accel import Accelerator, DataLoaderConfiguration
 from accel_data import DataLoaderDispatcher
 from accel_state.errors import ConfigError
+from tools.harness.scripts import run_script
 
 
 class Buffer(Dataset[float]):
@@ -92,8 +91,8 @@ print(next(batches))
 
 
 def test_a_loader_that_is_being_read_at_exit_prints_nothing():
-    done = subprocess.run([sys.executable, "-c", OPEN_AT_EXIT], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("tensor([0., 1.])\n", "")
+    done = run_script("-c", OPEN_AT_EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensor([0., 1.])\n", "")
 
 
 def read_uneven(is_training: bool, joins: bool) -> list[str]:
@@ -122,7 +121,7 @@ def test_a_rank_that_has_fewer_batches_reports_it_with_the_numbers(world: Any):
 
 @pytest.mark.parametrize("dispatch", [None, True])
 def test_a_position_that_was_loaded_is_saved_before_the_loop_begins(tmp_path, dispatch, caplog):
-    """As by a run that is asked to end at once."""
+    """As by a run that is requested to end at once."""
 
     def run():
         accelerator = Accelerator(

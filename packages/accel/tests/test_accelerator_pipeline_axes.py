@@ -1,4 +1,4 @@
-"""Stages whose ranks share sequences, or spread experts, train as one process does."""
+"""Stages with CP, SP or EP train as one process does."""
 
 import pytest
 import torch
@@ -143,7 +143,7 @@ def check_like_one(each, alone):
     torch.testing.assert_close(each[0][3], dict(state), rtol=1e-5, atol=1e-6)
 
 
-def test_stages_whose_ranks_share_sequences_train_like_one_process(world):
+def test_stages_with_cp_or_sp_train_like_one_process(world):
     [alone] = world(1).run(train_on_shared_sequences, {})
     for found in zip(*world(4).run(train_on_all), strict=True):
         check_like_one(found, alone)
@@ -184,7 +184,7 @@ def train_all_experts():
     return [train_experts(kind, {"pp_size": 2, "ep_size": 2}, schedule) for kind, schedule in EXPERTS]
 
 
-def test_stages_whose_ranks_spread_experts_train_like_one_process(world):
+def test_stages_with_ep_train_like_one_process(world):
     each = list(zip(*world(4).run(train_all_experts), strict=True))
     for (kind, _), found in zip(EXPERTS, each, strict=True):
         [alone] = world(1).run(train_experts, kind, {})

@@ -1,4 +1,4 @@
-"""What `accel plan` tells of the ranks of a pipeline is what they hold and send."""
+"""What `accel plan` reports of the ranks of a pipeline is what they hold and send."""
 
 from collections import Counter
 from typing import ClassVar
@@ -20,6 +20,17 @@ from tools.harness.collectives import counted_collectives
 BATCH, TOKENS, PARTS = 4, 8, 4
 
 
+class ScaledNorm(nn.LayerNorm):
+    """A norm with a parameter of one value, which cannot be cut."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, hidden):
+        return super().forward(hidden) * self.scale
+
+
 class Net(nn.Module):
     """A tied model whose blocks run in another order than it lists its modules."""
 
@@ -27,8 +38,7 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm = nn.LayerNorm(10)
-        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.norm = ScaledNorm(10)
         self.embed = nn.Embedding(18, 10)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(10, 14), nn.Tanh(), nn.Linear(14, 10)) for _ in range(4)
@@ -40,7 +50,7 @@ class Net(nn.Module):
         hidden = self.embed(tokens)
         for block in self.blocks:
             hidden = hidden + block(hidden)
-        return self.head(self.norm(hidden) * self.scale)
+        return self.head(self.norm(hidden))
 
 
 def loss_of(model, tokens):
@@ -48,7 +58,7 @@ def loss_of(model, tokens):
 
 
 def counted_step(layout, schedule):
-    """Return the parameters that this rank holds, and how often it does what in a step."""
+    """Return the parameters on this rank, and how often it does what in a step."""
     reset_runtime(keep_process_group=True)
     accelerator = Accelerator(
         cpu=True,

@@ -26,7 +26,7 @@ def test_every_rank_knows_who_it_is_and_runs_its_part(world):
     ]
 
 
-def test_alone_a_process_is_main_and_last():
+def test_a_single_process_is_main_and_last():
     accelerator = Accelerator(cpu=True)
     assert (accelerator.is_main_process, accelerator.is_last_process) == (True, True)
     assert (accelerator.use_distributed, accelerator.multi_device) == (False, False)

@@ -1,4 +1,4 @@
-"""CP and SP ranks must train as one process does that has them whole."""
+"""CP and SP ranks must train as one process does that has full sequences."""
 
 import warnings
 from contextlib import nullcontext

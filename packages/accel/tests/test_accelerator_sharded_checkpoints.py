@@ -1,6 +1,5 @@
 """Checkpoints of runs whose ranks share one model: any number of ranks reads them, in any layout and strategy."""
 
-import re
 from copy import copy
 from pathlib import Path
 
@@ -11,16 +10,16 @@ from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel.checkpoints.runs import saved_formats
 from accel.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
-from accel_backends.sharding.full_state import HeldTensor, full_tensor
+from accel_backends.checkpoint_formats.protocol import FORMATS
+from accel_backends.fsdp.state import HeldTensor, full_tensor
+from accel_backends.unwrap import stepped_optimizer
 from accel_bigmodel import load_checkpoint_in_model
 from accel_checkpoint.merging import merge_fsdp_weights
 from accel_state.errors import CheckpointError
 from tools.harness.models import make_batches, make_model
 from tools.harness.scripts import run_script
-
-VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
-"""What an engine is called before the kind of its checkpoints."""
 
 
 class Run:
@@ -29,10 +28,7 @@ class Run:
     def __init__(self, how, *, kind="tied", seed=7, precision="no", layout=None, accumulate=1):
         plugin = None
         if how != "ddp":
-            version, _, form = how.rpartition("-")
-            plugin = FullyShardedDataParallelPlugin(
-                **VERSIONS[version], state_dict_type=f"{form.upper()}_STATE_DICT"
-            )
+            plugin = FullyShardedDataParallelPlugin(2, state_dict_type=f"{how.upper()}_STATE_DICT")
         self.accelerator = Accelerator(
             cpu=True,
             fsdp_plugin=plugin,
@@ -58,10 +54,10 @@ class Run:
                 self.optimizer.zero_grad()
 
     def state(self):
-        """Return everything that a checkpoint must carry over, in whole, on every rank."""
+        """Return everything that a checkpoint must carry over, in full, on every rank."""
         strategy = self.accelerator.strategy
-        model = strategy.local_model_state(self.accelerator.unwrap_model(self.model))
-        optimizer = strategy.local_optimizer_state(strategy.bare_optimizer(self.optimizer))
+        model = strategy.model_tensors(self.accelerator.unwrap_model(self.model))
+        optimizer = strategy.optimizer_tensors(stepped_optimizer(self.optimizer))
         for group in optimizer["param_groups"]:
             group["params"] = list(group["params"])
         return {
@@ -152,9 +148,6 @@ def test_shards_are_saved_in_inference_mode_too(world, tmp_path, how):
     [
         ("full", "tied"),
         ("sharded", "adapted"),
-        ("old-full", "adapted"),
-        ("old-sharded", "tied"),
-        ("old-local", "tied"),
     ],
 )
 def test_a_run_continues_bit_for_bit(world, tmp_path, how, kind):
@@ -164,69 +157,28 @@ def test_a_run_continues_bit_for_bit(world, tmp_path, how, kind):
         assert_same(later, saved[rank][1])
 
 
-@pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded"])
+@pytest.mark.parametrize("how", TYPES)
 def test_any_number_of_ranks_and_any_strategy_reads_it(world, tmp_path, how):
     [(state, _), _] = world(2).run(save, how, tmp_path / "a")
-    for num, other in [(1, "ddp"), (3, "full"), (2, "old-full")]:
+    for num, other in [(1, "ddp"), (3, "full")]:
         for loaded, _ in world(num).run(load, other, tmp_path / "a"):
             assert_same(loaded, state)
 
 
-def refused(how, folder, options=None):
-    run = Run(how, **(options or {}))
-    with pytest.raises(CheckpointError) as caught:
-        run.accelerator.load_state(folder)
-    return str(caught.value)
+def test_flattened_parameters_of_each_rank_are_refused_by_name(fresh_state, tmp_path):
+    (tmp_path / "pytorch_model_fsdp_rank0.bin").touch()
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(make_model("odd"))
+    form = FORMATS.get("full")()
+    reason = "`pytorch_model_fsdp_rank0.bin` was saved with `LOCAL_STATE_DICT`.* Load it with accel 0.2.0"
+    with pytest.raises(CheckpointError, match=reason):
+        load_fsdp_model(None, accelerator, model, tmp_path)
+    with pytest.raises(CheckpointError, match=reason):
+        saved_formats(["pytorch_model_fsdp_rank0.bin"], form=form, num_models=1, num_optimizers=0)
 
 
-def test_what_each_rank_wrote_for_itself_is_refused_to_others(world, tmp_path):
-    folder = tmp_path / "a"
-    world(2).run(save, "old-local", folder, blocking=False)
-    for stem in ("pytorch_model_fsdp", "optimizer"):
-        assert sorted(path.name for path in folder.glob(f"{stem}*")) == [
-            f"{stem}_rank0.bin",
-            f"{stem}_rank1.bin",
-        ]
-    for num, how, options, reason in [
-        (3, "old-local", {}, r"of 2 ranks, and this run has 3"),
-        (1, "old-full", {}, r"of 2 ranks, and this run has 1"),
-        (2, "sharded", {}, r"parts of flat parameters, as `fsdp_version=1` has them, and this run has none"),
-        (2, "ddp", {}, r"parts of flat parameters, as `fsdp_version=1` has them, and this run has none"),
-        (2, "old-full", {"kind": "odd"}, r"was cut from other tensors"),
-    ]:
-        for message in world(num).run(refused, how, folder, options):
-            assert re.search(reason, message)
-            assert 'save with `state_dict_type="SHARDED_STATE_DICT"`' in message
-
-
-def load_after_evaluation(folder):
-    """Load into a run of another type, whose parameters an evaluation left gathered."""
-    run = Run("old-full", seed=99)
-    rows = make_batches(1)[0]
-    with torch.no_grad():
-        run.model(rows)
-    run.accelerator.load_state(folder)
-    with torch.no_grad():
-        return run.model(rows), run.state()
-
-
-def evaluated(folder):
-    run = Run("old-local")
-    run.step()
-    run.accelerator.save_state(folder)
-    with torch.no_grad():
-        return run.model(make_batches(1)[0]), run.state()
-
-
-def test_parts_of_a_rank_replace_gathered_parameters(world, tmp_path):
-    [(expected, state), _] = world(2).run(evaluated, tmp_path / "a")
-    for outputs, loaded in world(2).run(load_after_evaluation, tmp_path / "a"):
-        assert torch.equal(outputs, expected)
-        assert_same(loaded, state)
-
-
-@pytest.mark.parametrize(("num_writers", "num_readers"), [(2, 4), (3, 2)])
-def test_ranks_without_a_part_of_some_tensors_write_and_read(world, tmp_path, num_writers, num_readers):
+def test_ranks_without_a_part_of_some_tensors_write_and_read(world, tmp_path):
+    num_writers, num_readers = 3, 2
     options = {"kind": "odd"}  # its last layer has one row
     [(state, _), *_] = world(num_writers).run(save, "sharded", tmp_path / "a", options)
     layout = {"layout": {"dp_shard_size": num_readers}}
@@ -241,14 +193,13 @@ def test_what_full_models_wrote_loads_into_shards(world, tmp_path, num):
         assert_same(loaded, state)
 
 
-@pytest.mark.parametrize("how", TYPES)
-def test_copies_of_shards_are_written_once(world, tmp_path, how):
+def test_copies_of_shards_are_written_once(world, tmp_path):
     hybrid = {"layout": {"dp_replicate_size": 2, "dp_shard_size": 2}}
-    [(state, _), *_] = world(4).run(save, how, tmp_path / "a", hybrid)
-    for loaded, _ in world(2).run(load, how, tmp_path / "a"):
+    [(state, _), *_] = world(4).run(save, "sharded", tmp_path / "a", hybrid)
+    for loaded, _ in world(2).run(load, "full", tmp_path / "a"):
         assert_same(loaded, state)
-    [(state, _), *_] = world(2).run(save, how, tmp_path / "b")
-    for loaded, _ in world(4).run(load, how, tmp_path / "b", hybrid):
+    [(state, _), *_] = world(2).run(save, "sharded", tmp_path / "b")
+    for loaded, _ in world(4).run(load, "full", tmp_path / "b", hybrid):
         assert_same(loaded, state)
 
 
@@ -265,9 +216,8 @@ def test_layers_that_ranks_share_are_read_in_any_layout_and_back(world, tmp_path
     [(both, _), *_] = world(4).run(save, "sharded", tmp_path / "both", BOTH, False)
     for name, expected, num, how, options in [
         ("layers", state, 4, "sharded", BOTH),
-        ("layers", state, 2, "sharded", SHARED),
-        ("both", both, 2, "sharded", LAYERS),
-        ("both", both, 1, "ddp", SHARED),
+        ("layers", state, 1, "ddp", SHARED),
+        ("both", both, 2, "sharded", SHARED),
     ]:
         for loaded, _ in world(num).run(load, how, tmp_path / name, options):
             assert_same(loaded, expected)
@@ -302,29 +252,23 @@ SHARDED_STAGES = {"kind": "shared-tied", "layout": {"pp_size": 2, "dp_shard_size
 
 def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_path):
     """The embedding is held by both stages, and written by the first."""
-    states = {}
-    for name, num, options, blocking in [("two", 2, STAGES, True), ("four", 4, SHARDED_STAGES, False)]:
-        [(states[name], later), *_] = world(num).run(save, "sharded", tmp_path / name, options, blocking)
+    [(two, later), _] = world(2).run(save, "sharded", tmp_path / "two", STAGES)
+    [(four, _), *_] = world(4).run(save, "sharded", tmp_path / "four", SHARDED_STAGES, False)
+    for name, num in [("two", 2), ("four", 4)]:
         parts = sorted(file.name for file in (tmp_path / name / "pytorch_model_fsdp_0").glob("*.distcp"))
         assert parts == [f"__{rank}_0.distcp" for rank in range(num)]
-        for before in (False, True):  # the full model, or the stage alone
-            for loaded, on in world(num).run(load, "sharded", tmp_path / name, options, before):
-                assert_same(loaded, states[name])
-                if blocking:  # else one more step was made
-                    assert_same(on, later)
+    for before in (False, True):  # the full model, or the stage alone
+        for loaded, on in world(2).run(load, "sharded", tmp_path / "two", STAGES, before):
+            assert_same(loaded, two)
+            assert_same(on, later)
     plain = {"kind": "shared-tied"}
-    for name, num, how, options in [
-        ("two", 1, "ddp", plain),
-        ("two", 4, "full", SHARDED_STAGES),
-        ("four", 1, "ddp", plain),
-        ("four", 2, "sharded", {**plain, "layout": {"tp_size": 2}}),
+    for name, expected, num, how, options in [
+        ("two", two, 4, "full", SHARDED_STAGES),
+        ("four", four, 1, "ddp", plain),
+        ("four", four, 2, "sharded", {**plain, "layout": {"tp_size": 2}}),
     ]:
         for loaded, _ in world(num).run(load, how, tmp_path / name, options, "layout" in options):
-            assert_same(loaded, states[name])
-    [(state, _), _] = world(2).run(save, "sharded", tmp_path / "shards", plain)
-    for num, options in [(2, STAGES), (4, SHARDED_STAGES)]:
-        for loaded, _ in world(num).run(load, "sharded", tmp_path / "shards", options, True):
-            assert_same(loaded, state)
+            assert_same(loaded, expected)
 
 
 def spread(kind, num):
@@ -510,35 +454,6 @@ def test_a_rank_that_never_comes_to_a_save_is_named_after_the_deadline(world, tm
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def flat(folder, action, how="FULL_STATE_DICT"):
-    """Save or load with version 1 of FSDP."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type=how, use_orig_params=True)
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    model = make_model("odd", seed=7 if action == "save" else 99)
-    model = accelerator.prepare(model)
-    if action == "save":
-        accelerator.save_state(folder)
-    else:
-        accelerator.load_state(folder)
-    return dict(accelerator.get_state_dict(model))
-
-
-def save_odd(folder):
-    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
-    model = accelerator.prepare(make_model("odd", seed=7))
-    accelerator.save_state(folder)
-    return dict(accelerator.get_state_dict(model))
-
-
-def test_both_versions_of_fsdp_read_each_other(world, tmp_path):
-    expected, _ = world(2).run(save_odd, tmp_path / "two")
-    assert_same(world(2).run(flat, tmp_path / "two", "load")[0], expected)
-    assert_same(world(2).run(flat, tmp_path / "one", "save")[0], expected)
-    assert_same(world(2).run(flat, tmp_path / "one", "load")[0], expected)
-    assert_same(world(2).run(flat, tmp_path / "parts", "save", "SHARDED_STATE_DICT")[0], expected)
-    assert_same(world(2).run(flat, tmp_path / "parts", "load")[0], expected)
-
-
 def load_into(folder, kind):
     run = Run("sharded", kind=kind)
     before = run.state()
@@ -584,7 +499,7 @@ def export(folder):
     return states, run.accelerator.get_state_dict(run.model)
 
 
-def test_all_ways_out_of_a_sharded_run_lead_to_the_same_weights(world, tmp_path):
+def test_all_exports_of_a_sharded_run_lead_to_the_same_weights(world, tmp_path):
     (states, whole_state), (others, nothing) = world(2).run(export, tmp_path)
     for state in (*states, *others):
         assert_same(state, states[0])

@@ -115,9 +115,7 @@ def test_weights_that_are_nowhere_and_files_of_another_model_are_errors_on_every
         assert "`head.weight` has the shape (19, 10) in the files and (1, 33) in the model" in message
 
 
-def test_the_field_is_for_version_2_and_a_path():
-    with pytest.raises(ConfigError, match="`load_weights_from` is for `fsdp_version=2`"):
-        FullyShardedDataParallelPlugin(fsdp_version=1, load_weights_from="folder")
+def test_the_field_is_a_path():
     with pytest.raises(
         ConfigError, match="`load_weights_from` must be the path of a safetensors file.*got 3"
     ):
@@ -137,3 +135,31 @@ def test_tp_ranks_read_their_columns_and_blocks(world, saved):
         for found in world(2).run(train, "shared-packed", source, saved("shared-packed"), **options):
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def fill(module):
+    module.to_empty(device="cpu", recurse=False)
+    for value in module.parameters(recurse=False):
+        torch.nn.init.constant_(value, 0.25)
+
+
+def leave(module):
+    pass
+
+
+def initialized_by_function(init):
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(param_init_fn=init))
+    with torch.device("meta"):
+        model = make_model("tied")
+    return accelerator.get_state_dict(accelerator.prepare(model))
+
+
+def test_models_on_the_meta_device_get_their_values_from_the_function(world):
+    state, _ = world(2).run(initialized_by_function, fill)
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr()
+    assert all(torch.equal(value, torch.full_like(value, 0.25)) for value in state.values())
+
+
+def test_a_function_that_leaves_values_out_is_named(world):
+    with pytest.raises(ConfigError, match=r"`param_init_fn` left `blocks.0.norm.weight` on the meta device"):
+        world(1).run(initialized_by_function, leave)

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import register_fsdp_forward_method
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
+from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
 from tools.harness.models import make_batches
 
@@ -15,12 +15,16 @@ CONTEXTS = {"grad": nullcontext, "no_grad": torch.no_grad, "inference_mode": tor
 
 
 class Base(nn.Module):
+    """Its places and stem belong to no unit but the root."""
+
     def __init__(self):
         super().__init__()
+        self.places, self.stem = nn.Parameter(torch.rand(7)), nn.Linear(7, 7)
         self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(2))
         self.norm = nn.LayerNorm(7)
 
     def forward(self, rows):
+        rows = self.stem(rows) + self.places
         for block in self.blocks:
             rows = rows + torch.tanh(block(rows))
         return self.norm(rows)
@@ -31,12 +35,14 @@ class Net(nn.Module):
 
     parallel_plan = {"units": ["model.blocks.*"], "tail": ["model.norm", "head"]}
 
-    def __init__(self):
+    def __init__(self, *, is_tied=False):
         super().__init__()
         torch.manual_seed(3)
         self.model = Base()
-        self.head = nn.Linear(7, 5)
-        self.scale = nn.Parameter(torch.rand(5))
+        self.head = nn.Linear(7, 7)
+        self.scale = nn.Parameter(torch.rand(7))
+        if is_tied:
+            self.head.weight = self.model.stem.weight
 
     def forward(self, rows):
         return self.encode(rows) * self.scale
@@ -48,57 +54,89 @@ class Net(nn.Module):
         return self(rows) * self.scale
 
 
-def sharded(precision="no"):
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    return Accelerator(cpu=True, mixed_precision=precision, fsdp_plugin=plugin)
+def sharded(precision="no", dynamo_backend=None, **plugin):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **plugin)
+    return Accelerator(cpu=True, mixed_precision=precision, dynamo_backend=dynamo_backend, fsdp_plugin=plugin)
 
 
 def first_calls():
     return {
         "model": lambda model, rows: model.model(rows),
+        "stem": lambda model, rows: model.model.stem(rows),
         "block": lambda model, rows: model.model.blocks[1](rows),
         "norm": lambda model, rows: model.model.norm(rows),
         "encode": lambda model, rows: model.encode(rows),
     }
 
 
-def call_first(context):
-    """Return, for each first call, its output, and the gradients of a step that trains by ``encode`` and the model."""
+def train_by(call, model, rows):
+    """Compute gradients of a first call, of ``encode`` and of the model."""
+    for run in (lambda one: call(model, one), model.encode, model):
+        yield run(rows).square().mean()
+
+
+def call_first(context, is_tied, options):
+    """Return, for each first call, its output, and the gradients of steps that train by it and others."""
     found = {}
     for name, call in first_calls().items():
         reset_runtime(keep_process_group=True)
-        accelerator = sharded()
-        rows = make_batches(2)
-        model = accelerator.prepare(Net())
+        accelerator = sharded(**options)
+        rows = make_batches(3)
+        model = accelerator.prepare(Net(is_tied=is_tied))
         with CONTEXTS[context]():
             output = call(model, rows[0])
-        for run in (model.encode, model):
-            accelerator.backward(run(rows[accelerator.process_index]).square().mean())
+        for loss in train_by(call, model, rows[accelerator.process_index]):
+            accelerator.backward(loss)
         gradients = [parameter.grad.full_tensor() for parameter in model.parameters()]
         found[name] = output.detach(), gradients
     return found
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_any_part_of_a_sharded_model_may_be_called_first(world, num_ranks, context):
-    expected, rows = Net(), make_batches(2)
-    for micro in rows[:num_ranks]:
-        for run in (expected.encode, expected):
-            (run(micro).square().mean() / num_ranks).backward()
-    for found in world(num_ranks).run(call_first, context):
-        for name, call in first_calls().items():
+@pytest.mark.parametrize(
+    ("num_ranks", "context", "is_tied", "options"),
+    [
+        (1, "grad", False, {}),
+        (2, "inference_mode", False, {}),
+        (3, "no_grad", True, {"activation_checkpointing": True}),
+        (2, "inference_mode", True, {"dynamo_backend": "eager"}),
+    ],
+)
+def test_any_part_of_a_sharded_model_may_be_called_first(world, num_ranks, context, is_tied, options):
+    every_rank = world(num_ranks).run(call_first, context, is_tied, options)
+    for name, call in first_calls().items():
+        expected, rows = Net(is_tied=is_tied), make_batches(3)
+        for micro in rows[:num_ranks]:
+            for loss in train_by(call, expected, micro):
+                (loss / num_ranks).backward()
+        for found in every_rank:
             output, gradients = found[name]
             torch.testing.assert_close(output, call(expected, rows[0]).detach())
             for gradient, parameter in zip(gradients, expected.parameters(), strict=True):
                 torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-6)
 
 
-def call_registered(precision):
-    accelerator = sharded(precision)
+def train_after_a_failed_call():
+    accelerator = sharded()
+    model, rows = accelerator.prepare(Net()), make_batches(2)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        model.model.stem(rows[0][:, :5])
+    root = model._get_fsdp_state()
+    with pytest.MonkeyPatch.context() as patch:
+        ended, end = [], root._post_forward
+        patch.setattr(root, "_post_forward", lambda module, *rest: ended.append(module) or end(module, *rest))
+        model.model(rows[accelerator.process_index])
+    return [type(module).__name__ for module in ended]
+
+
+def test_a_call_that_fails_does_not_end_the_next_in_the_middle(world):
+    for ended in world(2).run(train_after_a_failed_call):
+        assert ended == ["Base"]
+
+
+def call_by_name(precision):
+    accelerator = sharded(precision, forward_methods=["scaled"])
     rows = make_batches(2)
     model = accelerator.prepare(Net())
-    register_fsdp_forward_method(model, "scaled")
     with accelerator.autocast():
         output = model.scaled(rows[accelerator.process_index])
     accelerator.backward(output.square().mean())
@@ -106,13 +144,24 @@ def call_registered(precision):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-6), ("bf16", 0.02)])
-def test_a_method_that_is_registered_with_torch_uses_parameters_of_the_root(world, precision, tolerance):
+def test_a_method_that_is_named_uses_parameters_of_the_root(world, precision, tolerance):
     expected, rows = Net(), make_batches(2)
     for micro in rows:
         (expected.scaled(micro).square().mean() / 2).backward()
-    for gradients in world(2).run(call_registered, precision):
+    for gradients in world(2).run(call_by_name, precision):
         for gradient, parameter in zip(gradients, expected.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=tolerance)
+
+
+def test_a_named_method_that_no_unit_has_is_an_error(world):
+    with pytest.raises(
+        ConfigError, match="`forward_methods` has `model.encode`, which is no method of the model"
+    ):
+        world(1).run(prepare_with_methods, ["model.encode"])
+
+
+def prepare_with_methods(methods):
+    sharded(forward_methods=methods).prepare(Net())
 
 
 class TwoTowers(nn.Module):
@@ -175,12 +224,10 @@ def train_by_batches_without_images(without_sync):
 
 @pytest.mark.parametrize("without_sync", [False, True])
 def test_a_unit_that_no_rank_ran_is_not_stepped(world, without_sync):
-    """The third branch of the text's unit, which ran, is used by no rank: its gradient is zero."""
+    """Nor is the third branch of the text's unit, which ran."""
     expected, rows = TwoTowers(), make_batches(2)
     optimizer = adamw(expected.parameters())
     for step in STEPS:
-        for parameter in expected.text.layers[2].parameters():
-            parameter.grad = torch.zeros_like(parameter)
         for has_image in step:
             for rank in range(2):
                 (expected(rows[rank], rank, has_image).square().mean() / 4).backward()

@@ -1,4 +1,4 @@
-"""Who steps gradients that DDP did not average is reported once; everybody else is not."""
+"""Who steps gradients that DDP did not average is reported once; others are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepared(accelerator, *, make=torch.optim.SGD):
 
 
 def train(accelerator, compute, *, num_steps=3, model=None, optimizer=None, set_to_none=True):
-    """Train with the losses that ``compute(model)`` yields, each of which gets a backward of its own."""
+    """Train with the losses that ``compute(model)`` yields, each of which gets its own backward."""
     if model is None:
         model, optimizer = prepared(accelerator)
     for _ in range(num_steps):
@@ -95,7 +95,7 @@ def another_loss_after_the_average(accelerator):
 
 
 def another_loss_for_one_of_two_optimizers(accelerator):
-    """Only the optimizer of the encoder steps gradients that nobody averaged."""
+    """Only the optimizer of the encoder steps gradients that were not averaged."""
     model = Net()
     model, of_encoder, of_head = accelerator.prepare(
         model,
@@ -220,7 +220,7 @@ def forward_and_backward_twice(accelerator):
 
 
 def generator_and_discriminator(accelerator):
-    """The loss of the generator leaves gradients in the discriminator, which nobody averages or steps."""
+    """The loss of the generator leaves gradients in the discriminator, which are neither averaged nor stepped."""
     generator, discriminator = nn.Linear(4, 4), Net()
     generator, discriminator, first, second = accelerator.prepare(
         generator,
@@ -260,7 +260,7 @@ def alternating_with_leftovers(accelerator):
 
 
 def cleared_before_the_step(accelerator):
-    """Gradients that nobody averaged are cleared in place before another model is trained."""
+    """Gradients that were not averaged are cleared in place before another model is trained."""
     first, second = Net(), Net()
     parameters = [*first.parameters(), *second.parameters()]
     first, second, optimizer = accelerator.prepare(first, second, torch.optim.SGD(parameters, lr=0.1))

@@ -1,4 +1,4 @@
-"""The names and modules that `import accel` alone makes reachable."""
+"""The names and modules that only `import accel` makes reachable."""
 
 import inspect
 import json

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from accel import Accelerator
 from accel.preemption import REQUEUE, SIGNALS
 from accel_state.errors import ConfigError, StateError
-from tools.harness.scripts import run_script, start_ranks
+from tools.harness.scripts import run_script, start_ranks, torchrun
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -46,7 +46,7 @@ def test_loaders_prepared_later_are_kept_too_until_handling_ends(handling):
 
 
 class Pids(Dataset):
-    """Samples that tell which process has read them."""
+    """Samples that show which process has read them."""
 
     def __len__(self):
         return 64
@@ -56,7 +56,7 @@ class Pids(Dataset):
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_loader_workers_outlive_a_signal_to_the_whole_job(handling, signum):
+def test_loader_workers_outlive_a_signal_to_all_processes_of_the_job(handling, signum):
     accelerator, _ = handling()
     seen = []
     for (sample,) in accelerator.prepare(DataLoader(Pids(), batch_size=1, num_workers=2)):
@@ -72,7 +72,7 @@ def send(signum):
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_a_signal_stops_the_run_after_a_whole_step(handling, signum):
+def test_a_signal_stops_the_run_after_a_complete_step(handling, signum):
     accelerator, preemption = handling()
     preemption.advance()
     send(signum)
@@ -251,6 +251,12 @@ def stops_itself(folder, **options):
     return run_script(script, str(folder), "itself", timeout_s=120, **options), folder
 
 
+def stops_itself_under_torchrun(folder):
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    return run_script(*torchrun(2), str(script), str(folder), "itself", timeout_s=120), folder
+
+
 @pytest.mark.parametrize(
     ("outcome", "num_processes"),
     [(partial(stops_itself, num_processes=num), num) for num in (1, 2, 4)],
@@ -264,9 +270,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_leaves_for_requeuei
     assert "terminate called" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "outcome", [partial(stops_itself, num_processes=2, launcher="torchrun")], ids=["two"], indirect=True
-)
+@pytest.mark.engine("long")
+@pytest.mark.parametrize("outcome", [stops_itself_under_torchrun], ids=["two"], indirect=True)
 def test_under_torchrun_the_ranks_stop_together_too(outcome):
     done, folder = outcome
     assert done.returncode == 1, "torchrun reports every failure as 1"

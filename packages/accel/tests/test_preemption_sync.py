@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import threading
 import time
 
@@ -9,6 +7,7 @@ import torch.distributed as dist
 from accel import preemption
 from accel.preemption import PreemptionSync
 from accel_state.errors import StateError
+from tools.harness.scripts import run_script
 
 
 @pytest.fixture
@@ -149,9 +148,7 @@ agreement = PreemptionSync(None, rank=4, world_size=1, grace_period_s=0.2, exit_
 agreement.ask()
 time.sleep(60)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
-    )
+    done = run_script("-c", code)
     assert done.returncode == 99
     assert "rank 4 has not left within the grace period of 0.2 s" in done.stderr
 
@@ -167,9 +164,7 @@ agreement.close()
 agreement._thread.join(timeout=5)
 print("still here", agreement._thread.is_alive())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
-    )
+    done = run_script("-c", code)
     assert (done.returncode, done.stdout) == (0, "still here False\n")
 
 

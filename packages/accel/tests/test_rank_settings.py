@@ -196,5 +196,5 @@ def prepare_a_loader_on_the_main_process():
     return accelerator.gather(torch.ones(1)).tolist()
 
 
-def test_one_rank_may_prepare_a_loader_alone(world):
+def test_a_single_rank_may_prepare_a_loader(world):
     assert world(3).run(prepare_a_loader_on_the_main_process) == [[1, 1, 1]] * 3

@@ -202,7 +202,7 @@ def train(global_batch, dtype, *, steps, weighted, max_norm):
     # Observed, relative: 1.0e-15 and 1.8e-6.
     [(torch.float64, 1e-12), (torch.float32, 1e-5)],
 )
-def test_clipped_training_is_the_same_however_the_batch_is_cut(
+def test_clipped_training_is_the_same_however_the_batch_is_split(
     world, num_processes, steps, weighted, dtype, tolerance
 ):
     losses, weights = train(12, dtype, steps=1, weighted=False, max_norm=0.05)

@@ -41,10 +41,7 @@ def variant(package: str) -> str:
 case = Case(
     title="anonymous memory of forwards of 0.8 GB from disk (one block: 16 MiB)",
     unit="MiB",
-    variants={
-        "peer": variant("accelerate"),
-        "ours": variant("accel_bigmodel"),
-    },
+    variants={"peer": variant("accelerate"), "ours": variant("accel_bigmodel")},
     baseline="peer",
     prepare=PREPARE,
 )

@@ -7,11 +7,7 @@ largest tensor has 8 MiB.
 from tools.bench.case import Case
 from tools.bench.sharded_saves import MEASURED, OURS, PEER, RAW, RAW_SAVE, variant
 
-PREPARED = {
-    "raw": RAW + RAW_SAVE["FULL"],
-    "ours": OURS.format(kind="FULL"),
-    "peer": PEER.format(kind="FULL"),
-}
+PREPARED = {"raw": RAW + RAW_SAVE["FULL"], "ours": OURS.format(kind="FULL"), "peer": PEER.format(kind="FULL")}
 
 case = Case(
     title="memory that a full save of 402 MB takes above the start, by rank (the largest tensor: 8 MiB)",

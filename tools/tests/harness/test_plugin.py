@@ -1,13 +1,15 @@
-"""The pytest plugin, in a pytest of its own."""
+"""The pytest plugin, in its own pytest."""
 
 import re
 import sys
+
+import psutil
+import pytest
 
 from tools.harness.scripts import run_command
 from tools.workspace import ROOT
 
 LEAKING = """
-import gc
 import os
 import signal
 import pytest
@@ -35,9 +37,6 @@ def test_means_it():
 def test_what_was_meant_is_undone():
     assert "MEANT" not in os.environ
 
-def test_patches(monkeypatch):
-    monkeypatch.setenv("PATCHED", "1")
-
 def test_builds_state():
     PartialState(cpu=True)
 
@@ -46,9 +45,6 @@ def test_finds_no_state():
 
 def test_computes_on_one_thread():
     assert torch.get_num_threads() == 1
-
-def test_collects_garbage():
-    assert gc.isenabled()
 
 def rank():
     return PartialState().process_index
@@ -86,42 +82,29 @@ def test_unwanted(outcome):
 """
 
 
-def run_pytest(folder, *args):
-    command = [sys.executable, "-m", "pytest", "-p", "tools.harness.plugin", "-q"]
-    command += [
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        "--import-mode=importlib",
-        f"--rootdir={folder}",
-    ]
-    return run_command([*command, str(folder), *args], cwd=ROOT, timeout_s=240)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The run of both files, without the job that nothing asks for, and its folder of temporary files."""
+    folder = tmp_path_factory.mktemp("inner")
+    (folder / "test_leaking.py").write_text(LEAKING)
+    (folder / "test_side_by_side.py").write_text(SIDE_BY_SIDE)
+    plugins = ("-p", "tools.harness.plugin", "-p", "no:cacheprovider", "-p", "no:randomly")
+    options = ("-qs", "--import-mode=importlib", "-k", "not unwanted", f"--basetemp={folder / 'base'}")
+    command = [sys.executable, "-m", "pytest", *plugins, *options, f"--rootdir={folder}", str(folder)]
+    done = run_command(command, cwd=ROOT, timeout_s=240)
+    assert re.search(r"12 passed, 1 deselected, (\d+ warnings?, )?3 errors", done.stdout), done.stdout
+    return done.stdout, folder / "base"
 
 
-def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(tmp_path):
-    (tmp_path / "test_inner.py").write_text(SIDE_BY_SIDE)
-    ran = run_pytest(tmp_path, f"--basetemp={tmp_path / 'base'}", "-k", "good or bad")
-    assert "2 passed, 1 deselected, 1 error" in ran.stdout, ran.stdout
-    assert "ValueError: no good" in ran.stdout
-    assert sorted(file.stem for file in (tmp_path / "base").rglob("*.ran")) == ["bad", "good"]
+def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(ran):
+    printed, folder = ran
+    assert "ValueError: no good" in printed
+    assert sorted(file.stem for file in folder.rglob("*.ran")) == ["bad", "good"]
 
 
-def test_leaks_fail_their_own_test_and_no_other(tmp_path):
-    (tmp_path / "test_inner.py").write_text(LEAKING)
-    ran = run_pytest(tmp_path, "-s")
-    assert re.search(r"12 passed, (\d+ warnings?, )?2 errors", ran.stdout), ran.stdout
-    assert "The test left behind environment variables: LEFT_BEHIND." in ran.stdout
-    assert "The test left behind signal handlers: SIGTERM." in ran.stdout
-    assert "ERROR" in ran.stdout
-    assert "test_inner.py::test_leaks" in ran.stdout
-    pids = re.search(r"pids (\d+) (\d+)", ran.stdout).groups()
-    assert not [pid for pid in pids if is_worker(pid)]
-
-
-def is_worker(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return "tools.harness" in file.read()
-    except FileNotFoundError:
-        return False
+def test_leaks_fail_their_own_test_and_no_other(ran):
+    printed, _ = ran
+    assert "The test left behind environment variables: LEFT_BEHIND." in printed
+    assert "The test left behind signal handlers: SIGTERM." in printed
+    pids = re.search(r"pids (\d+) (\d+)", printed).groups()
+    assert not [pid for pid in pids if psutil.pid_exists(int(pid))]

@@ -3,7 +3,6 @@
 import os
 import time
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,19 +52,6 @@ def die_on_rank_0():
     dist.barrier()
 
 
-def hang_on_rank_1():
-    if PartialState().process_index == 1:
-        time.sleep(60)
-
-
-def fork_and_hang(path):
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(60)
-    path.with_suffix(f".{PartialState().process_index}").write_text(str(pid))
-    time.sleep(60)
-
-
 def leak_variable():
     os.environ["LEFT_BEHIND"] = "1"
 
@@ -86,21 +72,12 @@ def destroy_group():
     PartialState().destroy_process_group()
 
 
-def num_threads():
-    return psutil.Process().num_threads()
-
-
 def save_without_rank_2(folder):
     if dist.get_rank() == 2:
         with (folder / "kept").open("w"):
             time.sleep(100)
     agreement = agreement_of(rank=dist.get_rank(), world_size=3, gather=list)
     agreement.agree_on("save", "", first)
-
-
-def keep_groups_in_a_cycle():
-    kept = [dist.new_group([0, 1]) for _ in range(3)]
-    kept.append(kept)
 
 
 def test_run_returns_results_in_rank_order(world):
@@ -133,36 +110,22 @@ def test_error_that_cannot_travel_is_told_as_text(world):
 
 
 def test_death_of_a_rank_is_told_with_its_last_words(world):
-    with pytest.raises(WorldError, match="(?s)Rank 0 of 2 died with exit code 7.*last words"):
+    with pytest.raises(WorldError, match="(?s)Rank 0 of 2 ended with exit code 7.*last words"):
         world(2).run(die_on_rank_0)
     assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
 
 
-def test_hanging_rank_is_killed_and_its_stack_shown(world):
-    before = world(2).run(pid)
-    with pytest.raises(WorldError, match="(?s)Rank.s. 1 of 2 did not answer within 1 s.*hang_on_rank_1"):
-        world(2).run(hang_on_rank_1, timeout_s=1)
-    assert not {pid for pid in before if os.path.exists(f"/proc/{pid}")}
-
-
 def test_all_ranks_show_their_files_and_agreements_when_one_hangs(world, tmp_path):
-    world(3).run(pid)  # imports this file
+    before = world(3).run(pid)
     with pytest.raises(WorldError) as caught:
         world(3).run(save_without_rank_2, tmp_path, timeout_s=2)
     told = str(caught.value)
     assert told.index("--- rank 0 ") < told.index("--- rank 1 ") < told.index("--- rank 2 ")
-    assert f"--- rank 2 has open: {tmp_path}/kept" in told
+    assert f"--- rank 2 runs, has open: {tmp_path}/kept" in told
     assert "StoreAgreement._until, line " in told
     assert "keys=['save-1/report/1', 'save-1/report/2']" in told
     assert "in save_without_rank_2" in told
-
-
-def test_what_a_hanging_rank_forked_is_killed_with_it(world, tmp_path):
-    with pytest.raises(WorldError, match="did not answer within 3 s"):
-        world(2).run(fork_and_hang, tmp_path / "pid", timeout_s=3)
-    pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(2)]
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
-    assert alive == []
+    assert not {pid for pid in before if os.path.exists(f"/proc/{pid}")}
 
 
 def test_body_that_leaves_a_variable_is_refused_and_undone(world):
@@ -174,12 +137,3 @@ def test_body_that_leaves_a_variable_is_refused_and_undone(world):
 def test_group_that_a_body_destroyed_is_made_anew(world):
     world(2).run(destroy_group)
     assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
-
-
-def test_groups_that_a_body_keeps_are_gone_in_the_next(world):
-    world(2).run(keep_groups_in_a_cycle)
-    before = world(2).run(num_threads)
-    world(2).run(keep_groups_in_a_cycle)
-    after = world(2).run(num_threads)
-    # Threads of earlier tests may end in between.
-    assert all(now <= then for now, then in zip(after, before, strict=True))

@@ -1,3 +1,7 @@
+from accel_backends.compile import compile_model as compile_model
+from accel_backends.compile import compile_regions as compile_regions
+from accel_backends.compile import compile_regions_deepspeed as compile_regions_deepspeed
+from accel_backends.compile import has_compiled_regions as has_compiled_regions
 from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
 from accel_backends.handlers.collection import Handlers as Handlers
 from accel_backends.handlers.collection import collect as collect
@@ -109,10 +113,7 @@ from accel_backends.strategies.megatron.wrappers import (
 )
 from accel_backends.strategies.selection import select_strategy as select_strategy
 from accel_backends.strategies.strategy import Strategy as Strategy
-from accel_backends.transforms.compile import compile_model as compile_model
-from accel_backends.transforms.compile import compile_regions as compile_regions
-from accel_backends.transforms.compile import compile_regions_deepspeed as compile_regions_deepspeed
-from accel_backends.transforms.compile import has_compiled_regions as has_compiled_regions
+from accel_backends.strategies.strategy import full_model_state as full_model_state
 from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
 from accel_backends.unwrap import is_compiled_module as is_compiled_module
 from accel_backends.unwrap import register_container as register_container

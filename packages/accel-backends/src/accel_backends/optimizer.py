@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -13,8 +13,13 @@ from accel_backends.precisions.loss_scaler import step_scaled
 from accel_ops.nested.move import send_to_device
 from accel_state.gradient_state import current_gradient
 
+if TYPE_CHECKING:  # so that a prepared `AdamW` may be assigned where an `AdamW` is declared
+    _Wrapped: TypeAlias = Any
+else:
+    _Wrapped = object
 
-class AcceleratedOptimizer(torch.optim.Optimizer):
+
+class AcceleratedOptimizer(torch.optim.Optimizer, _Wrapped):  # type: ignore[misc]
     """Wraps an optimizer so that `step` and `zero_grad` do nothing while gradients are being accumulated.
 
     Args:
@@ -25,6 +30,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     Other attributes are those of the wrapped optimizer.
     """
 
+    engine_optimizer: torch.optim.Optimizer | None = None
+    """The optimizer that steps the parameters inside an engine; None if it is the wrapped one."""
+    user_optimizer: torch.optim.Optimizer | None = None
+    """The optimizer that was prepared, if an engine steps another in its place."""
     _check: Callable[[torch.optim.Optimizer], None] | None = None
     _context: Callable[[torch.optim.Optimizer], AbstractContextManager[Any]] = nullcontext
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import TypeVar, cast
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_backends.module_tree import replace_submodules
 from accel_backends.precisions.forward import restore_forward
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -27,30 +27,25 @@ def register_container(kind: type[nn.Module]) -> None:
         _CONTAINERS.append(kind)
 
 
+def containers() -> tuple[type[nn.Module], ...]:
+    """Return the classes that wrap a model for parallel work and hold it as ``.module``."""
+    return tuple(_CONTAINERS)
+
+
 def is_container(module: nn.Module) -> bool:
     """Whether ``module`` wraps a model for parallel work and holds it as ``.module``."""
-    return isinstance(module, tuple(_CONTAINERS))
+    return isinstance(module, containers())
 
 
 def is_compiled_module(module: nn.Module) -> bool:
-    """Whether ``module`` has been compiled as a whole."""
+    """Whether ``module`` is what ``torch.compile(model)`` returns; models that are compiled in place are not."""
     # The compiler takes a second to import; where nobody has, nothing can be compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
-def original_of_compiled(module: nn.Module) -> nn.Module | None:
-    """Return what was compiled into ``module``, by region or as a whole; None if it was not compiled."""
-    if is_compiled_module(module):
-        return module._modules["_orig_mod"]
-    return module.__dict__.get("_orig_mod")
-
-
 def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield ``module`` and what it wraps, from the outside in; the last is the user's own model.
-
-    A model compiled by region counts as the user's own: it has his class, and his original stands behind it.
-    """
+    """Yield ``module`` and what it wraps, from the outside in; the last is the user's own model."""
     yield module
     while True:
         if is_container(module):
@@ -74,6 +69,11 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner
 
 
+def stepped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that steps the parameters, inside a prepared one; any other is returned as it is."""
+    return getattr(optimizer, "engine_optimizer", None) or inner_optimizer(optimizer)
+
+
 def extract_model_from_parallel(
     model: Model,
     keep_fp32_wrapper: bool = True,
@@ -86,13 +86,14 @@ def extract_model_from_parallel(
         model: A model, wrapped or not.
         keep_fp32_wrapper: Leave the mixed-precision wrapper on the forward. Without it the original forward
             is restored on the model itself, so a container around it computes without autocast from then on.
-        keep_torch_compile: Leave the model compiled. Without it the original, uncompiled model is returned.
+        keep_torch_compile: Leave the model inside what ``torch.compile(model)`` returned. Without it the model is
+            returned. What `prepare` compiles in place has no such wrapper and is returned with its compiled
+            forward; ``with torch.compiler.set_stance("force_eager"):`` runs it uncompiled.
         recursive: Open containers around submodules as well; the result is then a shallow copy with the same
             parameters if there were any.
     """
-    inner = _open(model, keep_torch_compile=keep_torch_compile)
-    if recursive:
-        inner = replace_submodules(inner, lambda module: _open(module, keep_torch_compile=keep_torch_compile))
+    open_one = _open_all if recursive else _open
+    inner = open_one(model, keep_torch_compile=keep_torch_compile)
     if not keep_fp32_wrapper:
         restore_forward(innermost(inner))
     return cast(Model, inner)
@@ -103,7 +104,7 @@ def _open(model: nn.Module, *, keep_torch_compile: bool) -> nn.Module:
     around = list(layers(model))
     inner = around[-1]
     if not keep_torch_compile:
-        return _uncompiled(inner)
+        return inner
     if not any(map(is_container, around)):
         return model
     compiled = next((layer for layer in around if is_compiled_module(layer)), None)
@@ -115,7 +116,14 @@ def _open(model: nn.Module, *, keep_torch_compile: bool) -> nn.Module:
     return type(compiled)(inner, compiled.dynamo_ctx)
 
 
-def _uncompiled(model: nn.Module) -> nn.Module:
-    while (original := original_of_compiled(model)) is not None:
-        model = original
-    return model
+def _open_all(model: nn.Module, *, keep_torch_compile: bool) -> nn.Module:
+    """Return ``model`` without containers, at the top or inside; a module with one inside is a shallow copy."""
+    inner = _open(model, keep_torch_compile=keep_torch_compile)
+    children = {
+        name: child if child is None else _open_all(child, keep_torch_compile=keep_torch_compile)
+        for name, child in inner._modules.items()
+    }
+    if any(child is not inner._modules[name] for name, child in children.items()):
+        inner = copy.copy(inner)
+        inner.__dict__["_modules"] = children
+    return inner

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
-
-from torch import nn
+from typing import Any
 
 
 class WrappedForward:
@@ -18,6 +16,9 @@ class WrappedForward:
     Args:
         original: The forward to run.
     """
+
+    is_traceable: bool = True
+    """Whether torch can compile it as a whole; otherwise what it runs is compiled, and it stays outside."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
@@ -32,11 +33,3 @@ class WrappedForward:
         if name.startswith("__") and name != "__func__":
             return getattr(self.original, name)
         raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`.", name=name, obj=self)
-
-
-@runtime_checkable
-class RebindableForward(Protocol):
-    """The ability of forwards that a shallow copy of their model can have too."""
-
-    def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> RebindableForward:
-        """Return one around ``rebind(original)`` for ``copied``."""

@@ -88,7 +88,7 @@ def test_every_value_is_written_once_and_read_in_any_layout(world, tmp_path, wri
 
 
 class FakeStrategy:
-    """What a format asks a strategy about an optimizer.
+    """What a format requires of a strategy for an optimizer.
 
     Args:
         named: The parameters by name.
@@ -99,7 +99,7 @@ class FakeStrategy:
         self._named = named
         self._state = state
 
-    def local_optimizer_state(self, optimizer):
+    def optimizer_tensors(self, optimizer):
         return self._state
 
     def optimizer_parameters(self, optimizer, models):

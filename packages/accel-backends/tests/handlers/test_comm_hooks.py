@@ -107,7 +107,7 @@ def body_registers_with_torch_for_cpus(**options):
 @pytest.mark.parametrize(
     "options", [{"comm_hook": "bf16"}, {"comm_hook": "power_sgd", "comm_wrapper": "bf16"}]
 )
-def test_bf16_without_nccl_is_refused_with_a_way_out(world, options):
+def test_bf16_without_nccl_is_refused_with_a_hint(world, options):
     with pytest.raises(ConfigError, match="cannot be used here.*Choose fp16 or power_sgd"):
         world(2).run(body_registers_with_torch_for_cpus, **options)
 

@@ -1,4 +1,4 @@
-"""A backward pass in two halves gives the gradients of a whole one."""
+"""A backward pass in two halves gives the gradients of a full one."""
 
 import pytest
 import torch

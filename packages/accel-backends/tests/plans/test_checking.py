@@ -81,13 +81,13 @@ WRONG = [
     ({"experts": {"head": "colwise"}}, "Unknown style for `head` in `experts` .*ep_dispatch_experts"),
     ({"tensor": {"hed.weight": "colwise"}}, "matches no module or parameter .*Nearest: `head.weight`"),
     (
-        {"stages": {"blocks": "layers"}},
-        "Unknown key in `parallel_plan`: `stages`. Known: attention, experts, tail, tensor, units",
+        {"stage": {"blocks": "layers"}},
+        "Unknown key in `parallel_plan`: `stage`.*Known: attention, experts, stages, tail, tensor, units",
     ),
 ]
 
 
 @pytest.mark.parametrize(("plan", "message"), WRONG)
-def test_what_is_wrong_in_a_plan_is_named_with_the_way_out(plan, message):
+def test_what_is_wrong_in_a_plan_is_named_with_a_hint(plan, message):
     with pytest.raises(ConfigError, match=message):
         resolve_plan(Net(), given=plan)

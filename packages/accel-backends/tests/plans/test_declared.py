@@ -102,7 +102,7 @@ class Kept(Net):
 
 
 @pytest.mark.parametrize("name", ["my_package.Kept", "my_package.models.Kept", "my_package.models.net.Kept"])
-def test_a_class_is_known_under_each_package_it_lies_in(registered, name):
+def test_a_class_is_known_under_each_of_its_packages(registered, name):
     registered(name, {"units": ["body.1"]})
     assert resolve_plan(Kept()).units == ("body.1",)
 

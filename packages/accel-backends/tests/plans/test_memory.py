@@ -63,7 +63,7 @@ def test_modules_that_share_a_weight_are_one_unit_and_the_weight_counts_once():
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 8, 40, 64])
-def test_shards_are_the_chunks_that_torch_cuts(num_shards):
+def test_shards_are_the_chunks_of_torch(num_shards):
     for unit in planned(num_shards=num_shards).units:
         for parameter in unit.parameters:
             if parameter.shape == ():
@@ -104,7 +104,7 @@ def test_scalars_are_on_every_rank():
     assert [scale.bytes_on(3) for scale in scales] == [Bytes(4, 4, 8)] * 3
 
 
-def test_the_first_rank_holds_most_and_all_ranks_together_the_whole():
+def test_the_first_rank_holds_most_and_all_ranks_together_everything():
     model = planned(num_shards=4)
     ranks = [model.bytes_on(shard).total for shard in range(4)]
     assert ranks == sorted(ranks, reverse=True)
@@ -128,7 +128,7 @@ def test_buffers_are_counted_too():
     assert planned(num_shards=8).buffer_bytes == 28
 
 
-def test_whole_at_a_time_are_the_root_and_two_units_in_a_row_of_which_the_tail_is_the_last():
+def test_gathered_at_a_time_are_the_root_and_two_units_in_a_row_of_which_the_tail_is_the_last():
     model = planned(num_shards=4)
     embed, block, *_, tail, root = (unit.whole.parameters for unit in model.units)
     assert model.gathered_bytes == root + block + tail
@@ -136,7 +136,7 @@ def test_whole_at_a_time_are_the_root_and_two_units_in_a_row_of_which_the_tail_i
     assert without_tail.gathered_bytes == root + embed + block
 
 
-def test_a_model_without_units_is_gathered_as_a_whole():
+def test_a_model_without_units_is_gathered_in_full():
     model = nn.Linear(3, 3)
     assert planned(model, num_shards=2).gathered_bytes == 4 * 12
 

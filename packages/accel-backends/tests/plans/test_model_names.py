@@ -33,7 +33,7 @@ def paths(model, pattern):
         ("layer.", []),
     ],
 )
-def test_a_star_stands_for_one_part_of_a_name(pattern, found):
+def test_a_star_matches_one_part_of_a_name(pattern, found):
     assert paths(net(), pattern) == found
 
 

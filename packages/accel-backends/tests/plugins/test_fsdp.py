@@ -13,7 +13,6 @@ from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullOptimStateDictConfig,
     FullStateDictConfig,
-    LocalStateDictConfig,
     MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
@@ -26,7 +25,6 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer
 
 from accel_backends import FullyShardedDataParallelPlugin
 from accel_backends.plans.policies import NoWrap
-from accel_backends.plugins.fsdp import allocate
 from accel_state.enums import DistributedType
 from accel_state.environment.settings import SECTIONS
 from accel_state.errors import ConfigError
@@ -82,7 +80,7 @@ def test_the_documented_parameters_come_first_in_their_order():
 
 def test_the_defaults_of_version_1():
     made = FullyShardedDataParallelPlugin()
-    assert (made.fsdp_version, made.strategy) == (1, "fsdp")
+    assert (made.fsdp_version, made.strategy) == (1, "fsdp2")
     assert made.distributed_type is DistributedType.FSDP
     assert (made.sharding_strategy, made.reshard_after_forward) == (ShardingStrategy.FULL_SHARD, None)
     assert made.state_dict_type is StateDictType.FULL_STATE_DICT
@@ -107,8 +105,8 @@ def test_the_defaults_of_version_2():
 
 def test_the_version_comes_from_its_variable(variables):
     variables(version="2")
-    assert FullyShardedDataParallelPlugin().strategy == "fsdp2"
-    assert plugin(1).strategy == "fsdp"
+    assert FullyShardedDataParallelPlugin().fsdp_version == 2
+    assert plugin(1).fsdp_version == 1
 
 
 @pytest.mark.parametrize("version", [0, 3, "2", True, 1.0])
@@ -220,13 +218,14 @@ class TestCheckpoints:
 
     def test_the_type_can_be_changed_later(self):
         made = plugin(1)
-        made.set_state_dict_type("LOCAL_STATE_DICT")
-        assert made.state_dict_type is StateDictType.LOCAL_STATE_DICT
-        assert isinstance(made.state_dict_config, LocalStateDictConfig)
+        made.set_state_dict_type("SHARDED_STATE_DICT")
+        assert made.state_dict_type is StateDictType.SHARDED_STATE_DICT
+        assert isinstance(made.state_dict_config, ShardedStateDictConfig)
 
-    def test_version_2_has_no_local_type(self):
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_flattened_parameters_are_not_saved(self, version):
         with pytest.raises(ConfigError, match="`SHARDED_STATE_DICT` or `FULL_STATE_DICT`"):
-            plugin(2, state_dict_type="LOCAL_STATE_DICT")
+            plugin(version, state_dict_type="LOCAL_STATE_DICT")
 
 
 class TestOffload:
@@ -309,7 +308,7 @@ class TestPrecision:
 
 
 class TestUnits:
-    def test_names_stand_for_the_policies_of_torch(self):
+    def test_names_select_the_policies_of_torch(self):
         made = plugin(2, auto_wrap_policy="transformer_based_wrap")
         assert made.auto_wrap_policy is transformer_auto_wrap_policy
         assert made.wrap_policy_name == "TRANSFORMER_BASED_WRAP"
@@ -406,28 +405,71 @@ class TestIgnoredModules:
 
 class TestVersions:
     @pytest.mark.parametrize(
-        ("version", "fields"),
+        "fields",
         [
-            (1, {"activation_checkpointing_offload": True}),
-            (1, {"parallel_plan": {"units": ["blocks.*"]}}),
-            (1, {"num_forward_prefetch": 1}),
-            (1, {"num_backward_prefetch": 1}),
-            (2, {"state_dict_config": FullStateDictConfig()}),
-            (2, {"optim_state_dict_config": FullOptimStateDictConfig()}),
-            (2, {"param_init_fn": print}),
-            (2, {"limit_all_gathers": False}),
+            {"state_dict_config": FullStateDictConfig()},
+            {"optim_state_dict_config": FullOptimStateDictConfig()},
+            {"param_init_fn": print},
+            {"limit_all_gathers": False},
         ],
     )
-    def test_a_field_of_the_other_version_is_refused(self, version, fields):
+    def test_version_2_refuses_fields_of_version_1(self, fields):
         [name] = fields
-        with pytest.raises(ConfigError, match=f"`{name}` is for `fsdp_version={3 - version}`"):
-            plugin(version, **fields)
+        with pytest.raises(ConfigError, match=f"`{name}` is for `fsdp_version=1`"):
+            plugin(2, **fields)
 
-    def test_a_variable_of_the_other_version_is_refused(self, variables):
+    def test_version_1_takes_fields_of_version_2(self, variables):
         variables(activation_checkpointing="true", activation_checkpointing_offload="true")
-        with pytest.raises(ConfigError, match="`activation_checkpointing_offload` is for `fsdp_version=2`"):
-            plugin(1)
-        assert plugin(2).activation_checkpointing_offload is True
+        config = plugin(1, num_backward_prefetch=3, parallel_plan={"units": ["blocks.*"]}).config()
+        assert (config.activation_checkpointing_offload, config.num_backward_prefetch) == (True, 3)
+        assert config.parallel_plan == {"units": ["blocks.*"]}
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"backward_prefetch": "BACKWARD_POST"}, {"limit_all_gathers": False}, {"backward_prefetch": "3"}],
+    )
+    def test_what_fully_shard_does_otherwise_is_reported(self, fields):
+        [name] = fields
+        with pytest.warns(UserWarning, match=f"`{name}` has no effect") as told:
+            plugin(1, **fields)
+        assert len(told) == 1
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({}, {"reshard_after_forward": True, "policy": None}),
+            ({"sharding_strategy": "SHARD_GRAD_OP"}, {"reshard_after_forward": False}),
+            ({"sharding_strategy": "NO_SHARD"}, {"reshard_after_forward": False}),
+            ({"sharding_strategy": "HYBRID_SHARD"}, {"reshard_after_forward": True}),
+            ({"sharding_strategy": "HYBRID_SHARD_ZERO2"}, {"reshard_after_forward": False}),
+            ({"forward_prefetch": True}, {"num_forward_prefetch": 1}),
+            ({"forward_prefetch": True, "num_forward_prefetch": 2}, {"num_forward_prefetch": 2}),
+            ({"param_init_fn": print}, {"init_module": print}),
+            (
+                {"mixed_precision_policy": MixedPrecision(param_dtype=torch.bfloat16)},
+                {"policy": None, "param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16},
+            ),
+            (
+                {"mixed_precision_policy": MixedPrecision(param_dtype=torch.float32)},
+                {"policy": MixedPrecisionPolicy(torch.float32, torch.float32)},
+            ),
+            ({"mixed_precision_policy": MixedPrecision()}, {"policy": MixedPrecisionPolicy()}),
+            ({"reduce_dtype": "bf16"}, {"policy": None, "param_dtype": None, "reduce_dtype": torch.bfloat16}),
+        ],
+    )
+    def test_words_of_version_1_are_those_of_fully_shard(self, fields, expected):
+        config = plugin(1, **fields).config()
+        assert {name: getattr(config, name) for name in expected} == expected
+
+    def test_offload_of_version_1_is_a_policy(self):
+        policy = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available())
+        assert plugin(1, cpu_offload=True).config().offload == policy
+        assert type(plugin(1).config().offload) is OffloadPolicy
+
+    def test_settings_that_a_library_changes_later_count(self):
+        made = plugin(1)
+        made.activation_checkpointing, made.ignored_modules = True, "head"
+        assert (made.config().activation_checkpointing, made.config().ignored_modules) == (True, "head")
 
     def test_what_version_2_ignores_is_reported_once_and_together(self, variables):
         variables(backward_prefetch="BACKWARD_PRE")
@@ -486,18 +528,11 @@ class TestLoading:
     def test_weights_of_one_process_are_sent_to_all(self):
         made = plugin(1, cpu_ram_efficient_loading=True)
         assert made.sync_module_states is True
-        assert made.param_init_fn is allocate
 
     def test_the_contradiction_is_reported(self):
         with pytest.warns(UserWarning, match="`sync_module_states=False` has no effect"):
             made = plugin(1, cpu_ram_efficient_loading=True, sync_module_states=False)
         assert made.sync_module_states is True
-
-    def test_memory_is_allocated_on_the_device_of_the_process(self):
-        module = nn.Linear(2, 3, device="meta")
-        allocate(module)
-        assert not module.weight.is_meta
-        assert module.weight.shape == (3, 2)
 
 
 # For each setting: its text, the version, the field and what stands there afterwards.
@@ -551,7 +586,11 @@ def test_an_argument_wins_over_the_variable(variables):
     assert made.activation_checkpointing is False
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_resharding_to_groups_of_ranks_is_an_error(fresh_state, number):
-    with pytest.raises(ConfigError, match=f"is {number}: resharding to groups.*Set it to True or False"):
-        FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=number)
+@pytest.mark.parametrize("number", [0, 1, -2])
+def test_a_number_of_ranks_below_two_or_beside_a_strategy_is_an_error(number):
+    with pytest.raises(
+        ConfigError, match=f"`reshard_after_forward` must be a whole number .* 2, got {number}"
+    ):
+        plugin(2, reshard_after_forward=number)
+    with pytest.raises(ConfigError, match="are one setting"):
+        plugin(2, sharding_strategy="SHARD_GRAD_OP", reshard_after_forward=4)

@@ -57,7 +57,7 @@ def test_unscaling_before_there_are_gradients_does_not_count(weight):
     assert weight.grad.tolist() == [1.0, 1.0]
 
 
-def test_a_disabled_scaler_leaves_everything_alone(weight):
+def test_a_disabled_scaler_leaves_everything_unchanged(weight):
     precision = fp16(enabled=False)
     optimizer = torch.optim.SGD([weight], lr=0.5)
     precision.scale(weight.sum()).backward()

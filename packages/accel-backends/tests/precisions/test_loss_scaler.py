@@ -216,7 +216,7 @@ def body_sharded_scaler():
     return type(get_grad_scaler("FSDP")).__name__
 
 
-def test_parameters_that_were_cast_to_fp16_are_an_error_that_names_the_way_out(scaler):
+def test_parameters_that_were_cast_to_fp16_are_an_error_that_gives_a_hint(scaler):
     (first, _), (one, _) = pair()
     first.data = first.data.half()
     scaler.scale(first.sum()).backward()

@@ -38,7 +38,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("device", [OldDevice(find_vendor("cpu")), DeviceWithoutAutocast(find_vendor("cpu"))])
-def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
+def test_a_device_that_cannot_is_refused_by_name_with_a_hint(name, device):
     expected = (
         f"`mixed_precision={name}` is not supported on this `{device.name}` device. .*Use another precision"
     )

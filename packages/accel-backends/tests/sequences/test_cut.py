@@ -11,7 +11,7 @@ from accel_backends.sequences.cut import SequenceCut
         (True, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]),
     ],
 )
-def test_ranks_have_pieces_that_make_up_the_whole(is_balanced, places):
+def test_ranks_have_pieces_that_add_up(is_balanced, places):
     cuts = [SequenceCut(3, rank, is_balanced) for rank in range(3)]
     whole = torch.arange(24).reshape(2, 12)
     parts = [cut.part_of(whole, 1) for cut in cuts]

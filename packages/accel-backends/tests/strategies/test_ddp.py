@@ -19,6 +19,7 @@ from accel_backends import (
     StrategyContext,
     Sync,
     collect,
+    full_model_state,
     select_precision,
     select_strategy,
     trigger_sync_in_backward,
@@ -243,7 +244,7 @@ def body_state():
     model = seeded()
     keys = list(model.state_dict())
     wrapped = strategy.prepare_model(model)
-    state = strategy.model_state(model)
+    state = full_model_state(strategy, model)
     doubled = {key: value * 2 for key, value in state.items()}
     result = strategy.load_model_state(model, doubled)
     missing = strategy.load_model_state(model, {}, strict=False).missing_keys
@@ -391,7 +392,7 @@ def body_compiled():
     second = [parameter.grad.clone() for parameter in original.parameters()]
     return (
         isinstance(model, DistributedDataParallel),
-        sorted(strategy.model_state(strategy.unwrap(model, keep_torch_compile=False)))
+        sorted(full_model_state(strategy, strategy.unwrap(model, keep_torch_compile=False)))
         == sorted(original.state_dict()),
         strategy.unwrap(model, keep_torch_compile=False) is original,
         first,

@@ -116,7 +116,7 @@ def test_methods_of_the_model_and_unused_parameters_name_what_to_do(world):
 
 
 def checked():
-    """Check every second of some steps without a forward, and let the model go."""
+    """Check every second of some steps without a forward, and release the model."""
     model = TrackedDDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     check = AveragingCheck([model], update=list)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_backends.strategies.ddp_ending import release_all, release_at_exit
+from accel_backends.strategies.ddp import release_all, release_at_exit
 from accel_state.versions import is_torch_version
 from tools.harness.scripts import run_script
 
@@ -44,7 +44,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from accel_state import PartialState
-from accel_backends.strategies.ddp_ending import release_at_exit
+from accel_backends.strategies.ddp import release_at_exit
 
 state = PartialState(cpu=True)
 model = DistributedDataParallel(nn.Linear(1, 1))

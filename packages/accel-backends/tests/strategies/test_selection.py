@@ -55,7 +55,7 @@ def test_a_third_party_adds_a_strategy():
         STRATEGIES.unregister("mine")
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp2", "deepspeed", "pipeline"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "deepspeed", "pipeline"])
 def test_what_needs_collectives_is_refused_on_a_device_without(name):
     expected = f"`{name}` does not train on `mps` devices. It.*(talk to each other|trains on).*[Ll]eave out the plugin"
     with pytest.raises(ConfigError, match=expected):

@@ -16,11 +16,12 @@ from accel_backends import (
     Sync,
     TorchDynamoPlugin,
     collect,
-    is_compiled_module,
+    full_model_state,
     select_precision,
     select_strategy,
     trigger_sync_in_backward,
 )
+from accel_backends.compile import is_compiled
 from accel_state import PartialState
 from accel_state.runtime import current_runtime
 
@@ -102,18 +103,8 @@ def test_schedulers_are_set_up_as_the_run_specifies(runtime):
     )
 
 
-def test_loaders_are_made_by_the_run_with_their_placement(runtime):
-    made = []
-
-    def make_loader(loader, *, device_placement):
-        made.append((loader, device_placement))
-        return f"prepared {loader}"
-
-    strategy = strategy_for(runtime, make_loader=make_loader, device_placement=False)
-    bundle = Bundle(loaders=["a", "b"])
-    assert strategy.prepare(bundle).loaders == ["prepared a", "prepared b"]
-    strategy.prepare(bundle, device_placement=Placement(loaders=[True, False]))
-    assert made == [("a", False), ("b", False), ("a", True), ("b", False)]
+def test_loaders_are_prepared_by_the_caller(runtime):
+    assert strategy_for(runtime).prepare_loader("loader", "prepared {}".format) == "prepared loader"
 
 
 def test_placement_is_chosen_per_object(runtime):
@@ -140,17 +131,18 @@ def test_models_are_converted_then_compiled(runtime):
     strategy = strategy_for(runtime, "bf16", dynamo=TorchDynamoPlugin(backend="eager"))
     model = nn.Sequential(nn.Linear(2, 2))
     prepared = strategy.prepare_model(model)
-    assert is_compiled_module(prepared)
-    assert "forward" in model.__dict__
+    assert prepared is model
+    assert is_compiled(model)
     assert prepared(torch.ones(1, 2)).dtype is torch.float32
     assert strategy.unwrap(prepared, keep_torch_compile=False, keep_fp32_wrapper=False) is model
-    assert "forward" not in model.__dict__
+    assert is_compiled(model)
+    assert "__prepare_scriptable__" not in model.__dict__
 
 
 @pytest.mark.parametrize("evaluation_mode", [True, False])
 def test_models_are_compiled_for_training_and_evaluation(runtime, evaluation_mode):
     strategy = strategy_for(runtime, dynamo=TorchDynamoPlugin(backend="eager"))
-    assert is_compiled_module(strategy.prepare_model(nn.Linear(2, 2), evaluation_mode=evaluation_mode))
+    assert is_compiled(strategy.prepare_model(nn.Linear(2, 2), evaluation_mode=evaluation_mode))
 
 
 def test_backward_scales_under_fp16_and_passes_arguments_on(runtime):
@@ -210,17 +202,17 @@ def test_states_go_out_and_in(runtime):
     strategy = strategy_for(runtime, dynamo=TorchDynamoPlugin(backend="eager"))
     model, optimizer, _ = parts()
     prepared = strategy.prepare(Bundle([model], [optimizer]))
-    state = strategy.model_state(strategy.unwrap(prepared.models[0], keep_torch_compile=False))
+    state = full_model_state(strategy, strategy.unwrap(prepared.models[0], keep_torch_compile=False))
     assert list(state) == ["weight", "bias"]
     strategy.load_model_state(model, {key: torch.zeros_like(value) for key, value in state.items()})
     assert not model.weight.any()
-    saved = strategy.local_optimizer_state(optimizer)
+    saved = strategy.optimizer_tensors(optimizer)
     saved["param_groups"][0]["lr"] = 0.125
     strategy.load_optimizer_state(optimizer, saved)
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_a_prepared_optimizer_is_let_go_with_its_last_reference(runtime):
+def test_a_prepared_optimizer_is_released_with_its_last_reference(runtime):
     strategy = strategy_for(runtime)
     prepared = strategy.prepare_optimizer(parts()[1])
     assert list(strategy._optimizers) == [prepared]

@@ -1,4 +1,4 @@
-"""What is cut, and what is refused; that it trains right is tested with the Accelerator."""
+"""What is sharded, and what is refused; that it trains right is tested with the Accelerator."""
 
 import random
 

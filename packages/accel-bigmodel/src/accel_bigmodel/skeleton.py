@@ -124,7 +124,7 @@ def _move_buffer(module: nn.Module, name: str, buffer: torch.Tensor | None) -> t
 def _parameter_on(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     if isinstance(parameter, UninitializedParameter):
         lazy: Any = type(parameter)
-        moved = lazy(requires_grad=parameter.requires_grad, device=device)
+        moved = lazy(requires_grad=parameter.requires_grad, device=device)  # has no values to detach
     else:
         moved = type(parameter)(parameter.detach().to(device), requires_grad=parameter.requires_grad)
     moved.__dict__.update(parameter.__dict__)

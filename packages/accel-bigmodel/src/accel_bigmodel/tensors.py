@@ -51,7 +51,7 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
     return {
         f"{prefix}.{name}" if fqns and prefix else name
         for prefix, submodule in modules
-        for name in submodule._non_persistent_buffers_set
+        for name in submodule._non_persistent_buffers_set  # as `state_dict` does; it has no public name
     }
 
 

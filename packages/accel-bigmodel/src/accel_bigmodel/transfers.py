@@ -158,9 +158,9 @@ class PinnedMemory:
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in worthy}
         locked: list[int] = []
         # The finalizer keeps the storages alive: memory that is freed while locked can never be locked again.
-        weakref.finalize(self, _unlock, locked, list(storages.values())).atexit = False
+        weakref.finalize(self, _unlock, locked, list(storages.values())).atexit = False  # the system unlocks
         for storage in storages.values():
-            begin = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            begin = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE  # memory is locked by pages
             num_bytes = -(-(storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE) * mmap.PAGESIZE
             room -= num_bytes
             if room < 0 or not _lock(begin, num_bytes):

@@ -131,7 +131,7 @@ def test_rows_are_gathered_for_each_dtype(factory):
     assert [row[0] for row in rows] == ["float32", "float16", "int8", "int4"]
 
 
-def test_the_parser_stands_alone_or_among_others(factory, capsys):
+def test_the_parser_is_separate_or_among_others(factory, capsys):
     args = estimate_command_parser().parse_args([factory, "--dtypes", "float32"])
     args.func(args)
     alone = capsys.readouterr().out

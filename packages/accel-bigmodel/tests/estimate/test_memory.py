@@ -182,7 +182,7 @@ def test_what_is_on_the_hub_is_reported(client):
 
 
 @pytest.mark.parametrize("kind", [HTTPError, ConnectionError])
-def test_a_hub_that_cannot_be_reached_is_an_error_with_the_way_out(client, kind):
+def test_a_hub_that_cannot_be_reached_is_an_error_with_a_hint(client, kind):
     client.answer = kind("no such host")
     with pytest.raises(
         UnreachableError, match="cannot be reached to look up `a/b`: no such host.*module:factory"
@@ -190,7 +190,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error_with_the_way_out(client, kind)
         verify_on_hub("a/b")
 
 
-def test_without_its_client_the_way_out_is_reported(monkeypatch):
+def test_without_its_client_a_hint_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(NotAvailableError, match="pip install huggingface_hub"):
         verify_on_hub("a/b")
@@ -264,6 +264,7 @@ print(json.dumps([guessed, peak - before]))
 """
 
 
+@pytest.mark.engine("long")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_estimates_of_training_are_within_a_tenth_of_the_measured_peak():
     # glibc would raise this threshold as it goes, and keep what was freed: 50 MB, now and then.

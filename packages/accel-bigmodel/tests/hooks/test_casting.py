@@ -29,7 +29,7 @@ def test_weights_are_small_between_forwards():
     assert model.norm.weight.dtype == model.head.weight.dtype == torch.float32
 
 
-def test_classes_can_be_left_alone_and_the_rest_is_cast_for_its_forward():
+def test_classes_can_be_left_unchanged_and_the_rest_is_cast_for_its_forward():
     model = Net()
     seen = []
 

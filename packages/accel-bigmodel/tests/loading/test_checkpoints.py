@@ -185,7 +185,7 @@ def test_shards_of_different_saves_are_refused(tmp_path, saved):
         load_checkpoint_in_model(Net(), tmp_path)
 
 
-def test_names_that_the_index_does_not_list_are_left_alone(tmp_path, saved, caplog):
+def test_names_that_the_index_does_not_list_are_left_unchanged(tmp_path, saved, caplog):
     *_, index = save_model(saved, tmp_path, 100)
     content = json.loads(index.read_text())
     del content["weight_map"]["body.0.bias"]

@@ -44,7 +44,7 @@ def sharded(model: nn.Module) -> nn.Module:
 
 
 def content(model: nn.Module) -> dict[str, list[float]]:
-    """Return all values, whole, by name."""
+    """Return all full values by name."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().flatten().tolist()

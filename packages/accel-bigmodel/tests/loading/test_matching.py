@@ -23,7 +23,7 @@ def test_one_name_of_a_tie_is_enough():
     assert match({"a": ONE, "b": ONE, "c": ONE}, {"c": ONE}, ties=[["a", "b"]]).missing == ["a", "b"]
 
 
-def test_everything_that_differs_stands_in_one_message():
+def test_everything_that_differs_is_in_one_message():
     found = match({"a": ONE, "linear.weight": ONE, "x": ONE}, {"a": TWO, "linear.wieght": ONE, "z": None})
     with pytest.raises(CheckpointError) as caught:
         found.raise_or_warn("some/file", strict=True)

@@ -1,6 +1,6 @@
 """Bytes of files read into tensors, on the CPU and through the ring of buffers to an accelerator.
 
-The accelerator is a stand-in: its stream executes copies only when somebody waits for them, as late as a device may.
+The accelerator is a stand-in: its stream executes copies only when something waits for them, as late as a device may.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TENSORS = {
 
 
 class LateStream:
-    """A stream on which nothing happens until somebody waits."""
+    """A stream on which nothing happens until something waits."""
 
     def __init__(self):
         self.pending, self.lock = [], threading.RLock()

@@ -386,7 +386,7 @@ def test_given_weights_of_another_shape_are_refused():
         model(torch.tensor([0]))
 
 
-def test_a_model_without_values_of_its_own_can_be_offloaded_again(tmp_path):
+def test_a_model_without_its_own_values_can_be_offloaded_again(tmp_path):
     model = in_checkpoint(tmp_path)
     with torch.no_grad():
         wanted = model(X)

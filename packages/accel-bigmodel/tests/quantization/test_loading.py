@@ -56,14 +56,14 @@ def skeleton() -> Net:
         return Net().eval()
 
 
-def test_without_bitsandbytes_the_way_out_is_reported(monkeypatch, original):
+def test_without_bitsandbytes_a_hint_is_given(monkeypatch, original):
     monkeypatch.setattr("accel_bigmodel.quantization.layers.is_bnb_available", lambda: False)
     with pytest.raises(NotAvailableError, match="pip install bitsandbytes"):
         load_and_quantize_model(original, BnbQuantizationConfig(load_in_8bit=True))
     assert not has_4bit_bnb_layers(original)
 
 
-def test_the_last_module_and_tied_ones_are_left_alone(original):
+def test_the_last_module_and_tied_ones_are_left_unchanged(original):
     assert get_keys_to_not_convert(original) == ["head"]
     original.up.weight = original.embed.weight
     assert get_keys_to_not_convert(original) == ["embed", "head", "up"]

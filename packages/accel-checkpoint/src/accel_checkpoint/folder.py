@@ -134,7 +134,7 @@ class SavedCheckpoint:
         """
         path = self._files().path(name)
         if path.suffix == ".safetensors":
-            return {name: tensor.clone() for name, tensor in read_weights(path).items()}
+            return {name: tensor.clone() for name, tensor in read_weights(path).items()}  # the file may go
         if path.suffix == ".json":
             return read_json(path)
         with trusted_files(self._is_trusted):

@@ -116,7 +116,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     with path.open("x", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
-        file.flush()
+        file.flush()  # `fsync` does not write Python's buffer
         os.fsync(file.fileno())
     force_to_disk(folder)
 

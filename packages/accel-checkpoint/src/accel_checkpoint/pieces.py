@@ -1,4 +1,4 @@
-"""The state of a model as a stream of pieces: the local part of each tensor."""
+"""The local part of sharded tensors, and the position of its pieces in the full tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from accel_checkpoint.tensors import DeferredTensor, is_plain, second_names_in
@@ -50,6 +52,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool, first_rank: int = 0)
     """
     first_of = ties_in(state)
     aliases: dict[str, tuple[str, ...]] = {}
+    has_first: dict[DeviceMesh, bool] = {}
     for name, first in first_of.items():
         aliases[first] = (*aliases.get(first, ()), name)
     for name, value in state.items():
@@ -58,7 +61,10 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool, first_rank: int = 0)
         if not isinstance(value, Tensor):
             yield Piece(name, value, is_writer=is_writer)
         elif isinstance(value, DTensor):
-            yield from _pieces_of_part(name, value, aliases.get(name, ()), first_rank)
+            mesh = value.device_mesh
+            if mesh not in has_first:  # torch 2.13 computes `mesh.mesh` in each access
+                has_first[mesh] = bool((mesh.mesh == first_rank).any())
+            yield from _pieces_of_part(name, value, aliases.get(name, ()), has_first[mesh])
         else:
             shape = tuple(value.shape)
             yield Piece(name, value, shape, (0,) * len(shape), is_writer, aliases.get(name, ()))
@@ -134,19 +140,18 @@ def _within(runs: list[tuple[int, int]], start: int, end: int) -> list[tuple[int
 
 
 def _pieces_of_part(
-    name: str, tensor: DTensor, second_names: tuple[str, ...], first_rank: int
+    name: str, tensor: DTensor, second_names: tuple[str, ...], has_first: bool
 ) -> Iterator[Piece]:
     """Yield this rank's pieces of a `DTensor`.
 
     If several ranks have the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
-    have different meshes, the one whose mesh has ``first_rank``.
+    have different meshes, the one whose mesh has the first rank.
 
     Raises:
         CheckpointError: If the tensor has not been reduced over the ranks.
     """
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    is_writer = coordinate is not None and bool((mesh.mesh == first_rank).any())
+    coordinate = tensor.device_mesh.get_coordinate()
+    is_writer = coordinate is not None and has_first
     for axis, placement in enumerate(tensor.placements):
         if placement.is_partial():
             raise CheckpointError(
@@ -156,19 +161,23 @@ def _pieces_of_part(
         if placement.is_replicate() and coordinate is not None:
             is_writer = is_writer and coordinate[axis] == 0
     shape = tuple(tensor.shape)
-    for offset, part in parts_of(tensor):
+    for offset, part in local_pieces(tensor):
         yield Piece(name, part, shape, offset, is_writer, second_names)
 
 
-def parts_of(tensor: DTensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Yield the local part of a `DTensor`, as views on its device, each with its offset in the tensor."""
-    local = tensor.to_local()
+def local_pieces(tensor: Tensor) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return views of the local part of a tensor, on its device, each with its offset in the full tensor."""
+    if not isinstance(tensor, DTensor):
+        return [((0,) * tensor.dim(), tensor.detach())]
+    local = local_part(tensor)
+    pieces = []
     for runs in product(*(_numbered(each) for each in runs_of(tensor))):
         part = local
         for dim, (_, within, size) in enumerate(runs):
             if size != part.shape[dim]:
                 part = part.narrow(dim, within, size)
-        yield tuple(start for start, _, _ in runs), part
+        pieces.append((tuple(start for start, _, _ in runs), part))
+    return pieces
 
 
 def _numbered(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -177,3 +186,45 @@ def _numbered(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     for start, size in runs:
         yield start, within, size
         within += size
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the local part of a tensor of any shape, in the same memory, on its device."""
+    with torch.no_grad():  # `to_local` is a function of autograd otherwise
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def shard_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Shard a full tensor over the ranks like ``parameter``, which has its shape; it stays on its device.
+
+    No communication.
+    """
+    if not isinstance(parameter, DTensor):
+        return whole
+    local = whole
+    for dim, runs in enumerate(runs_of(parameter)):
+        kept = [local.narrow(dim, begin, size) for begin, size in runs]
+        local = kept[0] if len(kept) == 1 else torch.cat(kept, dim)
+    return wrap_like(parameter, local.clone(memory_format=torch.contiguous_format))
+
+
+def empty_like_shard(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor without values, of the shape and on the device of ``parameter``, and sharded like it."""
+    return wrap_like(parameter, torch.empty_like(local_part(parameter), dtype=dtype))
+
+
+def wrap_like(parameter: Tensor, local: Tensor) -> Tensor:
+    """Return the tensor of the shape of ``parameter``, sharded over the ranks like it, whose local part is ``local``.
+
+    It is on the device of ``local``.
+    """
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -59,4 +59,4 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()  # the program's name may contain spaces and brackets
-    return "" if fields[0] in "ZX" else fields[19]
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie, or dead; field 22 of proc(5), the start time

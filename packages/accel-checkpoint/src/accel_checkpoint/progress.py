@@ -46,7 +46,7 @@ def watched(
     """
     ended = threading.Event()
     arguments = (ended, label, num_bytes, num_bytes(), total, is_shown)
-    watching = threading.Thread(target=_watch, args=arguments, daemon=True)
+    watching = threading.Thread(target=_watch, args=arguments, daemon=True)  # not waited for at exit
     watching.start()
     try:
         yield

@@ -235,7 +235,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if not is_plain(tensor) or not tensor.numel():
         return True
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor.resolve_conj())  # it refuses tensors with the lazy conjugate bit
     if not tensor.is_floating_point():
         return True
     if tensor.dtype == torch.float4_e2m1fn_x2:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from accel_checkpoint.formats.distributed import DistributedState
+from accel_checkpoint.formats.distributed import Destination, DistributedState
 from accel_checkpoint.manifest import saved_files
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.distributed_files import part_of_rank
@@ -36,7 +36,7 @@ def save_parts(folder, cuts=CUTS):
 def test_any_part_is_read_from_the_parts_that_overlap_it(tmp_path, rows, columns):
     saved = save_parts(tmp_path)
     part = torch.zeros(rows[1] - rows[0], columns[1] - columns[0])
-    saved.read_into(part, saved.entries["model.tied"], (rows[0], columns[0]))
+    saved.read([Destination(part, saved.entries["model.tied"], (rows[0], columns[0]))])
     assert torch.equal(part, WHOLE[slice(*rows), slice(*columns)])
 
 
@@ -67,7 +67,7 @@ def test_what_torch_wrote_is_read(tmp_path):
 def test_values_are_converted_to_the_type_of_the_part(tmp_path):
     saved = save_parts(tmp_path)
     part = torch.zeros(4, 5, dtype=torch.float64)
-    saved.read_into(part, saved.entries["model.w"], (2, 0))
+    saved.read([Destination(part, saved.entries["model.w"], (2, 0))])
     assert torch.equal(part.float(), WHOLE[2:6])
 
 
@@ -89,7 +89,7 @@ def test_a_part_that_is_not_what_the_table_promises_is_refused(tmp_path, content
     (tmp_path / "state" / first.file).write_bytes(part)
     chunk = replace(first, start=0, num_bytes=len(part))
     with pytest.raises(CheckpointError, match=reason):
-        saved.read_into(torch.zeros(3, 5), replace(entry, chunks=(chunk,)), (0, 0))
+        saved.read([Destination(torch.zeros(3, 5), replace(entry, chunks=(chunk,)), (0, 0))])
 
 
 def test_conjugate_views_are_read(tmp_path):

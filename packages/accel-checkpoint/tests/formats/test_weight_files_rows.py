@@ -40,7 +40,7 @@ def test_rows_are_converted_in_host_memory_whatever_the_default_device_is(path):
     assert torch.equal(part, FLOATS["matrix"].double())
 
 
-def test_scalars_and_further_names_are_read(path):
+def test_scalars_and_more_names_are_read(path):
     rows = WeightRows(path.parent)
     scalar, tied = torch.empty((), dtype=torch.float64), torch.empty(7, 3)
     rows.read_into(scalar, "scalar")

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -7,6 +5,7 @@ import pytest
 
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_state.errors import CheckpointError
+from tools.harness.scripts import run_script
 
 
 def test_a_handle_is_done_when_the_save_is():
@@ -57,8 +56,7 @@ def finish():
     raise OSError("the disk is full")
 SaveHandle(finish, target=Path("a")).start()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True
-    )
+    done = run_script("-c", code)
+    assert done.returncode == 0
     assert (tmp_path / "done").read_text() == "yes"
     assert "Saving `a` in the background failed: the disk is full" in done.stderr

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from accel_checkpoint.saving.pending_files import SafetensorsFile
 from accel_checkpoint.saving.staging import temporary_folder
 from accel_checkpoint.tensors import DeferredTensor
 from accel_state.errors import CheckpointError, ConfigError
+from tools.harness.scripts import run_script
 
 
 class Tied(nn.Module):
@@ -335,7 +334,7 @@ def test_an_empty_state_dict_is_a_file_without_tensors(tmp_path):
 
 def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
     source = "from accel_checkpoint.process_identity import stamp; print(stamp())"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    done = run_script("-c", source)
     dead = tmp_path / f".tmp-weights-0123abcd-{done.stdout.strip()}-1"
     foreign = tmp_path / ".tmp-weights-0123abcd-01234567-1-2-1"
     with temporary_folder(tmp_path, "weights") as live:
@@ -367,7 +366,7 @@ def test_a_killed_save_leaves_the_earlier_one_and_the_next_tidies_up(tmp_path):
     state = {"a": torch.ones(100), "b": torch.ones(100)}
     save_model(state, tmp_path, 400)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=180, check=False)
+    done = run_script("-c", KILLED, str(tmp_path))
     assert done.returncode < 0
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert after == before

@@ -85,7 +85,7 @@ def test_an_empty_folder_is_replaced_atomically_and_keeps_its_permissions(tmp_pa
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange):
+def test_a_checkpoint_is_replaced_in_full(tmp_path, monkeypatch, can_exchange):
     if not can_exchange:
         monkeypatch.setattr(module, "exchange", lambda one, other: False)
     committed(tmp_path / "a", old="1")
@@ -243,7 +243,7 @@ def test_an_old_checkpoint_that_is_a_link_is_replaced_or_removed_without_a_trace
     assert sorted(os.listdir(tmp_path / "disk")) == ["checkpoint_1", "checkpoint_2"]
 
 
-def test_a_later_format_is_refused_with_the_way_out(tmp_path):
+def test_a_later_format_is_refused_with_a_hint(tmp_path):
     staged(tmp_path / "a").commit()
     path = tmp_path / "a" / "accel_checkpoint.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))

@@ -1,4 +1,4 @@
-"""Saves on two machines of two ranks, each machine with a disk of its own; the ranks are threads."""
+"""Saves on two machines of two ranks, each machine with its own disk; the ranks are threads."""
 
 import os
 import threading

@@ -16,7 +16,7 @@ from accel_state.runtime import current_runtime
 
 
 class Sentences(IterableDataset):
-    """Samples of a tensor, a text, and a number of tokens of their own."""
+    """Samples of a tensor, a text, and a number of their own tokens."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -37,6 +37,7 @@ def read(loader: Any) -> tuple[int, list[str]]:
     """Return the number of batches of a training loop, and its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # Python 3.12's, of workers
         return sum(1 for _ in loader), [str(warning.message) for warning in caught]
 
 

@@ -59,7 +59,7 @@ def test_torchdata_finds_its_numbers(is_under_way, num_batches):
 
 
 @pytest.mark.parametrize("content", [[], {}, {"_num_yielded": "2"}, {"_snapshot": {}}])
-def test_unknown_names_are_refused_with_the_way_out(content):
+def test_unknown_names_are_refused_with_a_hint(content):
     with pytest.raises(CheckpointError, match=r"dl_state_dict\.bin"):
         load_into(loader(), content, position=True, file_name="dl_state_dict.bin")
 

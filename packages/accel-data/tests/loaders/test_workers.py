@@ -17,7 +17,7 @@ pytestmark = [
 
 
 class Pids(Dataset):
-    """Samples that tell which process has read them."""
+    """Samples that show which process has read them."""
 
     def __len__(self):
         return 64
@@ -27,7 +27,7 @@ class Pids(Dataset):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_workers_outlive_a_signal_to_the_whole_job(signum):
+def test_workers_outlive_a_signal_to_all_processes_of_the_job(signum):
     loader = prepare_data_loader(DataLoader(Pids(), batch_size=1, num_workers=2))
     keep_workers(loader, [signum])
     seen = []
@@ -47,6 +47,7 @@ class SignalledWhenUnpickled(Pids):
         subprocess.run(["kill", f"-{int(signal.SIGTERM)}", str(os.getpid())], check=True)
 
 
+@pytest.mark.engine("long")
 def test_a_spawned_worker_outlives_a_signal_while_it_starts():
     dataset = SignalledWhenUnpickled()
     dataset.state = "a state, so that it is set"

@@ -69,7 +69,7 @@ def test_an_order_is_drawn_again_from_its_state_and_the_default_generator_stays(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_sampler_with_an_order_of_its_own_may_have_no_end() -> None:
+def test_a_sampler_with_its_own_order_may_have_no_end() -> None:
     class Reversed(RandomSampler):
         def __iter__(self) -> Any:
             return reversed(list(super().__iter__()))

@@ -58,7 +58,7 @@ class Backwards(FromGlobal):
 
 
 class Batches:
-    """Batches in an order of their own."""
+    """Batches in their own order."""
 
     batch_size = 2
 

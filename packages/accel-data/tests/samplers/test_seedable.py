@@ -34,7 +34,7 @@ def test_without_a_seed_it_takes_torchs() -> None:
     assert SeedableRandomSampler(range(20)).initial_seed == 11
 
 
-def test_the_generator_of_torch_is_left_alone() -> None:
+def test_the_generator_of_torch_is_left_unchanged() -> None:
     before = torch.get_rng_state()
     list(SeedableRandomSampler(range(20), data_seed=4))
     assert torch.equal(torch.get_rng_state(), before)

@@ -38,7 +38,7 @@ from accel_launch.constants import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORC
 from accel_launch.constants import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
 from accel_launch.constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
 from accel_launch.constants import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
-from accel_launch.launchers.protocol import Launcher as Launcher
+from accel_launch.launchers.selection import Launcher as Launcher
 from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
 from accel_launch.notebook import debug_launcher as debug_launcher
 from accel_launch.notebook import notebook_launcher as notebook_launcher

@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from accel_launch import __version__
-from accel_launch.commands.parsing import make_parser
-from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
 from accel_launch.messages import ReaderGone, complain, flush, show
 from accel_state.errors import AccelError, UnknownNameError, did_you_mean
 from accel_state.registry import Registry, entry_points
 
+if TYPE_CHECKING:
+    Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+else:  # which is not generic when annotations are evaluated
+    Subparsers = argparse._SubParsersAction
+
+COMMAND_GROUP = "accel.commands"
 USAGE_ERROR = 2
 FAILURE = 1
 INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """A subcommand of ``accel``.
+
+    Its entry point names an object like this, in a module whose docstring starts with `help`. One that adds a
+    ``--help`` of its own has an attribute ``has_own_help``, which is true.
+    """
+
+    @property
+    def help(self) -> str:
+        """What it does, in one line."""
+        ...
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its flags; `run` gets what the parser makes of them."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it and return the exit code; an `AccelError` becomes one line on stderr and exit code 1."""
+        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one subcommand; what it refuses becomes one line on stderr and an exit code."""
     return _without_traceback(lambda: _run_command(name, arguments))
+
+
+def command_of(name: str) -> Command:
+    """Return a subcommand; raises what `Registry.get` does."""
+    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
+    return registry.get(name)
 
 
 def help_text() -> str:
@@ -52,6 +87,41 @@ def help_text() -> str:
         "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
         "`accel COMMAND --help` tells more."
     )
+
+
+def summary_of(entry_point_value: str) -> str:
+    """Return the first docstring line of the module in ``package.module:object``, read from its source.
+
+    Nothing is imported, so listing the commands costs the same however heavy they are. A command without
+    source has an empty summary.
+    """
+    package, *rest = entry_point_value.partition(":")[0].split(".")
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        module = Path(folder, *rest)
+        source = next(filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py")), None)
+        if source is not None:
+            found = re.match(r'"""(.*?)\.?(?:"""|\n)', source.read_text(encoding="utf-8"))
+            return found[1] if found else ""
+    return ""
+
+
+def make_parser(prog: str, command: Command, subparsers: Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of ``command``: that of a program, or of one more subcommand among ``subparsers``."""
+    settings: dict[str, Any] = {
+        "description": f"{command.help}.",
+        "formatter_class": HelpFormatter,
+        "allow_abbrev": False,
+        "add_help": not getattr(command, "has_own_help", False),
+    }
+    parser = (
+        argparse.ArgumentParser(prog=prog, **settings)
+        if subparsers is None
+        else subparsers.add_parser(prog, help=command.help, **settings)
+    )
+    command.add_arguments(parser)
+    _accept_both_spellings(parser)
+    return parser
 
 
 def _without_traceback(action: Callable[[], int]) -> int:
@@ -97,9 +167,8 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
-    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
     try:
-        command = registry.get(name)
+        command = command_of(name)
     except UnknownNameError as error:
         complain(f"{error} See `accel --help`.")
         return USAGE_ERROR
@@ -132,6 +201,56 @@ def _flags_of(parser: argparse.ArgumentParser, namespace: argparse.Namespace) ->
             named = action.choices.get(getattr(namespace, action.dest) or "")
             known += [] if named is None else _flags_of(named, namespace)
     return known
+
+
+def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
+    """Let ``--num-processes`` stand for ``--num_processes``, and the reverse; the help shows one of them."""
+    for action in parser._actions:
+        for flag in action.option_strings:
+            name = flag[2:]
+            for twin in (f"--{name.replace('_', '-')}", f"--{name.replace('-', '_')}"):
+                if flag.startswith("--"):
+                    # what `add_argument` would do, but without showing it
+                    parser._option_string_actions.setdefault(twin, action)
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _accept_both_spellings(inner)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
+
+    def __init__(
+        self,
+        prog: str,
+        indent_increment: int = 2,
+        max_help_position: int = 30,
+        width: int | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(prog, indent_increment, max_help_position, width, **named)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())
+
+    def add_usage(self, usage: str | None, *arguments: Any, **named: Any) -> None:
+        super().add_usage(usage and _wrapped(usage, self._width - len("usage: ")), *arguments, **named)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Return a line that is too long as several: an example, and what it does, stand below each other."""
+    if len(line) <= width:
+        return line
+    text = line.lstrip()
+    margin = line[: len(line) - len(text)]
+    example, *meanings = re.split(r" {2,}", text)
+    rows = textwrap.wrap(
+        example, width, initial_indent=margin, subsequent_indent=margin + "  " * bool(meanings)
+    )
+    for meaning in meanings:
+        deeper = f"{margin}    "
+        rows += textwrap.wrap(meaning, width, initial_indent=deeper, subsequent_indent=deeper)
+    return "\n".join(rows)
 
 
 def _failure(error: AccelError) -> int:

@@ -87,7 +87,10 @@ def check_fsdp(settings: Mapping[str, Resolved]) -> None:
     decide(given.get("sharding_strategy"), given.get("reshard_after_forward"), is_from_launcher=True)
     state_dict_type_of(version, given.get("state_dict_type"))
     _check_units(given)
-    _check_offload_of_checkpointing(version, given)
+    if given.get("activation_checkpointing_offload") and not given.get("activation_checkpointing"):
+        raise ConfigError(
+            "`fsdp_activation_checkpointing_offload` has no effect without `fsdp_activation_checkpointing`. Set both."
+        )
 
 
 def _check_units(given: Mapping[str, Any]) -> None:
@@ -99,19 +102,6 @@ def _check_units(given: Mapping[str, Any]) -> None:
         )
     if policy == "SIZE_BASED_WRAP" and given.get("min_num_params") == 0:
         raise ConfigError("`fsdp_min_num_params` must be at least 1 with `SIZE_BASED_WRAP`, got 0.")
-
-
-def _check_offload_of_checkpointing(version: int, given: Mapping[str, Any]) -> None:
-    if not given.get("activation_checkpointing_offload"):
-        return
-    if version == 1:
-        raise ConfigError(
-            "`fsdp_activation_checkpointing_offload` is for `fsdp_version` 2. Set the version, or leave it out."
-        )
-    if not given.get("activation_checkpointing"):
-        raise ConfigError(
-            "`fsdp_activation_checkpointing_offload` has no effect without `fsdp_activation_checkpointing`. Set both."
-        )
 
 
 _ALWAYS: Mapping[str, Any] = {

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from accel_launch import __version__
-from accel_launch.accelerators.detection import find_accelerators
-from accel_launch.launchers.ports import free_port
+from accel_launch.launchers.local import free_port
+from accel_launch.machine import find_accelerators
 from accel_state.environment import snapshot
 
 _OWN_PACKAGE = "accel-launch"

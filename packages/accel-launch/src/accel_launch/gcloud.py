@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
-from accel_state.environment import snapshot
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError
 
 PROGRAM = "gcloud"
+INSTALL = "See https://cloud.google.com/sdk."
 PYTHON_OF_PODS = ("python3",)
 """The Python of the machines of a pod."""
 
@@ -31,15 +29,3 @@ def _no_option(flag: str, value: str) -> str:
     if value.startswith("-") or "@-" in value:
         raise ConfigError(f"`{flag}` is `{value}`, which `gcloud` would take for an option. Give a name.")
     return value
-
-
-def check_is_installed(needed_by: str) -> None:
-    """Refuse to go on without the program.
-
-    Raises:
-        NotAvailableError: If it is not on the PATH.
-    """
-    if shutil.which(PROGRAM, path=snapshot().get("PATH")) is None:
-        raise NotAvailableError(
-            f"`{needed_by}` needs the program `gcloud`, which is not installed. See https://cloud.google.com/sdk."
-        )

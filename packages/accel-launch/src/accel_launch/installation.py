@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from accel_state.errors import ConfigError
@@ -13,13 +11,6 @@ _PARTS = ("state", "ops", "checkpoint", "data", "bigmodel", "backends", "tracker
 PACKAGES = ("accel", *(f"accel-{part}" for part in _PARTS))
 """The packages of accel. On public indexes these names may be other people's: install from paths and addresses only."""
 INSTALL_FROM = "the wheels that `python tools/dev.py wheels --only-build` makes in a checkout of accel"
-
-
-def interpreter_command() -> tuple[str, ...]:
-    """Return the command line of this Python: after ``python -O -m accel_launch`` it ends with ``-O``."""
-    # What `multiprocessing` starts its processes with: all but `-u`, which every rank has.
-    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return (sys.executable, *options)
 
 
 def wheels_in(folder: Path) -> list[Path]:

@@ -185,7 +185,7 @@ def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
 
 
 def _metavar(setting: Setting) -> str:
-    words = setting.choices or ()
+    words = setting.parse.choices or ()
     if (
         setting.metavar is None
         and 0 < len(words) <= _MOST_CHOICES
@@ -198,8 +198,10 @@ def _metavar(setting: Setting) -> str:
 def _help(setting: Setting) -> str:
     default = setting.default if setting.launch.default_text is None else setting.launch.default_text
     has_none = default is None or default is False or default == ()
-    text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
-    words = setting.choices or ()
+    text = setting.help
+    if not has_none:
+        text += f" Default: {default if isinstance(default, str) else setting.text_of(default)}."
+    words = setting.parse.choices or ()
     if len(words) <= _MOST_CHOICES and sum(map(len, words)) > _WIDEST_CHOICES:
         text = f"{text} One of {', '.join(words)}."
     return text.replace("%", "%%")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from functools import partial
 
 from accel_state.environment.parsers import Parser, boolean
 
@@ -18,13 +18,18 @@ _REFERENCES = re.compile(rf"{_REFERENCE}(,{_REFERENCE})*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
-def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
-    def convert(given: str) -> str:
-        if pattern.fullmatch(given) is None:
-            raise ValueError(given)
-        return given
+def _match(pattern: re.Pattern[str], given: str) -> str:
+    if pattern.fullmatch(given) is None:
+        raise ValueError(given)
+    return given
 
-    return convert
+
+def _to_ranks(given: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for part in given.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
 
 
 def _to_shell_words(given: str) -> str:
@@ -53,14 +58,19 @@ def _to_assignments(given: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-tee = Parser("0, 1, 2 or 3, or such a number for each local rank, as in `0:3,1:1`", _matching(_TEE))
-pairs = Parser("`KEY=VALUE`, or several of them with commas between", _matching(_PAIRS), metavar="KEY=VALUE")
+tee = Parser("0, 1, 2 or 3, or such a number for each local rank, as in `0:3,1:1`", partial(_match, _TEE))
+pairs = Parser(
+    "`KEY=VALUE`, or several of them with commas between", partial(_match, _PAIRS), metavar="KEY=VALUE"
+)
+ranks = Parser("ranks with commas between, as in `0,4-7`", _to_ranks)
 shell_words = Parser("words as for a shell, with each quote closed", _to_shell_words)
-dns_label = Parser("lower-case letters, digits and dashes, at most 63", _matching(_LABEL))
-quantity = Parser("a quantity as Kubernetes writes it, such as `4`, `500m` or `64Gi`", _matching(_QUANTITY))
+dns_label = Parser("lower-case letters, digits and dashes, at most 63", partial(_match, _LABEL))
+quantity = Parser(
+    "a quantity as Kubernetes writes it, such as `4`, `500m` or `64Gi`", partial(_match, _QUANTITY)
+)
 secret_references = Parser(
     "`VARIABLE=SECRET:KEY`, or several of them with commas between",
-    _matching(_REFERENCES),
+    partial(_match, _REFERENCES),
     metavar="NAME=SECRET:KEY",
 )
 three_booleans = Parser(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 LOCAL_HOST = "localhost"
-# What launchers that start no ranks themselves hand over, for people to see.
-_SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job", "mpi": "note"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +17,7 @@ class ProcessPlan:
     """One process to start. Its environment is the host's, less ``unset``, plus ``environ``, plus ``private``.
 
     ``private`` holds variables whose values nobody may see.
-    ``rank`` is the rank that the process is; None for one that is more, or none at all. One with a ``function`` is a
-    fork of this process that calls it, where this process is, and starts no program.
+    ``rank`` is the rank that the process is; None for one that is more, or none at all.
     """
 
     argv: tuple[str, ...]
@@ -30,7 +27,6 @@ class ProcessPlan:
     host: str = LOCAL_HOST
     rank: int | None = None
     private: Mapping[str, str] = field(default_factory=dict, repr=False)
-    function: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environ", MappingProxyType(dict(self.environ)))
@@ -78,9 +74,10 @@ class LaunchPlan:
     ``processes`` are those that the launcher itself starts; another program among them may start the ranks, whose
     number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found
     while starting. ``is_quiet`` leaves out the report on the screen that says how a run failed; ``report`` is a file
-    to write it to as JSON. ``max_restarts`` says how often all processes start again after one has failed,
-    ``rendezvous`` is the program that tells those of this machine their ranks each time.
+    to write it to as JSON. ``max_restarts`` says how often all processes start again after one has failed.
+    ``prefix`` stands before each line of a rank on the screen, which shows those of ``shown_ranks`` only, if given.
     ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
+    ``shown_option`` is the one that the description ends with.
     ``document`` is what it hands to another program instead of starting processes, for a file or a pipe; it is then
     the description, and nothing else.
     """
@@ -93,11 +90,13 @@ class LaunchPlan:
     is_quiet: bool = False
     report: Path | None = None
     max_restarts: int = 0
+    prefix: str = ""
+    shown_ranks: tuple[int, ...] | None = None
     logs: LogSettings | None = None
-    rendezvous: ProcessPlan | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     document: str | None = None
+    shown_option: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
@@ -118,9 +117,10 @@ class LaunchPlan:
             "is_quiet": self.is_quiet,
             "report": None if self.report is None else str(self.report),
             "max_restarts": self.max_restarts,
+            "prefix": self.prefix,
+            "shown_ranks": None if self.shown_ranks is None else list(self.shown_ranks),
             "tee": "0" if self.logs is None else self.logs.tee,
             "log_dir": None if self.logs is None or self.logs.folder is None else str(self.logs.folder),
-            "rendezvous": None if self.rendezvous is None else list(self.rendezvous.argv),
             "options": dict(self.options),
             **({} if self.document is None else {"document": self.document}),
             "processes": [process.to_dict() for process in self.processes],
@@ -136,7 +136,6 @@ class LaunchPlan:
             lines.append(f"port         {self.port or 'a free one'}")
         lines += [] if self.report is None else [f"report       {self.report}"]
         lines += [f"restarts     {self.max_restarts}"] if self.max_restarts else []
-        lines += [] if self.rendezvous is None else [f"rendezvous   {shlex.join(self.rendezvous.argv)}"]
         for process in self.processes:
             lines += ["", f"host         {process.host}"]
             lines += [] if process.rank is None else [f"rank         {process.rank}"]
@@ -145,6 +144,6 @@ class LaunchPlan:
             lines += [f"variable     {name} (not shown)" for name in sorted(process.private)]
             lines += [f"unset        {name}" for name in process.unset]
             lines.append(f"command      {shlex.join(process.argv)}")
-        shown = self.options.get(_SHOWN_OPTIONS.get(self.launcher, ""))
+        shown = self.options.get(self.shown_option)
         lines += ["", shown.rstrip()] if shown else []
         return "\n".join(lines)

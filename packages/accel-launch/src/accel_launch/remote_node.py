@@ -12,23 +12,26 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_launch.accelerators.detection import find_accelerators
-from accel_launch.cpu_cores import num_cpu_cores, threads_of
+from accel_launch.foreign_tables import Types, has_entries, read_table
+from accel_launch.machine import find_accelerators, num_cpu_cores, threads_of
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.child import ChildEnding, exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.signals import RemoteSignals
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
+from accel_launch.report import RankEnding
 from accel_state.environment import snapshot
 
 # What the message may say of all ranks together: the launcher forgets the beginning of a line of 256 KiB.
 _NUM_BYTES = 2**17
 _NUM_CHARACTERS = 2000
+_MESSAGE: Types = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
+_ENDING: Types = {"rank": int, "return_code": int, "was_ended": bool, "last_lines": list}
 
 
 def main() -> int:
@@ -47,8 +50,7 @@ def main() -> int:
         grace_period_s=plan["grace_period_s"],
         remote_signals=RemoteSignals.of_standard_input(),
     )
-    message = json.dumps(describe(processes, ending)).encode()
-    os.write(2, MESSAGE_MARK + b"\n" + MESSAGE_MARK + message + b"\n")
+    os.write(2, encoded(_rank_endings(processes, ending), ending.interrupted_by, ending.num_memory_kills))
     failed = sorted(
         (child for child in ending.children if child.return_code != 0),
         key=lambda child: child.failed_at or 0.0,
@@ -74,24 +76,57 @@ def process_from(data: Mapping[str, Any]) -> ProcessPlan:
     )
 
 
-def describe(processes: list[ProcessPlan], ending: RunEnding) -> dict[str, Any]:
-    """Return how the ranks ended, as data; moments are told as seconds ago, since clocks differ."""
+def _rank_endings(processes: Sequence[ProcessPlan], ending: RunEnding) -> Iterator[dict[str, Any]]:
+    """Yield how each rank ended, as data; moments are given as seconds ago, since clocks differ."""
     now = time.monotonic()
-    return {
+    for process, child in zip(processes, ending.children, strict=True):
+        yield {
+            "rank": process.rank,
+            "return_code": child.return_code,
+            "failed_ago_s": None if child.failed_at is None else now - child.failed_at,
+            "was_ended": child.was_ended,
+            "last_lines": last_lines_within(child.last_lines, _NUM_BYTES // len(processes)),
+        }
+
+
+def encoded(
+    ranks: Iterable[dict[str, Any]], interrupted_by: int | None = None, num_memory_kills: int = 0
+) -> bytes:
+    """Return the message of how ranks ended, which `message_in` reads, as the last lines of a standard error."""
+    message = {
         "hostname": socket.gethostname(),
-        "interrupted_by": ending.interrupted_by,
-        "num_memory_kills": ending.num_memory_kills,
-        "ranks": [
-            {
-                "rank": process.rank,
-                "return_code": child.return_code,
-                "failed_ago_s": None if child.failed_at is None else now - child.failed_at,
-                "was_ended": child.was_ended,
-                "last_lines": last_lines_within(child.last_lines, _NUM_BYTES // len(processes)),
-            }
-            for process, child in zip(processes, ending.children, strict=True)
-        ],
+        "interrupted_by": interrupted_by,
+        "num_memory_kills": num_memory_kills,
+        "ranks": list(ranks),
     }
+    return MESSAGE_MARK + b"\n" + MESSAGE_MARK + json.dumps(message).encode() + b"\n"
+
+
+def message_in(lines: Sequence[str]) -> dict[str, Any] | None:
+    """Return the last message of `encoded` in the lines that a host has written; None without a sound one."""
+    mark = MESSAGE_MARK.decode()
+    found = [line for line in lines if line.startswith(mark)]
+    message = read_table(found[-1].removeprefix(mark), _MESSAGE) if found else None
+    is_sound = message is not None and all(has_entries(rank, _ENDING) for rank in message["ranks"])
+    return message if is_sound else None
+
+
+def endings_in(message: Mapping[str, Any], host: str) -> list[RankEnding]:
+    """Return the endings of the ranks in a message of `encoded`; of a rank with a ``host`` of its own, there."""
+    now = time.monotonic()
+    return [
+        RankEnding(
+            rank["rank"],
+            rank.get("host", host),
+            ChildEnding(
+                rank["return_code"],
+                now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
+                rank["was_ended"] or message["interrupted_by"] is not None,
+                tuple(map(str, rank["last_lines"])),
+            ),
+        )
+        for rank in message["ranks"]
+    ]
 
 
 def last_lines_within(lines: Sequence[str], num_bytes: int) -> list[str]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from accel_launch.accelerators.choosing import asked_for
 from accel_launch.config.file import ConfigFile
-from accel_launch.engine import choose_engine, with_engine
 from accel_launch.engine_checks import check_deepspeed, check_fsdp, fields_of_config_file, fsdp_defaults
 from accel_launch.installation import INSTALL_FROM
-from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
+from accel_launch.machine import Machine, asked_for
 from accel_launch.options import OPTIONS
-from accel_launch.resolution import Resolved, resolve
+from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.registry import entry_points
+
+if TYPE_CHECKING:
+    from accel_state.topology import Topology
 
 CommandKind = Literal["script", "module", "executable"]
 
@@ -33,19 +36,30 @@ _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
 _DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {
     "FSDP": fsdp_defaults
 }
+_BY_HAND = frozenset({"num_machines", "machine_rank", "master_addr"})
+# What torchrun, and we, give each rank.
+VARIABLES_OF_A_RANK = (
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "WORLD_SIZE",
+)
+_PREFIXES_OF_TASKS = ("MV2_", "OMPI_", "PMI_", "SLURM_")
 _DROP_INS = "accel.drop_ins"
 """Entry points whose module runs what follows it with the package of their name replaced."""
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the launcher knows of the machine it runs on; ``gpu_variable`` chooses among its ``gpus``."""
-
-    num_cpu_cores: int
-    gpus: tuple[str, ...]
-    environ: Mapping[str, str]
-    gpu_variable: str = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,12 @@ class LaunchRequest:
     engine: str | None = None
     is_quiet: bool = False
     config: ConfigFile = field(default_factory=ConfigFile)
+
+    @property
+    def outer_rank(self) -> Topology | None:
+        """The place of this process among tasks of ``mpirun`` or ``srun`` that share a machine: it becomes a rank."""
+        place = outer_task(self.machine.environ)
+        return place if place is not None and place.local_world_size > 1 else None
 
     @property
     def num_local_processes(self) -> int:
@@ -260,3 +280,89 @@ def _machine_rank(settings: Mapping[str, Resolved], num_machines: int) -> int:
 
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+def outer_task(environ: Mapping[str, str]) -> Topology | None:
+    """Return the place of this process among the tasks of ``mpirun`` or ``srun``; None where neither started it.
+
+    Raises:
+        ConfigError: If ``RANK`` and ``WORLD_SIZE`` are left from another run.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:  # we are in a rank of a run of its own
+        return None
+    if not any(name.startswith(_PREFIXES_OF_TASKS) for name in environ):
+        return None
+    from accel_state.launched_by.detect import process_environment
+    from accel_state.launched_by.mpi import MPI_ENVIRONMENTS
+
+    _check_agreement_with_mpirun(environ)
+    around = process_environment(environ)
+    names = {"slurm", *(environment.name for environment in MPI_ENVIRONMENTS)}
+    return around.topology(environ) if around.name in names else None
+
+
+def _check_agreement_with_mpirun(environ: Mapping[str, str]) -> None:
+    """Refuse a ``RANK`` and ``WORLD_SIZE`` that `mpirun` contradicts: ranks would wait for others in vain."""
+    from accel_state.launched_by.mpi import MPI_ENVIRONMENTS
+
+    mpi = next((one.topology(environ) for one in MPI_ENVIRONMENTS if one.detect(environ)), None)
+    said = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if mpi is None or mpi.world_size == 1 or None in said or said == (str(mpi.rank), str(mpi.world_size)):
+        return
+    raise ConfigError(
+        f"`RANK` is {said[0]} and `WORLD_SIZE` is {said[1]}, but `mpirun` has started this process as rank "
+        f"{mpi.rank} of {mpi.world_size}. If they are left from another run, "
+        "`unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT`."
+    )
+
+
+def flags_of_task(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that follow from being a task of ``mpirun`` or ``srun``, as texts by name.
+
+    One task per machine is a launcher that starts the ranks of its machine. Several are the ranks themselves, which
+    read on their own who they are, so that each starts one process.
+
+    Args:
+        environ: The environment of the task.
+        given: What the flags say, by the setting's name; they win where tasks are launchers.
+
+    Raises:
+        ConfigError: If the flags ask for another number of ranks than there are.
+    """
+    place = outer_task(environ)
+    if place is None:
+        return {}
+    if place.local_world_size > 1:
+        asked = given.get("num_processes")
+        if asked not in (None, "1", str(place.world_size)):
+            raise ConfigError(
+                f"`--num_processes` is {asked}, but this launcher is one of {place.world_size} tasks, each of which "
+                "becomes a rank. Leave the flag out, or start one task on each machine."
+            )
+        return {"num_processes": "1", "num_machines": "1"}
+    if place.num_nodes == 1 or given.keys() & _BY_HAND:
+        return {}
+    found = {
+        "num_machines": str(place.num_nodes),
+        "machine_rank": str(place.node_rank),
+        "master_addr": place.master_addr or "",
+        "master_port": str(place.master_port),
+    }
+    return {name: text for name, text in found.items() if name not in given}
+
+
+def variables_of_outer_run(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that must not be handed down, since they would make the new run join the outer.
+
+    Outside a rank of another run there are none: ``RANK`` and the like then come from a scheduler.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return ()
+    return tuple(name for name in VARIABLES_OF_A_RANK if name in environ)
+
+
+def interpreter_command() -> tuple[str, ...]:
+    """Return the command line of this Python: after ``python -O -m accel_launch`` it ends with ``-O``."""
+    # What `multiprocessing` starts its processes with: all but `-u`, which every rank has.
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return (sys.executable, *options)

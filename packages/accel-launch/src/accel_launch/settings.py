@@ -14,12 +14,13 @@ from accel_launch.parsers import (
     dns_label,
     pairs,
     quantity,
+    ranks,
     secret_references,
     shell_words,
     tee,
     three_booleans,
 )
-from accel_state.environment.parsers import boolean, choice, count, duration, index, names, text
+from accel_state.environment.parsers import boolean, choice, count, duration, index, names, text, unless
 from accel_state.environment.settings import IN_PLACE_OF_IPEX, Setting, rule
 
 AUTO = "auto"
@@ -47,15 +48,18 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     "hardware": (
         only_flag("multi_gpu", boolean, False, "Run one process on each GPU.", is_switch=True),
         only_flag("tpu", boolean, False, "Run on a TPU.", is_switch=True),
+        only_flag("nproc_per_node", unless("auto", unless("gpu", count, None), None), None, "Number of processes on each machine, as torchrun has it; `auto` or `gpu`: one for each GPU.", metavar="N", not_on=("sagemaker",)),
         own("gpu_ids", text, None, "GPUs of this machine to use, such as `0,2`.", variable="CUDA_VISIBLE_DEVICES", unset_values=("all",), not_on=("cpu", *_OTHER_PLACES), is_common=True),
         own("ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}.", config_key="ipex_config.ipex", is_switch=True, needs=("ipex",)),
         own("use_xpu", boolean, False, "Has no effect any more: XPUs are found without it.", config_key="ipex_config.use_xpu", is_switch=True, needs=("hidden_xpu",)),
     ),
     "machines": (
-        own("num_machines", count, 1, "Number of machines.", unset_values=(1,), not_on=("tpu",)),
-        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES),
+        own("num_machines", count, 1, "Number of machines.", other_flags=("--nnodes",), unset_values=(1,), not_on=("tpu",)),
+        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", other_flags=("--node_rank",), unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES),
         own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",), not_on=_OTHER_PLACES),
         own("rdzv_backend", text, "static", "How the machines find each other: `static`, or one of torch's, such as `c10d`, by which whoever reaches the port can run code.", unset_values=("static",), needs=("machines",), not_on=_OTHER_PLACES),
+        only_flag("rdzv_endpoint", text, None, "Address and port of machine 0, as torchrun has it, instead of `--main_process_ip` and `--main_process_port`.", metavar="ADDRESS:PORT", needs=("machines",)),
+        only_flag("standalone", boolean, False, "One machine and a free port, as torchrun has it: what a launch does anyway.", is_switch=True),
         only_flag("rdzv_id", text, None, "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.", needs=("machines",)),
         only_flag("rdzv_conf", pairs, None, "Further settings of the rendezvous backend, as `KEY=VALUE,KEY=VALUE`.", needs=("rendezvous",)),
         only_flag("max_restarts", index, 0, "How often all ranks start again after one of them has failed.", needs=("own_ranks",)),
@@ -75,6 +79,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     "supervision": (
         only_flag("tee", tee, None, "Output to write to files and to the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or `RANK:N,RANK:N`.", other_flags=("-t",), needs=("own_ranks",)),
         only_flag("log_dir", text, None, "Folder for the files of `--tee`, which is 3 if only this is given. Default: a temporary one.", needs=("own_ranks",)),
+        only_flag("prefix", boolean, False, "Begin each line of a rank with its rank, as in `[rank3] `.", is_switch=True, needs=("own_ranks",)),
+        only_flag("show_ranks", ranks, None, "Ranks whose output is shown, such as `0` or `0,4-7`; `--log_dir` and reports still have that of the others.", needs=("own_ranks",), metavar="RANKS"),
         only_flag("grace_period_s", duration, 30.0, "Seconds that processes are given to end before they are killed.", not_on=("sagemaker",)),
         only_flag("report", text, None, "File to write the report of a failure to, as JSON; where each machine has its own `--machine_rank` or is a SLURM node, machine 1 writes `FILE.machine-1.json` for `FILE.json`, and so on.", metavar="FILE", not_on=("sagemaker", "kubernetes")),
     ),

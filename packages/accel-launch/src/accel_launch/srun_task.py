@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.child import exit_code_for_shell
 from accel_launch.processes.signals import RemoteSignals
 from accel_launch.processes.supervision import run_processes
 from accel_state.environment import snapshot

@@ -1,47 +1,67 @@
-"""The rendezvous of machines whose ranks are set: rounds that they join by plain keys of a store."""
+"""The rendezvous of machines whose ranks are set, for torch's elastic agent: rounds joined by plain keys of a store."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    api,
+    rendezvous_handler_registry,
+)
 
-# How long machines wait for each other in torch's `static`.
+from accel_launch.messages import warn, write_beside
+
+BACKEND = "accel-static"
+# How long machines wait for each other in torch's `static`, and how often they look.
 _TIMEOUT_S = 900
+_POLL_INTERVAL_S = 0.1
 
 
-class StaticRendezvous:
+class StaticRendezvous(RendezvousHandler):
     """Machines 0 to ``max_nodes - 1`` meet in a store of machine 0, as often as one of them starts again.
 
-    Stands in for a `RendezvousHandler`. torch's `static` meets once, and its `c10d` unpickles a value of the store, so
-    that whoever reaches the port runs code. Here no value is interpreted: keys exist or do not.
+    torch's `static` meets once, and its `c10d` unpickles a value of the store, so that whoever reaches the port runs
+    code. Here keys exist or do not, and the one value, the address of rank 0, is text.
     """
 
-    def __init__(self, given: RendezvousParameters, machine_rank: int, *, poll_interval_s: float) -> None:
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
+    use_agent_store = False
 
-        if unknown := given.config.keys() - {"timeout"}:
+    def __init__(self, given: RendezvousParameters) -> None:
+        if unknown := given.config.keys() - {"timeout", "rank"}:
             raise ValueError(
                 f"`--rdzv_conf` has `{min(unknown)}`, but `static` knows `timeout` only. Remove it."
             )
-        self._num_machines, self._machine_rank = given.max_nodes, machine_rank
-        self._poll_interval_s = poll_interval_s
+        self._given = given
+        self._num_machines, self._machine_rank = given.max_nodes, int(given.config["rank"])
         self._timeout_s = given.get_as_int("timeout", _TIMEOUT_S) or _TIMEOUT_S
         self._round = -1
+        self._is_lost = False
         host, _, port = given.endpoint.rpartition(":")
-        self._place = host.strip("[]"), int(port)
         timeout = timedelta(seconds=self._timeout_s)
-        store = TCPStore(*self._place, None, machine_rank == 0, timeout, wait_for_workers=False)
+        store = TCPStore(
+            host.strip("[]"), int(port), None, self._machine_rank == 0, timeout, wait_for_workers=False
+        )
         self._store = PrefixStore(f"accel/{given.run_id}", store)
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Join the round that was called last, or call the next one if this machine has been in that; wait for all."""
-        from torch._C._distributed_c10d import PrefixStore
-        from torch.distributed.elastic.rendezvous import api
+    @property
+    def num_restarts(self) -> int:
+        """How often the machines have met again, which each of them may have called for."""
+        return self._round
 
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._given.run_id
+
+    def next_rendezvous(self) -> api.RendezvousInfo:
+        """Join the round that was called last, or call the next one if this machine has been in that; wait for all."""
         self._join()
         deadline = time.monotonic() + self._timeout_s
         while missing := [rank for rank in range(self._num_machines) if not self._has_joined(rank)]:
@@ -54,22 +74,37 @@ class StaticRendezvous:
                     f"no launch with `--machine_rank {missing[0]}` joined within {self._timeout_s} s. Start one on "
                     "each machine, or raise `--rdzv_conf timeout=SECONDS`."
                 )
-            time.sleep(self._poll_interval_s)
+            time.sleep(_POLL_INTERVAL_S)
+        if self._round:
+            write_beside(f"The ranks of all machines start again, for the {self._round}. time.")
         store = PrefixStore(f"round/{self._round}", self._store)
-        place = api.RendezvousStoreInfo(*self._place)
+        place = api.RendezvousStoreInfo.build(self._machine_rank, store, self._given.local_addr)
         return api.RendezvousInfo(store, self._machine_rank, self._num_machines, place)
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if another machine has called for the next round, else 0."""
-        return int(self._store.check([f"call/{self._round + 1}"]))
+        try:
+            return int(self._store.check([f"call/{self._round + 1}"]))
+        except DistError as error:
+            if not self._is_lost:
+                warn(
+                    f"The other machines cannot be reached at `{self._given.endpoint}` any more, so the ranks go on "
+                    f"but cannot start again: {str(error).partition(chr(10))[0]}"
+                )
+            self._is_lost = True
+            return 0
 
     def is_closed(self) -> bool:
         """Whether the run has ended on some machine."""
         return bool(self._store.check(["closed"]))
 
-    def shutdown(self) -> bool:
+    def set_closed(self) -> None:
         """End the run for all machines."""
-        self._store.set("closed", "")
+        with suppress(DistError):  # machine 0 has left
+            self._store.set("closed", "")
+
+    def shutdown(self) -> bool:
+        self.set_closed()
         return True
 
     def _join(self) -> None:
@@ -89,3 +124,6 @@ class StaticRendezvous:
 
     def _key(self, rank: int) -> str:
         return f"round/{self._round}/joined/{rank}"
+
+
+rendezvous_handler_registry.register(BACKEND, StaticRendezvous)

@@ -1,21 +1,20 @@
-"""Settings that somebody gave, but that this launch does not act on."""
+"""Settings that are given, but that this launch does not use."""
+
+# ruff: noqa: E501 -- a row is a line
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
-from accel_launch.config.keys import is_inert
-from accel_launch.engine import SAGEMAKER
-from accel_launch.launchers.outer_task import rank_of_outer_run
-from accel_launch.launchers.selection import BUILT_IN, select_launcher
+from accel_launch.config.file import is_inert
+from accel_launch.launchers.selection import Launcher, row_of, select_launcher
 from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
 from accel_launch.request import LaunchRequest
+from accel_launch.resolution import SAGEMAKER
 from accel_state.environment import Setting
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
-
-Test = Callable[[LaunchRequest, str], bool]
-"""Looks at a request and the name of its launcher."""
 
 # Keys that are read by something else than a setting of the launch: the engine, SageMaker, `accel tpu-config`.
 _READ_ELSEWHERE = frozenset(
@@ -25,89 +24,76 @@ _LAUNCHER_OF = {setting.name: name for name, table in SETTINGS_OF_LAUNCHER.items
 
 
 class Condition(NamedTuple):
-    """What a setting needs; ``otherwise`` completes the sentence "`--flag` has no effect …"."""
+    """What a setting needs; ``otherwise`` completes the sentence "`--flag` has no effect …".
 
-    holds: Test
+    It holds where the launcher has its name in the column ``uses``, is of another package, or ``holds`` returns true.
+    """
+
     otherwise: str
+    holds: Callable[[LaunchRequest], bool] | None = None
+    is_of_launcher: bool = False
 
 
-def _engine(name: str) -> Test:
-    return lambda request, launcher: request.engine == name
+def _engine(name: str, request: LaunchRequest) -> bool:
+    return request.engine == name
 
 
-def _value(setting: str, *values: object) -> Test:
-    return lambda request, launcher: request.value(setting) in (values or (True,))
+def _value(setting: str, values: tuple[object, ...], request: LaunchRequest) -> bool:
+    return request.value(setting) in values
 
 
-def _launcher(*names: str) -> Test:
-    """Return whether one of these starts the run, or one of another package, of which nothing is known."""
-    return lambda request, launcher: launcher in names or launcher not in BUILT_IN
+def _has_machines(request: LaunchRequest) -> bool:
+    return request.num_machines > 1 or request.outer_rank is not None
 
 
-def _has_machines(request: LaunchRequest, launcher: str) -> bool:
-    is_told = request.num_machines > 1 or _launcher("slurm", "srun", "ssh")(request, launcher)
-    return is_told or rank_of_outer_run(request.machine.environ) is not None
-
-
-def _is_slurm_job(request: LaunchRequest, launcher: str) -> bool:
-    """Whether a job is to be submitted, or this is one, which reads the file that submitted it."""
-    return "SLURM_JOB_ID" in request.machine.environ or _launcher("slurm")(request, launcher)
-
-
+# fmt: off
 CONDITIONS: Mapping[str, Condition] = {
-    "ao": Condition(_value("fp8_backend", "NO", "AO"), "without `--fp8_backend ao`"),
-    "bf16": Condition(_value("mixed_precision", "bf16"), "without bf16"),
-    "deepspeed": Condition(_engine("DEEPSPEED"), "without `--use_deepspeed`"),
-    "dynamo_backend": Condition(
-        lambda request, launcher: request.value("dynamo_backend") != "NO", "without `--dynamo_backend`"
-    ),
-    "fp8": Condition(_value("mixed_precision", "fp8"), "without `--mixed_precision fp8`"),
-    "fsdp": Condition(_engine("FSDP"), "without `--use_fsdp`"),
-    "hidden_xpu": Condition(lambda request, launcher: False, "any more: XPUs are found without it"),
-    "hosts": Condition(_launcher("ssh"), "without `--hosts` or `--hostfile`"),
-    "ipex": Condition(lambda request, launcher: False, f"any more: {IN_PLACE_OF_IPEX}"),
-    "machines": Condition(_has_machines, "on one machine"),
-    "megatron_lm": Condition(_engine("MEGATRON_LM"), "without `--use_megatron_lm`"),
-    "mpi_launcher": Condition(_launcher("mpi"), "with this `--launcher`"),
-    "mpirun": Condition(_value("use_mpirun"), "without `--use_mpirun`"),
-    "msamp": Condition(lambda request, launcher: False, "any more: MS-AMP needs torch 2.1"),
-    "num_machines": Condition(lambda request, launcher: request.num_machines > 1, "on one machine"),
-    "parallelism_config": Condition(_value("use_parallelism_config"), "without `--use_parallelism_config`"),
-    "own_ranks": Condition(
-        _launcher("local", "machines", "elastic", "slurm", "srun", "kubernetes"),
-        "where another program starts the ranks",
-    ),
-    "rendezvous": Condition(
-        _launcher("elastic", "slurm", "srun", "kubernetes"),
-        "where machines do not meet by `--rdzv_backend`",
-    ),
-    "sagemaker": Condition(_engine(SAGEMAKER), "outside of SageMaker"),
-    "size_based_wrap": Condition(
-        _value("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),
-        "without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`",
-    ),
-    "slurm_job": Condition(_is_slurm_job, "without `--slurm`"),
-    "slurm_launcher": Condition(_launcher("slurm"), "with this `--launcher`"),
-    "ssh_launcher": Condition(_launcher("ssh"), "with this `--launcher`"),
-    "te": Condition(_value("fp8_backend", "NO", "TE"), "without `--fp8_backend te`"),
-    "tpu": Condition(_engine("XLA"), "without `--tpu`"),
-    "tpu_pod": Condition(_launcher("tpu-pod"), "without `--tpu_cluster`"),
+    "ao": Condition("without `--fp8_backend ao`", partial(_value, "fp8_backend", ("NO", "AO"))),
+    "bf16": Condition("without bf16", partial(_value, "mixed_precision", ("bf16",))),
+    "deepspeed": Condition("without `--use_deepspeed`", partial(_engine, "DEEPSPEED")),
+    "dynamo_backend": Condition("without `--dynamo_backend`", lambda request: request.value("dynamo_backend") != "NO"),
+    "fp8": Condition("without `--mixed_precision fp8`", partial(_value, "mixed_precision", ("fp8",))),
+    "fsdp": Condition("without `--use_fsdp`", partial(_engine, "FSDP")),
+    "hidden_xpu": Condition("any more: XPUs are found without it"),
+    "hosts": Condition("without `--hosts` or `--hostfile`", is_of_launcher=True),
+    "ipex": Condition(f"any more: {IN_PLACE_OF_IPEX}"),
+    "machines": Condition("on one machine", _has_machines, is_of_launcher=True),
+    "megatron_lm": Condition("without `--use_megatron_lm`", partial(_engine, "MEGATRON_LM")),
+    "mpi_launcher": Condition("with this `--launcher`", is_of_launcher=True),
+    "mpirun": Condition("without `--use_mpirun`", partial(_value, "use_mpirun", (True,))),
+    "msamp": Condition("any more: MS-AMP needs torch 2.1"),
+    "num_machines": Condition("on one machine", lambda request: request.num_machines > 1),
+    "parallelism_config": Condition("without `--use_parallelism_config`", partial(_value, "use_parallelism_config", (True,))),
+    "own_ranks": Condition("where another program starts the ranks", is_of_launcher=True),
+    "rendezvous": Condition("where machines do not meet by `--rdzv_backend`", is_of_launcher=True),
+    "sagemaker": Condition("outside of SageMaker", partial(_engine, SAGEMAKER)),
+    "size_based_wrap": Condition("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", partial(_value, "fsdp_auto_wrap_policy", ("SIZE_BASED_WRAP",))),
+    "slurm_job": Condition("without `--slurm`", lambda request: "SLURM_JOB_ID" in request.machine.environ, is_of_launcher=True),
+    "slurm_launcher": Condition("with this `--launcher`", is_of_launcher=True),
+    "ssh_launcher": Condition("with this `--launcher`", is_of_launcher=True),
+    "te": Condition("without `--fp8_backend te`", partial(_value, "fp8_backend", ("NO", "TE"))),
+    "tpu": Condition("without `--tpu`", partial(_engine, "XLA")),
+    "tpu_pod": Condition("without `--tpu_cluster`", is_of_launcher=True),
 }
 """What settings need, by the names in their column `needs`."""
-
-PLACES: Mapping[str, Condition] = {
-    "cpu": Condition(lambda request, launcher: not request.value("use_cpu"), "on the CPU"),
-    "kubernetes": Condition(lambda request, launcher: launcher != "kubernetes", "on Kubernetes"),
-    "ray": Condition(lambda request, launcher: launcher != "ray", "on Ray"),
-    "sagemaker": Condition(lambda request, launcher: launcher != "sagemaker", "on SageMaker"),
-    "tpu": Condition(lambda request, launcher: launcher not in ("tpu", "tpu-pod"), "on TPUs"),
+# fmt: on
+PLACES: Mapping[str, str] = {
+    "cpu": "on the CPU",
+    "kubernetes": "on Kubernetes",
+    "ray": "on Ray",
+    "sagemaker": "on SageMaker",
+    "tpu": "on TPUs",
 }
-"""Conditions that settings have no effect in some place, by the names in their column `not_on`."""
+"""Where settings have no effect, by the names in their column `not_on`."""
 
 
 def unused_settings(request: LaunchRequest) -> list[str]:
-    """Return one sentence for each flag and config key that asks for something this launch does not act on."""
-    return [*_flags_and_keys(request), *_other_keys(request), *_outdone_gpu_ids(request)]
+    """Return one sentence for each flag and config key that asks for something this launch does not use."""
+    return [
+        *_flags_and_keys(request, select_launcher(request)),
+        *_other_keys(request),
+        *_overridden_gpu_ids(request),
+    ]
 
 
 def shared_needs(settings: Iterable[Setting]) -> str | None:
@@ -122,40 +108,37 @@ def _first_need(setting: Setting) -> str | None:
     return CONDITIONS[setting.launch.needs[0]].otherwise if setting.launch.needs else None
 
 
-def _flags_and_keys(request: LaunchRequest) -> Iterator[str]:
-    launcher = select_launcher(request).name
+def _flags_and_keys(request: LaunchRequest, launcher: Launcher) -> Iterator[str]:
     for setting in OPTIONS:
-        place = _place(request, setting)
-        lacking = _lacking(setting, request, launcher) if place else None
-        if lacking is not None:
-            yield f"{place} has no effect {lacking}."
+        source = request.settings[setting.name].source
+        given = f"`{setting.flag}`"
+        if source == "config file":
+            given = f"`{setting.config_key}` in `{request.config.path}`"
+        if source == "flag" or (
+            source == "config file"
+            and setting.config_key is not None
+            and not is_inert(setting.config_key, request.config.values.get(setting.config_key))
+        ):
+            lacking = _lacking(setting, request, launcher)
+            if lacking is not None:
+                yield f"{given} has no effect {lacking}."
 
 
-def _lacking(setting: Setting, request: LaunchRequest, launcher: str) -> str | None:
-    """Return what the launch lacks to act on a setting, None if nothing."""
-    owner = _LAUNCHER_OF.get(setting.name)
+def _lacking(setting: Setting, request: LaunchRequest, launcher: Launcher) -> str | None:
+    """Return what the launch lacks to use a setting, None if nothing."""
+    owner, row = _LAUNCHER_OF.get(setting.name), row_of(launcher)
     if owner is not None:
-        return None if launcher == owner else f"without `--launcher {owner}`"
-    conditions = [
-        *(CONDITIONS[name] for name in setting.launch.needs),
-        *(PLACES[name] for name in setting.launch.not_on),
-    ]
-    return next(
-        (condition.otherwise for condition in conditions if not condition.holds(request, launcher)), None
-    )
+        return None if launcher.name == owner else f"without `--launcher {owner}`"
+    for name in setting.launch.needs:
+        condition = CONDITIONS[name]
+        is_used = condition.is_of_launcher and (row is None or name in row.uses)
+        if not is_used and not (condition.holds is not None and condition.holds(request)):
+            return condition.otherwise
+    places = {"cpu" if request.value("use_cpu") else "", "" if row is None else row.place}
+    return next((PLACES[name] for name in setting.launch.not_on if name in places), None)
 
 
-def _place(request: LaunchRequest, setting: Setting) -> str | None:
-    """Return where the setting was given, None if nowhere, or in the file with a value that asks for nothing."""
-    source, key = request.settings[setting.name].source, setting.config_key
-    if source == "flag":
-        return f"`{setting.flag}`"
-    if source == "config file" and key is not None and not is_inert(key, request.config.values.get(key)):
-        return f"`{key}` in `{request.config.path}`"
-    return None
-
-
-def _outdone_gpu_ids(request: LaunchRequest) -> Iterator[str]:
+def _overridden_gpu_ids(request: LaunchRequest) -> Iterator[str]:
     """Yield a sentence where a scheduler's choice of GPUs wins over that of the config file."""
     gpu_ids, asked = request.settings["gpu_ids"], request.config.values.get("gpu_ids")
     if gpu_ids.source == "environment" and asked not in (None, "all", gpu_ids.value):

@@ -140,7 +140,7 @@ def test_update_without_a_file_explains_what_to_do(capsys):
     )
 
 
-def test_update_leaves_a_file_it_does_not_understand_alone(tmp_path, capsys):
+def test_update_leaves_a_file_it_does_not_understand_unchanged(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text("num_procs: 3\n")
     assert main(["config", "update", "--config_file", str(path)]) == 1

@@ -3,8 +3,8 @@ from functools import partial
 
 import pytest
 
+from accel_launch.cli import make_parser
 from accel_launch.commands import docs
-from accel_launch.commands.parsing import make_parser
 from accel_state.errors import NotAvailableError
 
 

@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 import pytest
 
-from accel_launch.accelerators.detection import present_accelerators
 from accel_launch.cli import main
 from accel_launch.commands.env import as_text, environment_report
+from accel_launch.machine import present_accelerators
 
 
 def test_report_names_versions_and_settings(tmp_path):

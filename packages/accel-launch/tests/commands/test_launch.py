@@ -224,6 +224,77 @@ def test_gpus_that_are_requested_and_not_found_are_a_warning(
         assert NO_GPU not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--multi_gpu"], ["--gpu_ids", "all"]])
+def test_gpus_that_a_flag_requests_and_that_are_not_found_start_nothing(workplace, monkeypatch, capfd, flags):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (workplace / "train.py").write_text("print('trained')\n")
+    assert main(["launch", *flags, "train.py"]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
+        f"error: `{flags[0]}` asks for GPUs, but none is found on this machine, and"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            ["--num_processes", "2", "--nproc_per_node", "3"],
+            "`--nproc_per_node` and `--num_processes` contra",
+        ),
+        (["--rdzv_endpoint", "host"], "`--rdzv_endpoint` is `host`, but it must be `ADDRESS:PORT`."),
+        (["--standalone", "--nnodes", "2"], "`--standalone` is for one machine."),
+    ],
+)
+def test_flags_of_torchrun_that_contradict_others_are_refused(workplace, capsys, flags, problem):
+    assert main(["launch", "--cpu", "--dry-run", *flags, "train.py"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {problem}")
+
+
+def test_a_command_line_of_torchrun_is_understood(planned):
+    words = "--nnodes 2 --nproc-per-node 3 --node-rank 1 --rdzv-endpoint h:29501 --max-restarts 1"
+    plan = planned("--cpu", *words.split(), "train.py")
+    (agent,) = plan["processes"]
+    given = {
+        "--nnodes=2",
+        "--nproc_per_node=3",
+        "--rdzv_conf=rank=1",
+        "--rdzv_endpoint=h:29501",
+        "--max_restarts=1",
+    }
+    assert (plan["num_ranks"], plan["launcher"], given - {*agent["argv"]}) == (6, "elastic", set())
+    plan = planned("--cpu", "--standalone", "--nproc_per_node", "auto", "train.py")
+    assert (plan["num_ranks"], plan["port"]) == (1, None)
+    plan = planned(
+        "--cpu", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port=29502", "train.py"
+    )
+    assert (plan["num_ranks"], plan["port"]) == (2, 29502)
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (["--prefix"], ["[rank0] from 0", "[rank1] from 1"]),
+        (["--show_ranks", "1"], ["from 1"]),
+        (["--show_ranks", "0", "--prefix"], ["[rank0] from 0"]),
+    ],
+)
+def test_the_screen_shows_which_rank_wrote_a_line_and_only_those_of_interest(workplace, capfd, flags, shown):
+    (workplace / "train.py").write_text("import os; print('from', os.environ['RANK'])")
+    assert main(["launch", "--cpu", "--num_processes", "2", *flags, "train.py"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == shown
+
+
+def test_the_report_has_the_last_lines_of_a_rank_that_is_not_shown(workplace, capfd):
+    (workplace / "train.py").write_text("import os; assert os.environ['RANK'] == '0', 'rank 1 is wrong'")
+    flags = ["--cpu", "--num_processes", "2", "--show_ranks", "0"]
+    assert main(["launch", *flags, "train.py"]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: Rank 1 on")  # nothing was shown before
+    assert "    | AssertionError: rank 1 is wrong" in said
+
+
 @pytest.mark.parametrize("size", ["dp_shard", "dp_replicate", "tp", "pp", "ep", "cp", "sp"])
 def test_a_size_of_an_axis_builds_the_mesh(planned, capsys, size):
     flags = ("--cpu", "--num_processes", "2", f"--parallelism_config_{size}_size", "2", "train.py")

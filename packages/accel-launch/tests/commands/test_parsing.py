@@ -16,9 +16,10 @@ from accel_launch import (
     tpu_command_launcher,
     tpu_command_parser,
 )
+from accel_launch.cli import HelpFormatter
 from accel_launch.commands.config import default_command_parser, update_command_parser, write_default
-from accel_launch.commands.parsing import CustomArgumentParser, HelpFormatter, clean_option
-from accel_launch.installation import interpreter_command
+from accel_launch.commands.parsing import CustomArgumentParser, clean_option
+from accel_launch.request import interpreter_command
 from accel_state.errors import ConfigError
 
 

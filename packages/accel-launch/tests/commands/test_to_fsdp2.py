@@ -172,7 +172,7 @@ def test_nothing_outside_the_section_is_changed(old, name):
     assert after == before
 
 
-def test_the_file_itself_is_replaced_on_demand(old):
+def test_the_file_is_replaced_on_demand(old):
     assert main(["to-fsdp2", "--config_file", str(old), "--overwrite"]) == 0
     assert read_config(old).values["fsdp_config.fsdp_version"] == 2
 
@@ -212,7 +212,7 @@ def test_a_file_that_is_there_is_replaced_on_demand(old):
     assert old.read_text() == OLD
 
 
-def test_a_file_of_version_2_is_left_alone(old, capsys):
+def test_a_file_of_version_2_is_left_unchanged(old, capsys):
     old.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
     before = old.read_text()
     assert main(["to-fsdp2", "--config_file", str(old), "--overwrite"]) == 0

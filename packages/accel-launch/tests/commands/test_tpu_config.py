@@ -43,7 +43,7 @@ def test_the_exact_command_is_printed(printed, arguments, command):
 
 
 def test_all_packages_come_from_the_repository(printed):
-    """From one address alone, pip would take the packages that it needs from an index."""
+    """From one address only, pip would take the packages that it needs from an index."""
     place = "git+https://host/accel.git@v1#subdirectory=packages/accel"
     command = printed(*WHERE, "--install_accel", "--accel_version", place, "--command", "a")
     (line,) = [step for step in shlex.split(command)[-3].split("; ") if step.startswith(PIP)]
@@ -114,8 +114,11 @@ def test_the_command_is_run_and_its_exit_code_handed_on(tmp_path, monkeypatch, c
     assert "<set -e; cd /usr/share; echo $(id)>\n<--worker>\n<all>\n" in capfd.readouterr().out
 
 
-def test_without_gcloud_the_way_out_is_named(tmp_path, monkeypatch, capsys):
+def test_without_gcloud_a_hint_is_given(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["tpu-config", *WHERE, "--command", "a"]) == 1
-    assert "`accel tpu-config` needs the program `gcloud`, which is not installed" in capsys.readouterr().err
+    assert (
+        "`accel tpu-config` needs the program `gcloud`, which is not installed here"
+        in capsys.readouterr().err
+    )

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.accelerators.protocol import Accelerators
 from accel_launch.config.basic import basic_values, location_of, write_basic_config
 from accel_launch.config.file import read_config
+from accel_launch.machine import Accelerators
 from accel_state.errors import ConfigError
 
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 import accel_launch
-from accel_launch.config.file import ConfigFile, read_config
-from accel_launch.config.keys import PLAIN_KEYS, SECTIONS
+from accel_launch.config.file import PLAIN_KEYS, SECTIONS, ConfigFile, read_config
 from accel_launch.config.show import as_text, rows_of
 from accel_launch.config.writing import document_of, write_config
 from accel_launch.launchers.selection import select_launcher

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
+from accel_launch.config.file import ALIASES, PLAIN_KEYS, SECTIONS
 from accel_launch.config.questionnaire import QUESTIONS, fill_in
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.options import OPTIONS

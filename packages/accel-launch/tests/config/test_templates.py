@@ -1,4 +1,4 @@
-"""Each template is a config file that a launch takes as it stands."""
+"""Each template is a config file that a launch takes unchanged."""
 
 from __future__ import annotations
 

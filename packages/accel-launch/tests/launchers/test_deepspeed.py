@@ -153,7 +153,7 @@ def runner(tmp_path, monkeypatch):
     )
 
 
-def test_a_hostfile_that_is_missing_is_refused_since_the_runner_would_train_here_alone(runner, tmp_path):
+def test_a_hostfile_that_is_missing_is_refused_since_the_runner_would_train_only_here(runner, tmp_path):
     (tmp_path / "hosts").unlink()
     with pytest.raises(
         ConfigError, match=r"`--deepspeed_hostfile` is `/.*/hosts`, which does not exist\. Write"
@@ -175,7 +175,7 @@ def test_what_a_person_wrote_for_the_runner_is_forwarded_too(runner, tmp_path):
     assert (tmp_path / "seen").read_text().splitlines()[1:-1] == ["A=1", "B=2", "C=a=b"]
 
 
-def test_what_is_held_back_is_named(runner, capsys):
+def test_what_is_withheld_is_named(runner, capsys):
     process = replace(runner.processes[0], unset=("MLFLOW_TRACKING_TOKEN",))
     held = replace(runner, processes=(process,), options={**runner.options, "held_back": "HF_TOKEN"})
     assert DeepSpeedLauncher().run(held) == 0

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.launchers.elastic import ElasticLauncher
+from accel_launch.launchers.elastic import ElasticLauncher, address_towards
 from accel_state.errors import ConfigError
 
-PROGRAM = ("python", "-P", "-m", "accel_launch.rendezvous")
+PROGRAM = ("python", "-P", "-m", "accel_launch.elastic_agent")
 TWO = {"num_machines": "2", "num_processes": "4", "rdzv_backend": "c10d"}
 MEETING = {"master_addr": "10.0.0.1", "master_port": "29501"}
 
@@ -15,9 +15,9 @@ def plan_of(request_for, **flags):
 
 
 def flags_of(request_for, **flags):
-    rendezvous = plan_of(request_for, **flags).rendezvous
-    assert rendezvous.argv[:4] == PROGRAM
-    return list(rendezvous.argv[4:])
+    (agent,) = plan_of(request_for, **flags).processes
+    assert agent.argv[:4] == PROGRAM
+    return list(agent.argv[4 : agent.argv.index("--no_python")])
 
 
 def test_takes_machines_that_have_to_agree(request_for):
@@ -28,40 +28,62 @@ def test_takes_machines_that_have_to_agree(request_for):
     assert not accepts(request_for(flags={"num_processes": "2", "max_restarts": "1"}))
 
 
-def test_the_ranks_of_this_machine_are_its_own_processes_and_the_rendezvous_another(request_for):
-    plan = plan_of(request_for, **TWO, **MEETING, machine_rank="1", max_restarts="3", role="trainer")
-    assert [process.rank for process in plan.processes] == [2, 3]
-    assert (plan.num_ranks, plan.max_restarts, plan.port) == (4, 3, None)
-    for process in plan.processes:
-        assert process.argv == ("python", "-u", "train.py", "--", "-h")
-        told = {name.removeprefix("TORCHELASTIC_"): value for name, value in process.environ.items()}
-        assert (told["RUN_ID"], told["MAX_RESTARTS"], told["RESTART_COUNT"]) == ("accel", "3", "0")
-        assert (told["ROLE_NAME"], told["USE_AGENT_STORE"]) == ("trainer", "False")
-    assert plan.rendezvous.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+def test_torchs_agent_starts_the_ranks_of_this_machine(request_for):
+    plan = plan_of(request_for, **TWO, **MEETING, machine_rank="1", max_restarts="3")
+    assert (plan.num_ranks, plan.max_restarts, plan.port) == (4, 0, None)
+    (agent,) = plan.processes
+    assert agent.argv[-5:] == ("python", "-u", "train.py", "--", "-h")
+    assert agent.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert "RANK" not in agent.environ
+    assert {"RANK", "LOCAL_RANK", "MASTER_ADDR"} < set(agent.unset)
 
 
-def test_the_program_gets_what_the_machines_must_know_of_each_other(request_for):
+def test_the_agent_gets_what_the_machines_must_know_of_each_other(request_for):
     assert flags_of(request_for, **TWO, **MEETING) == [
-        "--backend=c10d",
-        "--endpoint=10.0.0.1:29501",
-        "--id=accel",
-        "--num-machines=2",
-        "--machine-rank=0",
-        "--num-processes=2",
-        "--monitor-interval=0.1",
+        "--nnodes=2",
+        "--nproc_per_node=2",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=10.0.0.1:29501",
+        "--rdzv_id=accel",
+        "--rdzv_conf=is_host=true",
+        *(f"--local_addr={address}" for address in [address_towards("10.0.0.1:29501")] if address),
+        "--max_restarts=0",
+        "--monitor_interval=0.1",
+        "--role=default",
     ]
+
+
+def test_machines_with_set_ranks_meet_in_a_plain_store(request_for):
+    flags = flags_of(
+        request_for, **(TWO | {"rdzv_backend": "static"}), **MEETING, max_restarts="1", machine_rank="1"
+    )
+    assert {"--rdzv_backend=accel-static", "--rdzv_conf=rank=1"} < set(flags)
+
+
+def test_prefixes_and_shown_ranks_reach_the_agent(request_for):
+    flags = flags_of(request_for, **TWO, **MEETING, prefix="true", show_ranks="0,3", machine_rank="1")
+    assert {"--tee=3", "--local_ranks_filter=1"} < set(flags)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"), [("127.0.0.1:29500", "127.0.0.1"), ("nowhere", None), ("", None)]
+)
+def test_the_address_of_this_machine_is_the_one_that_leads_to_the_others(endpoint, address):
+    assert address_towards(endpoint) == address
 
 
 @pytest.mark.parametrize(
     ("setting", "flag"),
     [
-        ({"monitor_interval": "5"}, "--monitor-interval=5.0"),
-        ({"rdzv_conf": "timeout=9,x=y"}, "--conf=timeout=9,x=y"),
-        ({"debug_mode": "true"}, "--verbose"),
-        ({"rdzv_id": "mine"}, "--id=mine"),
+        ({"monitor_interval": "5"}, "--monitor_interval=5.0"),
+        ({"rdzv_conf": "timeout=9,x=y"}, "--rdzv_conf=timeout=9,x=y,is_host=true"),
+        ({"role": "trainer"}, "--role=trainer"),
+        ({"tee": "1"}, "--tee=1"),
+        ({"log_dir": "logs"}, "--log_dir=/srv/logs"),
+        ({"rdzv_id": "mine"}, "--rdzv_id=mine"),
     ],
 )
-def test_settings_reach_the_program(request_for, setting, flag):
+def test_settings_reach_the_agent(request_for, setting, flag):
     assert flag in flags_of(request_for, **TWO, **MEETING, **setting)
 
 
@@ -84,8 +106,8 @@ def test_jobs_that_share_one_meeting_place_have_separate_names(request_for):
     def job(*command, **environ):
         flags = {"use_cpu": "true", "num_processes": "2", "num_machines": "2", "master_addr": "etcd"}
         request = request_for(*command, flags=flags | {"rdzv_backend": "etcd-v2"}, environ=environ)
-        (found,) = [word for word in ElasticLauncher().plan(request).rendezvous.argv if "--id" in word]
+        (found,) = [word for word in ElasticLauncher().plan(request).processes[0].argv if "--rdzv_id" in word]
         return found
 
     assert job("train.py") == job("train.py") != job("train.py", "--lr", "1")
-    assert job("train.py", SLURM_JOB_ID="77") == "--id=accel-77"
+    assert job("train.py", SLURM_JOB_ID="77") == "--rdzv_id=accel-77"

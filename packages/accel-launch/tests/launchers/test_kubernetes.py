@@ -76,6 +76,7 @@ def pods_of(manifest: dict) -> list[tuple[dict, dict[str, str]]]:
     return [(container, {"RANK": str(pod), "MASTER_ADDR": "127.0.0.1"}) for pod, container in enumerate(pods)]
 
 
+@pytest.mark.engine("long")
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
 def test_the_commands_of_two_pods_meet_and_reduce(manifest, kind, monkeypatch):
     with socket.socket() as probe:
@@ -135,7 +136,7 @@ def test_what_kubectl_refuses_is_reported(workplace, capsys, monkeypatch):
     assert capsys.readouterr().err == expected
 
 
-def test_without_kubectl_there_is_a_way_out(capsys, monkeypatch):
+def test_without_kubectl_a_hint_is_given(capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert shutil.which("kubectl") is None
     flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")

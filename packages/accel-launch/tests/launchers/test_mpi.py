@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from accel_launch.cli import main
+from accel_launch.launchers.local import at_port
 from accel_launch.launchers.mpi import IMPLEMENTATIONS, MPILauncher, implementation_of, with_options_of
-from accel_launch.launchers.ranks import at_port
 from accel_launch.processes.parent_death import tied_to_starter
 from accel_state.errors import ConfigError, NotAvailableError
 

@@ -92,7 +92,7 @@ def test_the_runtime_env_is_handed_on_and_not_shown(request_for, tmp_path):
     assert made.processes[0].cwd == Path("{cwd}")
 
 
-def test_without_ray_there_is_a_way_out(tmp_path, monkeypatch, capsys):
+def test_without_ray_a_hint_is_given(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("accel_launch.launchers.ray.find_spec", lambda name: None)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "train.py").touch()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.launchers.outer_task import flags_of_task
 from accel_launch.launchers.slurm import SLURMLauncher, batch_script
 from accel_launch.launchers.srun import SRunLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.request import flags_of_task
 from accel_state.errors import ConfigError, LaunchError, NotAvailableError
 
 STEP = {
@@ -74,7 +74,7 @@ def test_the_script_requests_the_nodes_and_starts_the_same_launch(request_for):
     assert words[-4:] == ["--", "my train.py", "--lr", "$HOME"]
 
 
-def test_arrays_further_options_and_requeueing(request_for):
+def test_arrays_more_options_and_requeueing(request_for):
     flags = {"slurm_array": "0-9%2", "slurm_requeue": "true", "slurm_options": "--time=1:00 --comment='a b'"}
     lines = script(request_for, **flags)
     for line in ("--array=0-9%2", "--requeue", "--signal=B:TERM@60", "--time=1:00", "'--comment=a b'"):
@@ -195,7 +195,7 @@ def test_what_sbatch_refuses_is_reported(sbatch):
         SLURMLauncher().run(PLAN)
 
 
-def test_without_slurm_the_way_out_is_reported(monkeypatch, tmp_path):
+def test_without_slurm_a_hint_is_given(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotAvailableError, match="see the script with `--dry-run`"):
         SLURMLauncher().run(PLAN)

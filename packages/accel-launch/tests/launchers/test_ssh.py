@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from accel_launch import __version__
-from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.fingerprint import differences, faults, fingerprint
 from accel_launch.launchers.hosts import Host
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
+from accel_launch.machine import num_cpu_cores
 from accel_launch.plan import LaunchPlan
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_state.errors import LaunchError

@@ -21,7 +21,7 @@ def test_a_refusal_is_reported_in_the_words_of_the_program(tmp_path):
         submitted(tmp_path, "sh", "-c", "echo no room >&2; exit 1")
 
 
-def test_a_missing_program_is_named_with_the_way_out(tmp_path):
+def test_a_missing_program_is_named_with_a_hint(tmp_path):
     with pytest.raises(NotAvailableError, match=r"`--flag` needs the program `no-such`.*Do it elsewhere\."):
         submitted(tmp_path, "no-such")
 

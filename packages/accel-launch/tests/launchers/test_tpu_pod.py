@@ -36,7 +36,7 @@ def test_the_exact_command(request_for):
     assert dict(process.environ) == {}
 
 
-def test_sudo_and_variables_stand_before_the_launch(request_for):
+def test_sudo_and_variables_precede_the_launch(request_for):
     plan = planned(request_for, flags=POD | {"tpu_use_sudo": "true", "env": "A=1,B=x y"})
     assert line_of(plan).startswith("cd /srv && sudo env A=1 'B=x y' python3 -m accel_launch launch ")
 
@@ -138,7 +138,9 @@ def test_debug_shows_the_command(gcloud, tmp_path, capfd):
     assert f"Running {shlex.join(argv)}\n" in capfd.readouterr().err
 
 
-def test_without_gcloud_the_way_out_is_named(gcloud, monkeypatch, capsys):
+def test_without_gcloud_a_hint_is_given(gcloud, monkeypatch, capsys):
     gcloud.unlink()
     assert main(["launch", *ARGUMENTS, "train.py"]) == 1
-    assert "`--tpu_cluster` needs the program `gcloud`, which is not installed" in capsys.readouterr().err
+    assert (
+        "`--tpu_cluster` needs the program `gcloud`, which is not installed here" in capsys.readouterr().err
+    )

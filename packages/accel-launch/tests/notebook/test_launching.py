@@ -25,7 +25,7 @@ SESSION = """
 import asyncio, contextlib, io, json, os, signal, socket, sys, threading, time
 from pathlib import Path
 import accel_launch.notebook.launching
-from accel_launch.accelerators.protocol import Accelerators
+from accel_launch.machine import Accelerators
 from accel_launch.notebook import debug_launcher, notebook_launcher
 assert "torch" not in sys.modules
 folder = Path(sys.argv[1])
@@ -127,17 +127,18 @@ attempt("debug fails", debug_launcher, fail, ("1",))
 attempt("fails", notebook_launcher, fail, ("1",), **two)
 attempt("is killed", notebook_launcher, end_by_a_signal, **two)
 attempt("restarts", notebook_launcher, fail_once, max_restarts=1, **two)
-with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
-    template = "[${role_name} $local_rank of ${rank}] "
-    attempt("prefix", notebook_launcher, write, ("text",), log_line_prefix_template=template, **two)
-seen["written"] = [sorted(stream.getvalue().splitlines()) for stream in (stdout, stderr)]
+template = "[${role_name} $local_rank of ${rank}] "
+with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        attempt("prefix", notebook_launcher, write, ("text",), log_line_prefix_template=template, **two)
+seen["written"] = [sorted((folder / name).read_text().splitlines()) for name in ("stdout", "stderr")]
 thread = threading.Thread(target=attempt, args=("thread", notebook_launcher, work, ("thread",)), kwargs=two)
 thread.start()
 thread.join()
 asyncio.run(launch_in_a_loop())
 began = time.monotonic()
 attempt("interrupted", notebook_launcher, interrupt, (os.getpid(), 1), **two)
-attempt("interrupted twice", notebook_launcher, interrupt, (os.getpid(), 2), **two)
+attempt("interrupted twice", notebook_launcher, interrupt, (os.getpid(), 60), **two)
 seen["seconds"] = time.monotonic() - began
 ends_with("killed", signal.SIGKILL)
 ends_with("terminated", signal.SIGTERM)
@@ -152,13 +153,10 @@ with socket.create_server(("", 0)) as server:
     attempt("port is taken", notebook_launcher, work, num_processes=2, use_port=port)
 seen["handlers"] = handlers == [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
 
-sys.path.insert(0, str(folder))
 accel_launch.notebook.launching.find_accelerators = lambda environ: Accelerators("nvidia", ("0", "1"))
 os.environ["ACCELERATE_DEBUG_MODE"] = "yes"  # this torch cannot use a GPU, in a fork or otherwise
 attempt("a fork cannot use the GPU", notebook_launcher, work, **two)
-import eager
 torch.cuda.is_initialized = lambda: True
-attempt("an import used the GPU", notebook_launcher, work, **two)
 del os.environ["ACCELERATE_DEBUG_MODE"]
 attempt("something used the GPU", notebook_launcher, work, **two)
 attempt("the debug launcher uses no GPU", debug_launcher, work, ("cpu",))
@@ -169,7 +167,6 @@ seen["left behind"] = [name for name in os.environ if name.startswith(("ACCELERA
 attempt("an accelerator was built", notebook_launcher, work, **two)
 (folder / "seen.json").write_text(json.dumps(seen))
 """
-EAGER = "import torch\ntry:\n    torch.cuda.current_device()\nexcept Exception:\n    pass\n"
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +174,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of each launch, by name, and the text that each rank has left in a file."""
     folder = tmp_path_factory.mktemp("session")
     (folder / "session.py").write_text(SESSION)
-    (folder / "eager.py").write_text(EAGER)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     finished = subprocess.run(
         [sys.executable, str(folder / "session.py"), str(folder)],
@@ -237,7 +233,7 @@ def test_processes_start_again_as_often_as_requested(session):
     assert sorted(told_by(session, "once")) == ["once-0-0", "once-0-1", "once-1-0", "once-1-1"]
 
 
-def test_what_processes_write_goes_to_the_streams_of_the_notebook_with_its_prefix(session):
+def test_each_line_of_a_process_has_the_prefix(session):
     assert session["prefix"] == "fine"
     assert session["written"] == [
         [f"[default {rank} of {rank}] text to {stream}" for rank in range(2)]
@@ -273,8 +269,9 @@ def test_machines_with_different_numbers_of_processes_meet_and_start_again(sessi
 
 
 def test_a_way_to_meet_that_is_unknown_is_refused(session):
-    assert session["no such way to meet"].startswith("LaunchError: The machines have not met; the line above")
-    assert "error: The machines do not meet by `--rdzv_backend mail`" in session["stderr"]
+    assert session["no such way to meet"].startswith(
+        "LaunchError: The machines do not meet by `--rdzv_backend mail`"
+    )
 
 
 def test_a_port_that_is_taken_is_named_as_it_was_given(session):
@@ -290,14 +287,8 @@ def test_an_accelerator_before_the_launch_is_refused(session):
     assert session["an accelerator was built"].startswith(start)
 
 
-def test_a_gpu_that_was_used_before_is_refused_and_debug_mode_names_the_import(session):
-    assert (
-        "by code or an import of this notebook (`ACCELERATE_DEBUG_MODE=yes`"
-        in session["something used the GPU"]
-    )
-    start = "StateError: A GPU was used before `notebook_launcher`, by the import of `eager` ("
-    assert session["an import used the GPU"].startswith(start)
-    assert "eager.py:3), so processes cannot be forked" in session["an import used the GPU"]
+def test_a_gpu_that_was_used_before_is_refused(session):
+    assert "by code or an import of this notebook, so proc" in session["something used the GPU"]
     assert session["the debug launcher uses no GPU"] == "fine"
 
 

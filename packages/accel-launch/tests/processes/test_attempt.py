@@ -12,7 +12,7 @@ import pytest
 
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
-from accel_launch.processes.logs import LogFile, log_folder, streams_to_tee
+from accel_launch.processes.output import LogFile, log_folder, streams_to_tee
 from accel_launch.processes.supervision import run_processes
 from accel_state.errors import LaunchError
 

@@ -68,7 +68,7 @@ def test_by_line_a_line_waits_for_its_end_or_for_patience_to_end(screen):
     output.close()
 
 
-def test_a_prefix_stands_before_each_line_and_the_last_gets_an_end(screen):
+def test_a_prefix_precedes_each_line_and_the_last_gets_an_end(screen):
     output = Output(prefix="[h1] ", stdout=screen.out, stderr=screen.err)
     os.write(output.stderr, b"10%\r20%\rdone\nlast")
     output.started()
@@ -120,7 +120,7 @@ def test_of_an_endless_line_the_beginning_is_remembered_and_what_was_written_ove
     assert last == "100%"
 
 
-def test_when_no_one_reads_the_output_any_more_the_process_learns_it():
+def test_when_nothing_reads_the_output_any_more_the_process_learns_it():
     reader, writer = os.pipe()
     output = Output(stdout=writer, stderr=writer)
     os.close(reader)

@@ -1,4 +1,4 @@
-"""A whole launch with Amazon's SDK, against moto's server on loopback."""
+"""A full launch with Amazon's SDK, against moto's server on loopback."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _overwritten(leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor])
         if 0 in strides and any(
             size > 1 for size, stride in zip(leaf.shape, strides, strict=True) if not stride
         ):
-            results[position] = value.clone()
+            results[position] = value.clone()  # an expanded tensor cannot be written in place
         elif value.data_ptr() != leaf.data_ptr() or not leaf.data_ptr():
             copied.setdefault(leaf.is_inference(), []).append((leaf.detach(), value))
         elif not leaf.is_inference():
@@ -288,7 +288,7 @@ def _check_fill_value(dtype: torch.dtype, value: int | float) -> None:
 
 def _padded(leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool) -> torch.Tensor:
     if not missing:  # also for sparse tensors, which torch cannot pad
-        return leaf.clone()
+        return leaf.clone()  # a result never shares the memory of an argument
     # `constant_pad_nd` counts from the last dimension, (before, after) for each.
     later = [0] * (2 * (leaf.ndim - 1 - dim))
     extent = [missing, 0] if is_first else [0, missing]

@@ -48,7 +48,7 @@ def release_memory(*objects: Any) -> list[None]:
     ``a, b = release_memory(a, b)``; what was unreachable before is collected now.
     """
     num_objects = len(objects)
-    del objects
+    del objects  # else this frame would keep them alive during the collection
     clear_device_cache(garbage_collection=True)
     return [None] * num_objects
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._utils import _flatten_dense_tensors
+from torch._utils import _flatten_dense_tensors  # ravels and joins in one call of C++
 
 #: From this size on, copying a tensor into a buffer costs more than a separate collective. Measured on
 #: gloo; on an accelerator memory is faster, and starting a collective takes as long as copying megabytes.
@@ -71,4 +71,4 @@ def _join(leaves: list[torch.Tensor]) -> torch.Tensor:
     flat: torch.Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
     if flat.stride(0) != 1:  # possible with one element, and then no other dtype can view it
         flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.resolve_conj().resolve_neg()
+    return flat.resolve_conj().resolve_neg()  # collectives send the memory, without these lazy bits

@@ -53,7 +53,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         current_runtime().device_backend.seed_all(seed)
     if deterministic:
         if variable("CUBLAS_WORKSPACE_CONFIG") is None:
-            export({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+            export({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})  # deterministic torch refuses cuBLAS without it
         torch.use_deterministic_algorithms(True)
 
 
@@ -216,7 +216,7 @@ def synchronize_rng_states(
     if current_transport().rank == 0:
         return
     for (_, write), state in zip(accesses, states, strict=True):
-        write(state.clone())
+        write(state.clone())  # broadcast results are views of one buffer
 
 
 def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:

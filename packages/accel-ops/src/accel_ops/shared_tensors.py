@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 Name = TypeVar("Name", bound=Hashable)
-_WITHOUT_ADDRESS = ("meta", "xla")
+_WITHOUT_ADDRESS = ("meta", "xla")  # their `data_ptr` does not identify memory
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
@@ -44,7 +44,7 @@ def independent_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
     independent: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if id_tensor_storage(dense) in taken:
+        if id_tensor_storage(dense) in taken:  # safetensors refuses tensors that share memory
             dense = dense.clone(memory_format=torch.contiguous_format)
         taken.add(id_tensor_storage(dense))
         independent[name] = dense

@@ -63,7 +63,7 @@ def test_objects_that_do_not_know_non_blocking_move_without():
     assert moved[0]["a"].device.type == "meta"
 
 
-def test_an_error_of_the_object_itself_is_not_hidden():
+def test_an_error_of_the_object_is_not_hidden():
     with pytest.raises(TypeError, match="not today"):
         send_to_device(Broken(), "cpu", non_blocking=True)
 

@@ -132,7 +132,7 @@ def test_a_default_factory_and_attributes_survive():
     assert encoding["a"].item() == 2
 
 
-def test_the_original_is_left_alone():
+def test_the_original_is_left_unchanged():
     for original in ({"a": torch.ones(1)}, Encoding({"a": torch.ones(1)}), Frozen({"a": torch.ones(1)})):
         recursively_apply(lambda tensor: tensor + 1, original)
         assert original["a"].item() == 1

@@ -104,11 +104,13 @@ class AcceleratorState(ProcessState):
             "parallelism_config": parallelism_config,
         }
         with runtime_lock:
-            runtime = get_or_create_runtime(cpu=cpu, options=kwargs)
-            if not self._attributes:
-                self._build(runtime, given)
-            else:
+            runtime = None
+            if cpu or kwargs or not self._attributes:
+                runtime = get_or_create_runtime(cpu=cpu, options=kwargs)
+            if runtime is None or self._attributes:
                 self._check_agrees(given)
+            else:
+                self._build(runtime, given)
 
     def _build(self, runtime: Runtime, given: Mapping[str, Any]) -> None:
         distributed_type = _distributed_type(given) or runtime.distributed_type
@@ -167,7 +169,7 @@ class AcceleratorState(ProcessState):
     @staticmethod
     def is_initialized() -> bool:
         """Return whether an `Accelerator` or `AcceleratorState` has been built."""
-        return has_runtime() and bool(AcceleratorState._attributes)
+        return bool(AcceleratorState._attributes)  # empty without a runtime
 
     @property
     def initialized(self) -> bool:
@@ -193,9 +195,9 @@ class AcceleratorState(ProcessState):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether models are sharded by FSDP of the second version."""
-        version = getattr(self.fsdp_plugin, "fsdp_version", None)
-        return self.distributed_type == DistributedType.FSDP and version == 2
+        """Whether models are sharded by `fully_shard`, whichever version of FSDP the plugin's words are of."""
+        strategy = getattr(self.fsdp_plugin, "strategy", None)
+        return self.distributed_type == DistributedType.FSDP and strategy == "fsdp2"
 
     @property
     def deepspeed_plugin(self) -> Any:

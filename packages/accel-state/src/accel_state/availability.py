@@ -268,7 +268,7 @@ def is_transformer_engine_mxfp8_available() -> bool:
         return False
     import torch
 
-    return torch.cuda.get_device_capability() >= (10, 0)
+    return torch.cuda.get_device_capability() >= (10, 0)  # mxfp8 needs Blackwell
 
 
 def check_cuda_fp8_capability() -> bool:

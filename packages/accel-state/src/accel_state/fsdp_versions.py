@@ -86,11 +86,11 @@ def state_dict_type_of(version: int, requested: str | None) -> str:
     """Return how a version writes checkpoints: as requested, or its default.
 
     Raises:
-        ConfigError: If the version has no such type.
+        ConfigError: If the type is not supported.
     """
-    if version == 2 and requested == "LOCAL_STATE_DICT":
+    if requested == "LOCAL_STATE_DICT":
         raise ConfigError(
-            "`state_dict_type` is `LOCAL_STATE_DICT`, which FSDP version 2 does not have. "
-            "Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`."
+            "`state_dict_type` is `LOCAL_STATE_DICT`, flattened parameters that no other number of ranks could load, "
+            "which is not written any more. Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`."
         )
     return requested or ("FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")

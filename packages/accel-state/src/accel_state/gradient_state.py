@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from accel_state.errors import ConfigError
@@ -106,7 +106,9 @@ class GradientState:
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.initialized = True
         if gradient_accumulation_plugin is not None:
-            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
+            given = gradient_accumulation_plugin
+            values = ((field, getattr(given, field.name)) for field in fields(given))
+            self.plugin_kwargs = {field.name: value for field, value in values if value != field.default}
 
     @staticmethod
     def is_initialized() -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-_FAILURE_WAIT_S = 5.0
-_CALLBACK_WAIT_S = 5.0
+_FAILURE_WAIT_S = 5.0  # then the process exits without destroying the group
+_CALLBACK_WAIT_S = 5.0  # for threads of C++ code, such as gloo's
 _RELEASE_S = 0.02
 
 
@@ -72,7 +72,7 @@ def forget_meshes() -> None:
     The groups of these meshes are destroyed, but torch compares meshes by their ranks: a second run in this process
     would use the groups of the first, as it would those that DeepSpeed keeps.
     """
-    deepspeed_groups = sys.modules.get("deepspeed.utils.groups")
+    deepspeed_groups = sys.modules.get("deepspeed.utils.groups")  # only if the run used it
     if deepspeed_groups is not None:
         # DeepSpeed has it for its own `destroy_process_group`. Releases before 0.19.8 may lack it.
         release = getattr(deepspeed_groups, "_release_process_group_references", None)
@@ -116,7 +116,7 @@ def _wait_for_callbacks() -> None:
     deadline = time.monotonic() + _CALLBACK_WAIT_S
     time.sleep(_RELEASE_S)  # releases the GIL, so that these threads can release their tensors
     while time.monotonic() < deadline:
-        known = {
+        known = {  # a `_DummyThread` stands for a thread of C++ code
             thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
         }
         # Threads of C++ code run Python in a frame that `threading` does not know.
@@ -143,7 +143,7 @@ def _end_after_failure(failure: BaseException) -> None:
     _Owned.has_ended.set()
     _Owned.ending.join(timeout=_FAILURE_WAIT_S)
     if _Owned.ending.is_alive():
-        logging.shutdown()
+        logging.shutdown()  # `os._exit` runs no `atexit` functions and flushes nothing
         sys.stdout.flush()
         sys.stderr.flush()
         if isinstance(
@@ -160,5 +160,5 @@ def _end_if_failed(has_ended: threading.Event) -> None:
     group = _Owned.group
     if group is not None and is_group_owned() and has_ended is _Owned.has_ended:
         if "nccl" in dist.get_backend_config():
-            group.abort()
+            group.abort()  # else its pending collectives would block the end
         leave_group()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
-_made: weakref.WeakKeyDictionary[
+_made: weakref.WeakKeyDictionary[  # weak: a destroyed group must not live on here
     dist.ProcessGroup, weakref.WeakValueDictionary[tuple[int, ...], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
 """The groups by their ranks, for each default group."""
@@ -47,7 +47,7 @@ def add_union(mesh: DeviceMesh, name: str) -> None:
     try:
         mesh._flatten(name)
     finally:
-        called_by_torch["new_group"] = real
+        called_by_torch["new_group"] = real  # other callers in torch need the groups of all ranks
 
 
 def _group_if_member(ranks: list[int], **_options: object) -> dist.ProcessGroup | None:
@@ -68,7 +68,7 @@ def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     if len(ranks) == world.size():
-        return world
+        return world  # a second group of all ranks would only cost connections
     known = _made.setdefault(world, weakref.WeakValueDictionary())
     group = known.get(ranks)
     if group is None:

@@ -144,7 +144,6 @@ class ProcessView:
 
     @overload
     def on_main_process(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
-
     @overload
     def on_main_process(self, function: None = None) -> OnSomeRanks: ...
 
@@ -154,7 +153,6 @@ class ProcessView:
 
     @overload
     def on_local_main_process(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
-
     @overload
     def on_local_main_process(self, function: None = None) -> OnSomeRanks: ...
 
@@ -168,7 +166,6 @@ class ProcessView:
 
     @overload
     def on_process(self, function: Callable[P, R], process_index: int) -> Callable[P, R | None]: ...
-
     @overload
     def on_process(self, function: None = None, *, process_index: int) -> OnSomeRanks: ...
 
@@ -182,7 +179,6 @@ class ProcessView:
     def on_local_process(
         self, function: Callable[P, R], local_process_index: int
     ) -> Callable[P, R | None]: ...
-
     @overload
     def on_local_process(self, function: None = None, *, local_process_index: int) -> OnSomeRanks: ...
 

@@ -40,7 +40,7 @@ OPTIONS = frozenset(
     }
 )
 """Arguments of `torch.distributed.init_process_group` that a user may set."""
-_STORE_BACKLOG = 2048
+_STORE_BACKLOG = 2048  # ranks that may be connecting at once
 _store: Store | None = None
 """Of the latest group, which it outlives: other ranks may be on their way to the next while rank 0 ends this one."""
 _NOTICE_S = 300.0
@@ -106,7 +106,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 def _reporting_a_long_wait(topology: Topology) -> Iterator[None]:
     """Log after half a minute, and then every five minutes, which ranks this rank waits for, and why."""
     is_over = threading.Event()
-    threading.Thread(target=_report_waits, args=(topology, is_over), daemon=True).start()
+    threading.Thread(target=_report_waits, args=(topology, is_over), daemon=True).start()  # no wait at exit
     try:
         yield
     finally:
@@ -238,7 +238,7 @@ def _open_store(address: str, port: int, rank: int, timeout: timedelta) -> Store
     return TCPStore(
         *(address, port, None, rank == 0, timeout),
         wait_for_workers=False,
-        multi_tenant=True,
+        multi_tenant=True,  # an earlier store of this process may use the port
         master_listen_fd=fd,
         use_libuv=variable("USE_LIBUV") != "0",
     )
@@ -247,13 +247,13 @@ def _open_store(address: str, port: int, rank: int, timeout: timedelta) -> Store
 def _loopback_listener(address: str, port: int) -> int | None:
     """Return a listening socket, None if the port is taken: by an earlier group of this process, or torch raises."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:
             listener.bind((address, port))
         except OSError:
             return None
         listener.listen(_STORE_BACKLOG)
-        return listener.detach()
+        return listener.detach()  # `with` would close the socket that torch takes over
 
 
 def _topology_of_group(topology: Topology) -> Topology:

@@ -124,7 +124,7 @@ def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
     return _all_entry_points(path).select(group=group)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # reading the metadata of all installed packages is slow
 def _all_entry_points(path: tuple[str, ...]) -> EntryPoints:
     from importlib.metadata import EntryPoints, distributions
     from importlib.metadata import entry_points as installed

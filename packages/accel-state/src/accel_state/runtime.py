@@ -84,6 +84,23 @@ class Runtime:
             if group is not None:  # a run on XLA may have none
                 await_arrival(group.get_group_store(), topology.rank, topology.world_size, operation)
 
+    def ensure_group(self) -> None:
+        """Create a process group for a process that runs alone; an existing group stays.
+
+        Raises:
+            StateError: If the group of several processes was destroyed.
+        """
+        if torch.distributed.is_initialized():
+            return
+        if self.topology.world_size > 1:
+            raise StateError(
+                f"The process group of the {self.topology.world_size} processes was destroyed, as by `end_training`. "
+                "Construct another `Accelerator`."
+            )
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        backend = self.device_backend.collective_backend or "gloo"
+        process_group.set_up_group(self.topology, backend=backend, options={"store": store})
+
 
 runtime_lock = threading.RLock()
 """Held while the runtime is looked up and built."""

@@ -91,7 +91,7 @@ def _share(inputs: Any, indices: tuple[range, int]) -> Any:
 
 
 def _share_of_data_set(inputs: Any, indices: list[int]) -> Any:
-    datasets = sys.modules.get("datasets")
+    datasets = sys.modules.get("datasets")  # imported only if the script did, since it takes long
     if datasets is not None and isinstance(inputs, datasets.Dataset):
         return inputs.select(indices)
     if isinstance(inputs, torch.utils.data.Dataset):

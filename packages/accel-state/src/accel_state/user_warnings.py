@@ -39,7 +39,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, main_proce
 
 def user_frame() -> FrameType:
     """Return the innermost frame outside of accel and torch; in one of their threads, the outermost frame."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # `inspect.stack` would read the source of every frame
     while frame.f_back is not None and _package(frame) in _SKIPPED_PACKAGES:
         frame = frame.f_back
     return frame

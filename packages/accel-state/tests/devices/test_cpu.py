@@ -33,7 +33,7 @@ def test_memory_is_the_machines():
     assert 0 < free < total
 
 
-def test_fp16_is_for_trying_out_alone(monkeypatch):
+def test_fp16_is_for_trying_out_only(monkeypatch):
     backend = device_backend("cpu")
     monkeypatch.delenv("ACCEL_FP16_ON_CPU", raising=False)
     assert "`ACCEL_FP16_ON_CPU=true`, to try a script out" in backend.why_not_dtype(torch.float16)

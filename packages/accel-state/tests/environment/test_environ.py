@@ -178,13 +178,13 @@ def test_what_needs_quoting_is_left_out_and_named(value):
         assert convert_dict_to_env_variables({"BAD": value, "A": "1"}) == ["A=1\n"]
 
 
-def test_a_path_is_added_at_the_end_once_and_the_environment_left_alone():
+def test_a_path_is_added_at_the_end_once_and_the_environment_left_unchanged():
     with patch_environment(ACCEL_TEST_PATH="/a:/b"):
         assert env_var_path_add("ACCEL_TEST_PATH", "/c") == "/a:/b:/c"
         assert env_var_path_add("ACCEL_TEST_PATH", "/a") == "/a:/b"
         assert variable("ACCEL_TEST_PATH") == "/a:/b"
 
 
-def test_the_first_path_stands_alone():
+def test_the_first_path_is_separate():
     with patch_environment(ACCEL_TEST_PATH=None):
         assert env_var_path_add("ACCEL_TEST_PATH", "/c") == "/c"

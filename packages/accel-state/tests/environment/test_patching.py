@@ -41,7 +41,7 @@ def test_patch_restores_after_an_error():
     assert (variable("ACCEL_TEST_A"), variable("ACCEL_TEST_B")) == ("old", None)
 
 
-def test_patch_restores_what_the_block_itself_changed_again():
+def test_patch_restores_what_the_block_changed_again():
     with patch_environment(ACCEL_TEST_A="new", ACCEL_TEST_B="new"):
         export({"ACCEL_TEST_A": None, "ACCEL_TEST_B": "other"})
     assert (variable("ACCEL_TEST_A"), variable("ACCEL_TEST_B")) == ("old", None)

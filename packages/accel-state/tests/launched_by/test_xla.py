@@ -7,7 +7,7 @@ from accel_state.launched_by.xla import XLAEnvironment
 from accel_state.topology import Topology
 
 
-def test_a_device_alone_is_one_process():
+def test_a_single_device_is_one_process():
     assert XLAEnvironment().detect({"PJRT_DEVICE": "TPU"})
     assert XLAEnvironment().topology({"PJRT_DEVICE": "TPU"}) == Topology(source="xla")
 

@@ -61,7 +61,7 @@ class AimTracker(ServiceTracker):
                 run.track(value if shown is None else shown, name=name, step=step, **kwargs)
 
     @on_main_process
-    def log_images(
+    def log_images(  # type: ignore[override]  # Accelerate's signature
         self,
         values: dict[str, Any],
         step: int | None = None,
@@ -84,11 +84,6 @@ class AimTracker(ServiceTracker):
                 images, caption = images[0], {"caption": images[1]}
             shown = [aim.Image(each, **{**of_image, **caption}) for each in pictures(images)]
             run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
-
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log matplotlib figures as images, by name."""
-        self.log_images(values, step=step)
 
     def _open(self) -> Any:
         import aim

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from accel_state.errors import ConfigError, StateError
 from accel_trackers.call_queue import CallQueue
-from accel_trackers.deferral import deferred
+from accel_trackers.deferral import BeforeTermination, deferred
 from accel_trackers.errors import TrackerError
 from accel_trackers.failures import Failures, OnError, check_on_error, raise_all
 from accel_trackers.general_tracker import GeneralTracker
@@ -36,7 +36,7 @@ class BackgroundLog:
     script nor the other trackers: `log` copies the values (tensors are cloned on their device, without waiting for
     it; figures are rendered) and returns. Other trackers, and those passed to `call_directly`, are called directly.
     At interpreter exit, also after an exception, the queues are written first; a SIGTERM during that time is deferred.
-    An unhandled SIGTERM before it ends the process, and the queued values are lost.
+    An unhandled SIGTERM before it ends the process once the queues are written, within 20 s.
 
     A tracker that raises or hangs never affects other trackers, and still gets later values. With ``on_error="warn"``
     the next call warns about it, once for each tracker, and `close` raises a `TrackerError`; with ``"raise"`` the next
@@ -76,6 +76,7 @@ class BackgroundLog:
         self._process = os.getpid()
         self._is_closed = False
         atexit.register(self.close)
+        self._before_termination = BeforeTermination(self._write_queues) if self._queued else None
 
     def log(
         self,
@@ -145,10 +146,16 @@ class BackgroundLog:
             return
         self._is_closed = True
         atexit.unregister(self.close)
+        if self._before_termination is not None:
+            self._before_termination.stop()
         with deferred(signal.SIGTERM):
             for tracker, calls in self._queued:
                 self._attempt(tracker, calls.close)
         raise_all(self._failures.values())
+
+    def _write_queues(self) -> None:
+        for tracker, calls in list(self._queued):
+            self._attempt(tracker, calls.wait)
 
     def _check_usable(self) -> None:
         if self._is_closed:

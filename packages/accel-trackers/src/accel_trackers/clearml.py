@@ -55,15 +55,8 @@ class ClearMLTracker(ServiceTracker):
                 title, series = _title_and_series(name)
                 logger.report_scalar(title=title, series=series, value=number, iteration=step, **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Images by name; several under one name get the series ``0``, ``1``, ….
-            step: Step of the values.
-            kwargs: Keyword arguments for ``Logger.report_image``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Several images of a name get the series ``0``, ``1``, …; ``kwargs`` are for ``Logger.report_image``."""
         logger = self.tracker.get_logger()
         for name, images in values.items():
             title, series = _title_and_series(name)

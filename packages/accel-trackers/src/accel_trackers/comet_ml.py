@@ -56,15 +56,8 @@ class CometMLTracker(ServiceTracker):
             else:
                 self._warn_once(name, value, "numbers, strings and dicts of these")
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
-            step: Step of the values.
-            kwargs: Keyword arguments for ``log_image``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """``kwargs`` are for ``log_image``."""
         experiment = self.tracker
         from PIL import Image  # comet_ml brings it
 

@@ -58,24 +58,15 @@ class DVCLiveTracker(ServiceTracker):
                 live.log_metric(name, shown, **kwargs)
         live.next_step()
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`), as ``name/step.png``.
-
-        Args:
-            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
-            step: Step of the images. Default: the current step.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Images are files ``name/step.png``, by default at the current step."""
         live = self.tracker
         if step is not None:
             live.step = step
         for name, image in by_place(values).items():
-            live.log_image(f"{name}/{live.step}.png", image)  # one of the same name would be replaced
-
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log matplotlib figures as PNG files ``name/step.png``, by name."""
-        self.log_images(values, step=step)
+            live.log_image(
+                f"{name}/{live.step}.png", image, **kwargs
+            )  # one of the same name would be replaced
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:

@@ -108,26 +108,8 @@ class MLflowTracker(ServiceTracker):
         run_id = self.tracker.info.run_id
         self._client.log_figure(run_id, figure, artifact_file, save_kwargs=save_kwargs or None)
 
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log matplotlib figures as images, by name.
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``MlflowClient.log_image``.
-        """
-        self.log_images(values, step=step, **kwargs)
-
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
-            step: Step of the values. Default: 0.
-            kwargs: Keyword arguments for ``MlflowClient.log_image``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """``kwargs`` are for ``MlflowClient.log_image``."""
         run_id = self.tracker.info.run_id
         for name, image in by_place(values).items():
             self._client.log_image(run_id, image, key=name, step=step or 0, **kwargs)

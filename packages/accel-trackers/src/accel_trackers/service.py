@@ -67,6 +67,25 @@ class ServiceTracker(GeneralTracker):
             self._close(self._run)
         self._is_finished = True
 
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log one image or several under each name (see `accel_trackers.images.pictures`).
+
+        Args:
+            values: Images by name; several under one name are shown together, or logged as ``name/0``, ``name/1``, ….
+            step: Step of the images.
+            kwargs: Keyword arguments for the library; the class's `_log_images` names its function.
+        """
+        self._log_images(values, step, **kwargs)
+
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log matplotlib figures by name, as images unless the service has figures; arguments as for `log_images`."""
+        self.log_images(values, step=step, **kwargs)
+
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        raise NotImplementedError
+
     def _open(self) -> Any:
         raise NotImplementedError
 

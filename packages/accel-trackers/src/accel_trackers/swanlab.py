@@ -49,15 +49,8 @@ class SwanLabTracker(ServiceTracker):
         }
         run.log(shown, step=step, **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``swanlab.Image``, such as ``caption`` or ``size``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Images of a name are shown together; ``kwargs`` are for ``swanlab.Image``, such as ``caption``."""
         run = self.tracker
         import swanlab
 
@@ -66,11 +59,6 @@ class SwanLabTracker(ServiceTracker):
             for name, images in values.items()
         }
         run.log(shown, step=step)
-
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log matplotlib figures as images, by name, with keyword arguments for ``swanlab.Image``."""
-        self.log_images(values, step=step, **kwargs)
 
     def _open(self) -> Any:
         import swanlab

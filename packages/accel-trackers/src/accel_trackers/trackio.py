@@ -43,24 +43,12 @@ class TrackioTracker(ServiceTracker):
         # Not `trackio.log`, which only finds the run in the thread that called `trackio.init`.
         self.tracker.log(flat(with_numbers(values)), step=step, **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Images by name; several under one name are logged as ``name/0``, ``name/1``, ….
-            step: Step of the values.
-            kwargs: Keyword arguments for ``trackio.Image``, such as ``caption``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """``kwargs`` are for ``trackio.Image``, such as ``caption``."""
         run = self.tracker
         import trackio
 
         run.log({name: trackio.Image(image, **kwargs) for name, image in by_place(values).items()}, step=step)
-
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log matplotlib figures as images, by name, with keyword arguments for ``trackio.Image``."""
-        self.log_images(values, step=step, **kwargs)
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

@@ -54,15 +54,8 @@ class WandBTracker(ServiceTracker):
         """
         self.tracker.log(with_numbers(values), step=step, **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log one image or several under each name (see `accel_trackers.images.pictures`).
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``Run.log``.
-        """
+    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Images of a name are shown together; ``kwargs`` are for ``Run.log``."""
         run = self.tracker
         import wandb
 
@@ -94,17 +87,6 @@ class WandBTracker(ServiceTracker):
 
         table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
         run.log({table_name: table}, step=step, **kwargs)
-
-    @on_main_process
-    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log matplotlib figures as images, by name.
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``Run.log``.
-        """
-        self.log_images(values, step=step, **kwargs)
 
     @on_main_process
     def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

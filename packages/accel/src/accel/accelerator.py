@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, TypeVarTuple, cast, overload
@@ -33,18 +33,19 @@ from accel.preemption import REQUEUE, SIGNALS, Preemption
 from accel.prepared import Prepared
 from accel.profiling import Throughput, device_name, peak_flops, traced
 from accel.trackers import Trackers, attempt_all
+from accel_backends import AcceleratedOptimizer, Strategy
 from accel_backends import AORecipeKwargs as AORecipeKwargs
 from accel_backends import AutocastKwargs as AutocastKwargs
 from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_backends import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_backends import GradScalerKwargs as GradScalerKwargs
 from accel_backends import ProfileKwargs as ProfileKwargs
-from accel_backends import Strategy
 from accel_backends import TERecipeKwargs as TERecipeKwargs
 from accel_backends import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.capabilities import Sync
 from accel_backends.strategies.checks import has_device_map
+from accel_backends.strategies.strategy import full_model_state
 from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_data import PreparedLoader
 from accel_ops.collectives import ReductionName
@@ -69,7 +70,7 @@ from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
 from accel_state.lazy import attach_stub
 from accel_state.lost_rank import note_lost_rank
 from accel_state.partial_state import ProcessView
-from accel_state.runtime import reset_runtime
+from accel_state.runtime import has_runtime, reset_runtime
 from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # more names that users import from here, looked up lazily at run time
@@ -80,12 +81,10 @@ Ts = TypeVarTuple("Ts")
 T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
-T4 = TypeVar("T4")
 Model = TypeVar("Model", bound=nn.Module)
-Optim = TypeVar("Optim", bound=Optimizer)
 Schedule = TypeVar("Schedule", bound=LRScheduler)
 Loader = TypeVar("Loader", bound=DataLoader[Any])
-Placement: TypeAlias = Sequence[bool] | None
+Placing: TypeAlias = Sequence[bool] | None
 
 
 def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
@@ -106,7 +105,7 @@ def _handler(kind: type[KwargsHandler], *, is_late: bool = False) -> Any:
         if value is not None:
             handlers[kind] = value
 
-    return AttributeProperty(lambda accelerator: accelerator.configuration.handlers.of(kind), assign)
+    return AttributeProperty(lambda accelerator: accelerator.configuration.handlers.get(kind), assign)
 
 
 class Accelerator(ProcessView):
@@ -199,10 +198,10 @@ class Accelerator(ProcessView):
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._arguments = {name: given[name] for name in given if given[name] is not NOT_GIVEN}
-        if PartialState.is_initialized() and current_runtime().has_ended:
+        if has_runtime() and current_runtime().has_ended:
             reset_runtime()
         self.configuration = resolve(given)
-        had_processes, had_state = PartialState.is_initialized(), AcceleratorState.is_initialized()
+        had_processes, had_state = has_runtime(), AcceleratorState.is_initialized()
         gradient = current_gradient()
         accumulation = gradient.plugin_kwargs, gradient.initialized
         try:
@@ -211,7 +210,7 @@ class Accelerator(ProcessView):
             self._make_components()
             self._trackers = Trackers(log_with, logging_dir=self.configuration.project.logging_dir)
         except BaseException:
-            gradient.plugin_kwargs, gradient.initialized = accumulation
+            gradient.plugin_kwargs, gradient.initialized = accumulation  # shared state, for a retry
             if not had_state:  # so that the next call may have other arguments
                 AcceleratorState._reset_state(reset_partial_state=not had_processes)
             raise
@@ -229,9 +228,13 @@ class Accelerator(ProcessView):
             state.parallelism_config,
             runtime=runtime,
             precision=self._precision,
+        )
+        self._prepared = Prepared(
+            configuration,
+            strategy=self._strategy,
+            gradient_state=self.gradient_state,
             make_loader=self.prepare_data_loader,
         )
-        self._prepared = Prepared(configuration, strategy=self._strategy, gradient_state=self.gradient_state)
         self._stepper = Stepper(
             strategy=self._strategy,
             precision=self._precision,
@@ -240,6 +243,7 @@ class Accelerator(ProcessView):
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             num_processes=runtime.topology.world_size,
+            is_debugging=runtime.debug,
         )
         self._checkpointer = Checkpointer(
             configuration,
@@ -425,9 +429,11 @@ class Accelerator(ProcessView):
             ConfigError: If the sequences cannot be sharded, or `buffer_seq_dims` has another length than `buffers`.
             StateError: If sequences are sharded already.
         """
-        return self._strategy.share_buffers(
-            buffers or (), buffer_seq_dims or (), no_restore=no_restore_buffers or frozenset()
-        )
+        sequences = self._strategy.sequences
+        if sequences is None:
+            return nullcontext()
+        no_restore = no_restore_buffers or frozenset()
+        return sequences.shard_buffers(buffers or (), buffer_seq_dims or (), no_restore=no_restore)
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
         """Return a loader that shards each sequence over the sequence-parallel ranks; without those, return `dl`.
@@ -436,7 +442,8 @@ class Accelerator(ProcessView):
             dl: A prepared loader.
             model: The prepared model.
         """
-        return self._strategy.share_sequences(dl)
+        sequences = self._strategy.sequences
+        return dl if sequences is None else sequences.wrap_loader(dl)
 
     # Settings
 
@@ -503,89 +510,86 @@ class Accelerator(ProcessView):
     device_placement: bool = delegated("configuration.device_placement")
     """Whether prepared objects are moved to this process's device."""
 
-    # One for each usual order of loaders and others, as no type expresses "each loader becomes a prepared one". Bare
-    # `DataLoader`, because jedi takes no overload by `DataLoader[Any]`; it does not understand `*Ts` at all.
-    # An optimizer keeps its class: no type is "an `AdamW` that has `step_was_skipped`", and with our class instead
-    # `optimizer = accelerator.prepare(optimizer)` would be red. Checked scripts read `optimizer_step_was_skipped`.
+    # By usual order, as no type expresses "each becomes a prepared one". jedi takes no `DataLoader[Any]`, nor `*Ts`.
     @overload
-    def prepare(self, a: DataLoader, /, *, device_placement: Placement = ...) -> PreparedLoader: ...
-
+    def prepare(self, a: DataLoader, /, *, device_placement: Placing = ...) -> PreparedLoader: ...
     @overload
-    def prepare(self, a: T1, /, *, device_placement: Placement = ...) -> T1: ...
-
+    def prepare(self, a: Optimizer, /, *, device_placement: Placing = ...) -> AcceleratedOptimizer: ...
+    @overload
+    def prepare(self, a: T1, /, *, device_placement: Placing = ...) -> T1: ...
     @overload
     def prepare(
-        self, a: DataLoader, b: DataLoader, /, *, device_placement: Placement = ...
+        self, a: DataLoader, b: DataLoader, /, *, device_placement: Placing = ...
     ) -> tuple[PreparedLoader, PreparedLoader]: ...
-
     @overload
     def prepare(
-        self, a: T1, b: DataLoader, /, *, device_placement: Placement = ...
+        self, a: T1, b: DataLoader, /, *, device_placement: Placing = ...
     ) -> tuple[T1, PreparedLoader]: ...
-
-    @overload
-    def prepare(self, a: T1, b: T2, /, *, device_placement: Placement = ...) -> tuple[T1, T2]: ...
-
     @overload
     def prepare(
-        self, a: T1, b: DataLoader, c: DataLoader, /, *, device_placement: Placement = ...
+        self, a: T1, b: Optimizer, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer]: ...
+    @overload
+    def prepare(self, a: T1, b: T2, /, *, device_placement: Placing = ...) -> tuple[T1, T2]: ...
+    @overload
+    def prepare(
+        self, a: T1, b: DataLoader, c: DataLoader, /, *, device_placement: Placing = ...
     ) -> tuple[T1, PreparedLoader, PreparedLoader]: ...
-
     @overload
     def prepare(
-        self, a: T1, b: T2, c: DataLoader, /, *, device_placement: Placement = ...
+        self, a: T1, b: Optimizer, c: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, PreparedLoader]: ...
+    @overload
+    def prepare(
+        self, a: T1, b: Optimizer, c: T2, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, T2]: ...
+    @overload
+    def prepare(
+        self, a: T1, b: T2, c: DataLoader, /, *, device_placement: Placing = ...
     ) -> tuple[T1, T2, PreparedLoader]: ...
-
     @overload
     def prepare(
-        self, a: T1, b: DataLoader, c: T2, /, *, device_placement: Placement = ...
+        self, a: T1, b: DataLoader, c: T2, /, *, device_placement: Placing = ...
     ) -> tuple[T1, PreparedLoader, T2]: ...
-
     @overload
-    def prepare(self, a: T1, b: T2, c: T3, /, *, device_placement: Placement = ...) -> tuple[T1, T2, T3]: ...
-
+    def prepare(self, a: T1, b: T2, c: T3, /, *, device_placement: Placing = ...) -> tuple[T1, T2, T3]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: DataLoader, d: DataLoader, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader]: ...
-
+        self, a: T1, b: Optimizer, c: DataLoader, d: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, PreparedLoader, PreparedLoader]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: DataLoader, d: T3, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, PreparedLoader, T3]: ...
-
+        self, a: T1, b: Optimizer, c: DataLoader, d: T2, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, PreparedLoader, T2]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: T3, d: DataLoader, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, T3, PreparedLoader]: ...
-
+        self, a: T1, b: Optimizer, c: T2, d: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, T2, PreparedLoader]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: T3, d: T4, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, T3, T4]: ...
-
+        self, a: T1, b: T2, c: Optimizer, d: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, T2, AcceleratedOptimizer, PreparedLoader]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: DataLoader, d: DataLoader, e: T3, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, PreparedLoader, PreparedLoader, T3]: ...
-
+        self, a: T1, b: Optimizer, c: DataLoader, d: DataLoader, e: T2, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, PreparedLoader, PreparedLoader, T2]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: T3, d: DataLoader, e: DataLoader, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, T3, PreparedLoader, PreparedLoader]: ...
-
+        self, a: T1, b: Optimizer, c: T2, d: DataLoader, e: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, AcceleratedOptimizer, T2, PreparedLoader, PreparedLoader]: ...
     @overload
     def prepare(
-        self, a: T1, b: T2, c: T3, d: T4, e: DataLoader, /, *, device_placement: Placement = ...
-    ) -> tuple[T1, T2, T3, T4, PreparedLoader]: ...
-
+        self, a: T1, b: T2, c: Optimizer, d: DataLoader, e: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, T2, AcceleratedOptimizer, PreparedLoader, PreparedLoader]: ...
     @overload
-    def prepare(self, *objects: *Ts, device_placement: Placement = ...) -> tuple[*Ts]: ...
-
+    def prepare(
+        self, a: T1, b: T2, c: Optimizer, d: Optimizer, e: DataLoader, /, *, device_placement: Placing = ...
+    ) -> tuple[T1, T2, AcceleratedOptimizer, AcceleratedOptimizer, PreparedLoader]: ...
     @overload
-    def prepare(self, *objects: Any, device_placement: Placement = ...) -> Any: ...
-
-    def prepare(self, *objects: object, device_placement: Placement = None) -> Any:
+    def prepare(self, *objects: *Ts, device_placement: Placing = ...) -> tuple[*Ts]: ...
+    @overload
+    def prepare(self, *objects: Any, device_placement: Placing = ...) -> Any: ...
+    def prepare(self, *objects: object, device_placement: Placing = None) -> Any:
         """Prepare models, optimizers, schedulers and loaders for this run. Every rank must pass the same objects.
 
             model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -623,9 +627,11 @@ class Accelerator(ProcessView):
         prepared = self._prepared.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
         return cast(Model, prepared)
 
-    def prepare_optimizer(self, optimizer: Optim, device_placement: bool | None = None) -> Optim:
+    def prepare_optimizer(
+        self, optimizer: Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
         """Prepare one optimizer; its model must have been prepared. See `prepare`."""
-        return cast(Optim, self._prepared.prepare_optimizer(optimizer, device_placement))
+        return cast(AcceleratedOptimizer, self._prepared.prepare_optimizer(optimizer, device_placement))
 
     def prepare_scheduler(self, scheduler: Schedule) -> Schedule:
         """Prepare one scheduler; its optimizer must have been prepared. See `prepare`."""
@@ -931,7 +937,6 @@ class Accelerator(ProcessView):
 
     @overload
     def gather_for_metrics(self, input_data: T, use_gather_object: Literal[False] = False) -> T: ...
-
     @overload
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool) -> Any: ...
 
@@ -1050,7 +1055,8 @@ class Accelerator(ProcessView):
         Args:
             model: A prepared model.
             keep_fp32_wrapper: Keep the mixed-precision forward.
-            keep_torch_compile: Keep the compiled forward.
+            keep_torch_compile: Keep what ``torch.compile(model)`` returned around the model. What `prepare` compiled in
+                place has no wrapper and stays compiled; `torch.compiler.set_stance` runs it uncompiled.
         """
         inner = self._strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
@@ -1072,7 +1078,7 @@ class Accelerator(ProcessView):
             unwrap: Remove the prefixes that wrappers add to names.
         """
         with torch.inference_mode(False):  # torch cannot detach a `DTensor` in inference mode
-            return self._strategy.model_state(model) if unwrap else model.state_dict()
+            return full_model_state(self._strategy, model) if unwrap else model.state_dict()
 
     def save_model(
         self,
@@ -1159,7 +1165,6 @@ class Accelerator(ProcessView):
         metrics: Mapping[str, float | Tensor] | None = ...,
         **save_model_func_kwargs: Any,
     ) -> str: ...
-
     @overload
     def save_state(
         self,

@@ -35,16 +35,16 @@ from accel_backends.checkpoint_formats.single_files import load_fsdp_model as lo
 from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
 from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
 from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
-from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
-from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
-from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
-from accel_backends.sharding.single_steps import (
+from accel_backends.compile import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.fsdp.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
+from accel_backends.fsdp.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from accel_backends.fsdp.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
+from accel_backends.fsdp.single_steps import (
     fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
 )
-from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
-from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
+from accel_backends.fsdp.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel_bigmodel import MODEL_NAME as MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME

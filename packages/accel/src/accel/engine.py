@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ def make_state(configuration: RunConfiguration, **arguments: Any) -> Accelerator
         configuration: The configuration of the run.
         **arguments: Other arguments of `AcceleratorState`.
     """
-    group = configuration.handlers.of(InitProcessGroupKwargs)
+    group = configuration.handlers.get(InitProcessGroupKwargs)
     before_device = getattr(configuration.plugin, "before_device", None)
     if before_device is not None:
         before_device()
@@ -47,9 +46,8 @@ def make_strategy(
     *,
     runtime: Runtime,
     precision: Precision,
-    make_loader: Callable[..., Any],
 ) -> Strategy:
-    """Return the strategy, set up for this run; `make_loader` prepares its loaders.
+    """Return the strategy, set up for this run.
 
     Raises:
         ConfigError: If the strategy does not support the configuration.
@@ -68,7 +66,6 @@ def make_strategy(
             handlers=configuration.handlers,
             plugin=configuration.plugin,
             device_placement=configuration.device_placement,
-            make_loader=make_loader,
             scheduling=configuration.scheduling,
             dynamo=None if dynamo.backend == DynamoBackend.NO else dynamo,
             parallelism=parallelism,

@@ -84,4 +84,4 @@ class LocalSGD:
         weights: list[torch.Tensor] = [
             weight for weight in self.model.parameters() if weight.is_floating_point()
         ]
-        torch._foreach_copy_(weights, reduce(weights, "mean"))
+        torch._foreach_copy_(weights, reduce(weights, "mean"))  # few kernels; it has no public name

@@ -136,7 +136,7 @@ class Preemption:
         self._signals.clear()
         for signum, handler in self._before.items():
             if signal.getsignal(signum) == self._on_signal:
-                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: not from Python
         self._sync.close()
         atexit.unregister(self.close)
 
@@ -148,7 +148,7 @@ class Preemption:
             os.kill(os.getpid(), signum)
             return
         self._sync.ask()
-        if callable(before) and before is not signal.default_int_handler:
+        if callable(before) and before is not signal.default_int_handler:  # which raises KeyboardInterrupt
             before(signum, frame)
 
 

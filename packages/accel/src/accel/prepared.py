@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -40,10 +41,16 @@ class Prepared:
         configuration: The configuration of the run.
         strategy: Prepares models, optimizers and schedulers.
         gradient_state: The accumulation, which must agree on all ranks.
+        make_loader: Prepares a loader, as `prepare_data_loader` does, which a subclass of `Accelerator` may override.
     """
 
     def __init__(
-        self, configuration: RunConfiguration, *, strategy: Strategy, gradient_state: GradientState
+        self,
+        configuration: RunConfiguration,
+        *,
+        strategy: Strategy,
+        gradient_state: GradientState,
+        make_loader: Callable[..., PreparedLoader],
     ) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[AcceleratedOptimizer] = []
@@ -55,6 +62,7 @@ class Prepared:
         self._configuration = configuration
         self._strategy = strategy
         self._gradient_state = gradient_state
+        self._make_loader = make_loader
 
     def set_loaders(self, loaders: Iterable[DataLoader[Any]]) -> None:
         """Replace the loaders."""
@@ -94,9 +102,13 @@ class Prepared:
                 if done[id(thing)] is None:
                     given[name].append(thing)
                     placed[name].append(is_placed)
-        ready = self._prepare(
-            Bundle(**given), Placement(placed["models"], placed["optimizers"], placed["loaders"])
-        )
+        ready = self._prepare(Bundle(**given), Placement(placed["models"], placed["optimizers"]))
+        ready.loaders = [
+            self._strategy.prepare_loader(
+                loader, partial(self._make_loader, device_placement=place), models=given["models"]
+            )
+            for loader, place in zip(given["loaders"], placed["loaders"], strict=True)
+        ]
         for name, things in given.items():
             done.update(zip(map(id, things), getattr(ready, name), strict=True))
         results = tuple(done.get(id(thing), thing) for thing in objects)
@@ -126,8 +138,7 @@ class Prepared:
     ) -> nn.Module:
         """Return the prepared model; see `Accelerator.prepare_model`."""
         if not evaluation_mode:
-            earlier = self._find_model(model)
-            if earlier is not None:
+            if (earlier := self._find_model(model)) is not None:
                 return earlier
             self._check([model], [])
         ready = self._strategy.prepare_model(
@@ -137,10 +148,9 @@ class Prepared:
         self._add_models([ready], evaluation_only=not is_trained)
         return ready
 
-    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Any:
         """Return the prepared optimizer; see `Accelerator.prepare_optimizer`."""
-        earlier: Optimizer | None = self._find(optimizer)
-        if earlier is not None:
+        if (earlier := self._find(optimizer)) is not None:
             return earlier
         self._check([], [optimizer])
         ready = self._strategy.prepare_optimizer(optimizer, device_placement=self._place(device_placement))
@@ -149,8 +159,7 @@ class Prepared:
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
         """Return the prepared scheduler; see `Accelerator.prepare_scheduler`."""
-        earlier = self._find(scheduler)
-        if earlier is not None:
+        if (earlier := self._find(scheduler)) is not None:
             return earlier
         ready = self._strategy.prepare_scheduler(scheduler, optimizers=self.optimizers)
         _add(self.schedulers, [ready])

@@ -106,7 +106,7 @@ class Throughput:
             return
         self._counter.__exit__(*error)  # type: ignore[no-untyped-call]
         self.flops_per_step = self._counter.get_total_flops() or None
-        self._counter = None
+        self._counter = None  # one step is enough: counting slows every operation
         self._num_items = 0
 
     def figures(self) -> dict[str, float]:

@@ -470,7 +470,7 @@ def test_every_rank_gets_its_own_random_states_back(world, tmp_path):
 
 
 class Part(IterableDataset):
-    """A stream that cuts itself into parts, of which each knows how far it has been read."""
+    """A stream that splits itself into parts; each knows how far it has been read."""
 
     num_shards = 2
 

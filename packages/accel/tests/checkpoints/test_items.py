@@ -18,13 +18,9 @@ def test_the_manifest_reports_strategy_format_and_classes(tmp_path):
     assert manifest["objects"]["models"] == ["torch.nn.modules.linear.Linear"]
 
 
-@pytest.mark.parametrize(
-    ("form", "parts"),
-    [("per_rank", "parts of flat parameters"), ("megatron", "parts of a model of megatron-core")],
-)
-def test_a_strategy_whose_ranks_hold_no_parts_saves_in_no_format_of_parts(tmp_path, form, parts):
+def test_the_format_of_megatron_holds_no_other_models(tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=f"The format `{form}` holds {parts}.* and this run has none"):
-        accelerator.save_state(tmp_path / "a", checkpoint_format=form)
+    with pytest.raises(CheckpointError, match=r"parts of a model of megatron-core, and this run has none"):
+        accelerator.save_state(tmp_path / "a", checkpoint_format="megatron")
     assert not (tmp_path / "a").exists()

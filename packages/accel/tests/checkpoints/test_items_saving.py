@@ -77,9 +77,9 @@ def test_a_hook_that_fails_on_one_rank_does_not_block_the_others(tmp_path, monke
     model = nn.Linear(2, 2)
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     gathered = []
-    real = accelerator.strategy.local_optimizer_state
+    real = accelerator.strategy.optimizer_tensors
     monkeypatch.setattr(
-        accelerator.strategy, "local_optimizer_state", lambda *given: gathered.append(1) or real(*given)
+        accelerator.strategy, "optimizer_tensors", lambda *given: gathered.append(1) or real(*given)
     )
 
     def hook(models, weights, output_dir):

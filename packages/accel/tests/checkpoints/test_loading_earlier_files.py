@@ -1,4 +1,4 @@
-"""A checkpoint that was written before accel-checkpoint was a package of its own is loaded, with all that is in it."""
+"""A checkpoint that was written before accel-checkpoint was its own package is loaded, with all that is in it."""
 
 from pathlib import Path
 

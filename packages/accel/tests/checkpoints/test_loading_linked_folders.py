@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def linked(folder, target, *, blobs):
-    """Make ``target`` a copy of ``folder`` whose files are links, in folders of its own, to ``blobs``."""
+    """Make ``target`` a copy of ``folder`` whose files are links, in its own folders, to ``blobs``."""
     blobs.mkdir(parents=True)
     for number, path in enumerate(sorted(folder.rglob("*"))):
         if path.is_dir():

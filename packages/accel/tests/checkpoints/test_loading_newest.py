@@ -1,4 +1,4 @@
-"""`load_state()` never loads an older checkpoint without saying so."""
+"""`load_state()` never loads an older checkpoint silently."""
 
 import contextlib
 import ctypes

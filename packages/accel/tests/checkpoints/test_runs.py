@@ -146,7 +146,7 @@ def test_a_state_of_something_else_is_refused(tmp_path, value):
 
 
 def test_each_rank_knows_by_itself_whether_its_window_was_open(tmp_path):
-    """On a machine with a disk of its own there is no file of rank 0."""
+    """On a machine with its own disk there is no file of rank 0."""
     first = Run()
     first.train(range(2))
     first.accelerator.save_state(tmp_path)

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_and_nothing_is_new(environm
     assert not any(os.path.lexists(file) for file in files)
 
 
-def test_accelerate_itself_must_be_uninstalled_first(tmp_path, monkeypatch):
+def test_accelerate_must_be_uninstalled_first(tmp_path, monkeypatch):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -22,7 +22,7 @@ def checked_by_the_command(folder):
 
 @pytest.mark.parametrize(
     ("outcome", "num_processes"),
-    [(checked_alone, 1), (checked_by_the_command, 2)],
+    [(checked_alone, 1), pytest.param(checked_by_the_command, 2, marks=pytest.mark.engine("long"))],
     ids=["one", "two in bf16"],
     indirect=["outcome"],
 )

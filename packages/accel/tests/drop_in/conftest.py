@@ -1,4 +1,4 @@
-"""Pythons of their own, without site-packages: Accelerate itself may be installed here."""
+"""Their own Pythons, without site-packages: Accelerate itself may be installed here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = (
 
 @pytest.fixture
 def run_python() -> Callable[..., Any]:
-    """Return a function that runs Python with our packages alone, and returns what it printed last, as JSON."""
+    """Return a function that runs Python with our packages only, and returns what it printed last, as JSON."""
 
     def run(*words: str, folders: tuple[Path, ...] = ()) -> Any:
         ours = [str(Path(find_spec(name).origin).parents[1]) for name in PACKAGES]

@@ -88,7 +88,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["imported before", "not imported"])
-def test_accelerate_itself_is_not_hidden(run_python, tmp_path, is_first):
+def test_accelerate_is_not_hidden(run_python, tmp_path, is_first):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     script = f"""

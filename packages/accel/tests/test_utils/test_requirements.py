@@ -65,7 +65,7 @@ def test_a_package_is_required_by_its_name():
     assert reason_to_skip(requirements.skip) == "test was skipped"
 
 
-def test_classes_are_skipped_as_a_whole():
+def test_classes_are_skipped_in_full():
     @requirement(lambda: False, "`nothing`")
     class Tests(unittest.TestCase):
         def test_nothing(self):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,15 +19,9 @@ from accel_backends.strategies.strategy import Strategy
 
 @dataclass
 class DelayedAveragingPlugin:
-    """Chooses the strategy: ``Accelerator(strategy_plugin=DelayedAveragingPlugin())``.
-
-    Args:
-        dtype: What gradients are sent in; None: as they are.
-    """
+    """Chooses the strategy: ``Accelerator(strategy_plugin=DelayedAveragingPlugin())``."""
 
     strategy: ClassVar[str] = "delayed_averaging"
-
-    dtype: torch.dtype | None = None
 
 
 class DelayedAveraging(Strategy):
@@ -36,50 +31,36 @@ class DelayedAveraging(Strategy):
     capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run."""
+        """Bind the strategy to the run."""
         super().setup(context)
-        self._dtype = context.plugin.dtype if context.plugin is not None else None
-        self._models: list[nn.Module] = []
-        self._waits = 0
+        # In the order of preparation, the same on all ranks.
+        self._models: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self._is_last = True
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
         """Give all ranks the weights and buffers of rank 0. All ranks together."""
-        if dist.is_initialized():  # not on one process
-            with torch.no_grad():
-                for tensor in (*model.parameters(), *model.buffers()):
-                    dist.broadcast(tensor, src=0)
-        self._models.append(model)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()) if dist.is_initialized() else ():
+                dist.broadcast(tensor, src=0)
+        self._models[model] = None
         return model
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
         """Compute gradients, and average them unless more micro-batches follow."""
         super().backward(loss, num_steps=num_steps, **kwargs)
-        if not self._waits:
-            self._average()
+        gradients = [one.grad for model in self._models for one in model.parameters() if one.grad is not None]
+        if self._is_last and gradients and dist.is_initialized():
+            packed = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(packed)
+            packed /= dist.get_world_size()
+            for gradient, mean in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._waits += 1
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> Iterator[None]:
+        """Accumulate gradients on this rank only, if ``sync`` defers their average."""
+        outer, self._is_last = self._is_last, self._is_last and sync is not Sync.LATER
         try:
             yield
         finally:
-            self._waits -= 1
-
-    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
-        """Return a context that averages gradients, or only accumulates them on this rank."""
-        return self._waiting() if sync is Sync.LATER else super().gradient_sync(model, sync=sync)
-
-    def _average(self) -> None:
-        parameters = [p for model in self._models for p in model.parameters() if p.grad is not None]
-        if not parameters or not dist.is_initialized():
-            return
-        packed = torch.cat([p.grad.flatten() for p in parameters]).to(self._dtype)
-        dist.all_reduce(packed)
-        packed /= dist.get_world_size()
-        for parameter, mean in zip(parameters, packed.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad.copy_(mean.view_as(parameter))
-
-    def release(self) -> None:
-        """Release all prepared objects."""
-        super().release()
-        self._models.clear()
+            self._is_last = outer

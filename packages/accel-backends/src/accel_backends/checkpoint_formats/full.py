@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_backends.checkpoint_formats.named import NamedFormat, SavedState
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
-from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
+from accel_backends.fsdp.state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import OPTIMIZERS, numbers_of_models, weight_format
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
@@ -59,7 +59,7 @@ class FullFormat(NamedFormat):
         self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
     ) -> Sequence[PendingFile]:
         """Return the file; sharded tensors are gathered when it is written."""
-        content = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
+        content = optimizer.strategy.optimizer_tensors(optimizer.optimizer)
         if _is_sharded(value for values in content["state"].values() for value in values.values()):
             content = deferred_optimizer_state(content, is_writer=choices.is_writer)
         elif not choices.is_writer:

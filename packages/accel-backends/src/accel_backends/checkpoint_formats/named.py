@@ -49,7 +49,7 @@ class SavedState(Protocol):
 
 
 class NamedFormat(CheckpointFormat):
-    """A format of full tensors or `DTensor`s by name, as `Strategy.local_model_state` returns them."""
+    """A format of full tensors or `DTensor`s by name, as `Strategy.model_tensors` returns them."""
 
     @abstractmethod
     def open_state(self, files: SavedFiles, *, index: int) -> SavedState:
@@ -73,7 +73,7 @@ class NamedFormat(CheckpointFormat):
 
     def model_state(self, model: PreparedModel) -> Mapping[str, Any]:
         """Return the tensors of this rank."""
-        return model.strategy.local_model_state(model.model)
+        return model.strategy.model_tensors(model.model)
 
     def open_model(self, files: SavedFiles, model: PreparedModel, *, index: int) -> NamedModel:
         """Return the state of a model."""
@@ -103,7 +103,7 @@ class NamedModel(SavedModel):
         self._saved = saved
         self._into = into
         self._renames = _renames_on_load(into.model)
-        self._own = {} if self._renames else into.strategy.state_to_fill(into.model)
+        self._own = {} if self._renames else into.strategy.model_tensors(into.model, to_fill=True)
         saved.open(self._own)
 
     def misfits(self) -> list[str]:

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.strategy import Strategy
+from accel_checkpoint.file_names import MODELS_OF_RANKS
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile
+from accel_state.errors import CheckpointError
 from accel_state.registry import Registry
 
 
@@ -168,6 +170,20 @@ class CheckpointFormat(ABC):
             CheckpointError: If a file is missing or damaged, or the state is not that of the optimizer's parameters.
             ValueError: If the state does not fit the optimizer; says why.
         """
+
+
+def refuse_local_states(names: Collection[str]) -> None:
+    """Check that ``names`` are not the files of `LOCAL_STATE_DICT`, which FSDP version 1 wrote once.
+
+    Raises:
+        CheckpointError: If they are; names one.
+    """
+    found = min(filter(MODELS_OF_RANKS.pattern.fullmatch, names), default=None)
+    if found is not None:
+        raise CheckpointError(
+            f"`{found}` was saved with `LOCAL_STATE_DICT`, which holds flattened parameters and is no longer read. "
+            'Load it with accel 0.2.0, and save it there with `state_dict_type="SHARDED_STATE_DICT"`.'
+        )
 
 
 FORMATS: Registry[Callable[[], CheckpointFormat]] = Registry("checkpoint format", "accel.checkpoint_formats")

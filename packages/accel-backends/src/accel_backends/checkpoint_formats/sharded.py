@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,12 +15,11 @@ from accel_backends.checkpoint_formats.named import (
     named_parameters,
 )
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
-from accel_backends.sharding.full_state import HeldTensor
-from accel_backends.sharding.parts import empty_like_shard, local_part, local_pieces
+from accel_backends.fsdp.state import HeldTensor
 from accel_checkpoint.file_names import MODEL_TABLES, OPTIMIZER_TABLES, SHARDED_MODELS, SHARDED_OPTIMIZERS
 from accel_checkpoint.files import SavedFiles
-from accel_checkpoint.formats.distributed import DistributedState, Entry
-from accel_checkpoint.pieces import Piece, pieces_of
+from accel_checkpoint.formats.distributed import Destination, DistributedState, Entry
+from accel_checkpoint.pieces import Piece, empty_like_shard, local_pieces, pieces_of
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
 from accel_checkpoint.tensors import DeferredTensor, is_plain
 from accel_state.errors import CheckpointError
@@ -55,7 +54,7 @@ class ShardedFormat(NamedFormat):
         self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
     ) -> list[DistributedPart]:
         """Return the part of this rank; parameters have their names in them."""
-        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
+        state = optimizer.strategy.optimizer_tensors(optimizer.optimizer)
         flat: dict[str, Any] = {}
         paths: dict[str, _Path] = {}
         names = list(named_parameters(optimizer))
@@ -94,14 +93,16 @@ class ShardedFormat(NamedFormat):
         """Return the state; each rank reads what overlaps its shards."""
         saved = DistributedState(files, self.optimizer_file(index))
         groups: dict[int, dict[str, Any]] = {}
-        for path, entry in saved.below(_OPTIMIZER, _GROUPS):
-            number, kind = path
-            groups.setdefault(int(number), {})[str(kind)] = saved.value(entry)
+        of_groups = saved.below(_OPTIMIZER, _GROUPS)
+        values = saved.values([entry for _, entry in of_groups])
+        for ((number, kind), _), value in zip(of_groups, values, strict=True):
+            groups.setdefault(int(number), {})[str(kind)] = value
         own = named_parameters(optimizer)
         numbers = {name: number for number, name in enumerate(own)}
         named = [name for number in sorted(groups) for name in groups[number]["params"]]
         check_names(named, numbers, self.optimizer_file(index))
         state: dict[int, dict[str, Any]] = {}
+        destinations: list[Destination] = []
         for path, entry in saved.below(_OPTIMIZER, _STATE):
             name, kind = str(path[0]), str(path[1])
             if name not in numbers:
@@ -116,13 +117,16 @@ class ShardedFormat(NamedFormat):
                 parameter = parameter.value
             if isinstance(parameter, DeferredTensor):
                 value = _deferred(saved, entry)
-            elif entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
+            elif entry.dtype is None:
                 value = saved.value(entry)
             else:
-                value = empty_like_shard(parameter, entry.dtype)
-                for piece in local_pieces(value):
-                    saved.read_into(piece.local, entry, piece.offset)
+                if entry.shape == tuple(parameter.shape) != ():
+                    value = empty_like_shard(parameter, entry.dtype)
+                else:
+                    value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+                destinations += [Destination(part, entry, offset) for offset, part in local_pieces(value)]
             state.setdefault(numbers[name], {})[kind] = value
+        saved.read(destinations)
         return {
             _STATE: {number: state[number] for number in sorted(state)},
             _GROUPS: [
@@ -139,14 +143,17 @@ class _SavedModel(SavedState):
         self.shapes = {
             name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()
         }
+        self._known: tuple[object, list[tuple[Entry, Any, list[Destination] | None]]] | None = None
 
     def open(self, own: Mapping[str, Any]) -> None:
-        for entry, value in self._read_here(own):
-            if _is_filled(value):
-                for piece in local_pieces(value):
-                    self._saved.open(entry, tuple(piece.local.shape), piece.offset)
-            else:
-                self._saved.open(entry, entry.shape, (0,) * len(entry.shape))
+        wanted: list[Destination] = []
+        for entry, _, destinations in self._places(own):
+            if destinations is None:
+                destinations = [
+                    Destination(torch.empty(entry.shape, device="meta"), entry, (0,) * len(entry.shape))
+                ]
+            wanted += destinations
+        self._saved.open(wanted)
 
     def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors of ``own``, filled; those without memory of their own are read in whole.
@@ -154,32 +161,42 @@ class _SavedModel(SavedState):
         What other ranks hold is left out.
         """
         state: dict[str, Any] = {}
-        for entry, value in self._read_here(own):
+        wanted: list[Destination] = []
+        for entry, value, destinations in self._places(own):
             name = str(entry.path[1])
-            if isinstance(value, DeferredTensor):
-                state[name] = _deferred(self._saved, entry)
-            elif _is_filled(value):
-                for piece in local_pieces(value):
-                    self._saved.read_into(piece.local, entry, piece.offset)
+            if destinations is not None:
+                wanted += destinations
                 state[name] = value
+            elif isinstance(value, DeferredTensor):
+                state[name] = _deferred(self._saved, entry)
             else:
                 state[name] = self._saved.value(entry)
+        self._saved.read(wanted)
         return state
 
-    def _read_here(self, own: Mapping[str, Any]) -> Iterator[tuple[Entry, Any]]:
-        """Yield the entries that this rank reads, with the value in ``own``; other ranks hold and read the others."""
+    def _places(self, own: Mapping[str, Any]) -> list[tuple[Entry, Any, list[Destination] | None]]:
+        """Return the entries that this rank reads, with the value in ``own``, and where it is filled.
+
+        None in place of destinations: the value has no memory to read into.
+        """
+        if self._known is not None and self._known[0] is own:
+            return self._known[1]
+        wanted: list[tuple[Entry, Any, list[tuple[tuple[int, ...], torch.Tensor]]]] = []
         for name, entry in self._entries.items():
             value = own.get(name)
             if isinstance(value, HeldTensor):
                 if value.value is None:
-                    continue
+                    continue  # other ranks hold and read it
                 value = value.value
-            yield entry, value
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether a tensor has memory into which parts are read."""
-    return isinstance(value, torch.Tensor) and not value.is_meta and is_plain(local_part(value))
+            pieces = local_pieces(value) if isinstance(value, torch.Tensor) and not value.is_meta else []
+            wanted.append((entry, value, pieces))
+        places: list[tuple[Entry, Any, list[Destination] | None]] = []
+        for entry, value, pieces in wanted:
+            is_filled = bool(pieces) and all(is_plain(part) for _, part in pieces)
+            destinations = [Destination(part, entry, offset) for offset, part in pieces]
+            places.append((entry, value, destinations if is_filled else None))
+        self._known = own, places  # `open` and `read` get the same
+        return places
 
 
 def _deferred(saved: DistributedState, entry: Entry) -> Any:
@@ -195,8 +212,8 @@ def _part(
     return part_of_rank(folder, _pieces(state, choices), paths, rank=choices.rank)
 
 
-def _pieces(state: Mapping[str, Any], choices: SaveChoices) -> Iterator[Piece]:
-    """Yield the pieces that this rank holds; what only some ranks hold is written by these."""
+def _pieces(state: Mapping[str, Any], choices: SaveChoices) -> list[Piece]:
+    """Return the pieces that this rank holds; what only some ranks hold is written by these."""
     of_all: dict[str, Any] = {}
     of_some: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in state.items():
@@ -204,6 +221,7 @@ def _pieces(state: Mapping[str, Any], choices: SaveChoices) -> Iterator[Piece]:
             of_all[name] = value
         elif value.value is not None:
             of_some.setdefault(value.holders[0], {})[name] = value.value
-    yield from pieces_of(of_all, is_writer=choices.is_writer)
+    pieces = list(pieces_of(of_all, is_writer=choices.is_writer))
     for first_rank, held in of_some.items():
-        yield from pieces_of(held, is_writer=choices.rank == first_rank, first_rank=first_rank)
+        pieces += pieces_of(held, is_writer=choices.rank == first_rank, first_rank=first_rank)
+    return pieces

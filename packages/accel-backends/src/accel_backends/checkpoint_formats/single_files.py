@@ -18,22 +18,21 @@ from torch import nn
 import accel_ops
 from accel_backends.checkpoint_formats.full import FullFormat, FullState
 from accel_backends.checkpoint_formats.named import NamedModel
-from accel_backends.checkpoint_formats.per_rank import PerRankFormat
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
     PreparedModel,
     PreparedOptimizer,
     SaveChoices,
     SavedModel,
+    refuse_local_states,
 )
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
+from accel_backends.fsdp.state import deferred_state
 from accel_backends.module_lookup import is_peft_model
-from accel_backends.sharding.full_state import deferred_state
 from accel_backends.strategies.strategy import Strategy
+from accel_backends.unwrap import stepped_optimizer
 from accel_checkpoint.file_names import (
     METADATA_NAME,
-    MODELS_OF_RANKS,
-    OPTIMIZERS_OF_RANKS,
     SHARDED_MODEL_NAME,
     SHARDED_MODELS,
     SHARDED_OPTIMIZERS,
@@ -53,7 +52,6 @@ logger = get_logger(__name__)
 _FORMATS: dict[str, Callable[[], CheckpointFormat]] = {
     "FULL_STATE_DICT": FullFormat,
     "SHARDED_STATE_DICT": ShardedFormat,
-    "LOCAL_STATE_DICT": PerRankFormat,
 }
 
 
@@ -72,8 +70,7 @@ def save_fsdp_model(
         fsdp_plugin: Its ``state_dict_type`` selects the format.
         accelerator: The `Accelerator` that prepared the model.
         model: The prepared model.
-        output_dir: The folder, created if missing, for `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
-            `pytorch_model_fsdp_rank0.bin` and so on.
+        output_dir: The folder, created if missing, for `pytorch_model_fsdp_0/` or `pytorch_model_fsdp.bin`.
         model_index: Index of the model.
         adapter_only: Not supported: all weights are saved, with one warning if the model has adapters.
         use_dcp: Must be True.
@@ -114,7 +111,7 @@ def load_fsdp_model(
     """
     _check(use_dcp)
     into = _prepared(accelerator.strategy, model)
-    form = _format_of(Path(input_dir), SHARDED_MODELS, MODELS_OF_RANKS, model_index)
+    form = _format_of(Path(input_dir), SHARDED_MODELS, model_index)
     name = form.model_file(model_index)
     files = saved_files(_home(Path(input_dir), name))
     with Strictness().loading(name, f"model {model_index}"):
@@ -163,7 +160,7 @@ def load_fsdp_optimizer(
     """
     _check(use_dcp)
     prepared = _prepared_optimizer(accelerator.strategy, optimizer, model)
-    form = _format_of(Path(input_dir), SHARDED_OPTIMIZERS, OPTIMIZERS_OF_RANKS, optimizer_index)
+    form = _format_of(Path(input_dir), SHARDED_OPTIMIZERS, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     files = saved_files(_home(Path(input_dir), name))
     try:
@@ -184,7 +181,7 @@ def _prepared(strategy: Strategy, model: nn.Module) -> PreparedModel:
 def _prepared_optimizer(
     strategy: Strategy, optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> PreparedOptimizer:
-    inner = strategy.bare_optimizer(optimizer)
+    inner = stepped_optimizer(optimizer)
     return PreparedOptimizer(strategy, inner, [_prepared(strategy, model).model])
 
 
@@ -200,13 +197,12 @@ def _format(plugin: Any) -> CheckpointFormat:
     return _FORMATS[plugin.state_dict_type.name]()
 
 
-def _format_of(folder: Path, sharded: FileKind, of_ranks: FileKind, index: int) -> CheckpointFormat:
+def _format_of(folder: Path, sharded: FileKind, index: int) -> CheckpointFormat:
     """Return the format of the files in a folder, which may be the sharded folder itself."""
     name = sharded.name(index)
     if (_home(folder, name) / name / METADATA_NAME).is_file():
         return ShardedFormat()
-    if index in of_ranks.numbers(path.name for path in folder.glob("*.bin")):
-        return PerRankFormat()
+    refuse_local_states([path.name for path in folder.glob("*.bin")])
     return FullFormat()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any
 
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
@@ -12,8 +12,6 @@ from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.handlers.profile import ProfileKwargs
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
-
-Handler = TypeVar("Handler", bound=KwargsHandler)
 
 KNOWN_HANDLERS: tuple[type[KwargsHandler], ...] = (
     AutocastKwargs,
@@ -25,13 +23,8 @@ KNOWN_HANDLERS: tuple[type[KwargsHandler], ...] = (
 )
 
 
-class Handlers(dict[type[KwargsHandler], KwargsHandler]):
-    """Handlers by their class. A handler that is replaced applies to everything that is prepared afterwards."""
-
-    def of(self, kind: type[Handler]) -> Handler | None:
-        """Return the handler of a class, None if there is none."""
-        handler = self.get(kind)
-        return handler if isinstance(handler, kind) else None
+Handlers = dict[type[KwargsHandler], Any]
+"""Handlers by their class. A handler that is replaced applies to everything that is prepared afterwards."""
 
 
 def collect(kwargs_handlers: Iterable[KwargsHandler] | None) -> Handlers:

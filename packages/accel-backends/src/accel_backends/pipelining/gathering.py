@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from accel_backends.fsdp.state import HeldTensor
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.sharding.full_state import HeldTensor
 from accel_ops import gather_object
 
 
@@ -23,8 +23,6 @@ def held_model_state(
         staged: The stages.
         ranks: The ranks at each place of the pipelines.
     """
-    if not staged.users:
-        return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in state.items()}
     places = {
         id(found.tensor): (holders, staged.is_held(found))
         for found, holders in zip(staged.tensors, staged.holders, strict=True)

@@ -1,4 +1,4 @@
-"""What a rank keeps of a model: the values of its stage, which come from rank 0 or from files."""
+"""The values of a rank's stages, from rank 0 or from files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from accel_backends.fsdp.apply import ShardPlan, shard_group
+from accel_backends.fsdp.config import ShardSettings
+from accel_backends.fsdp.groups import ROOT, ShardGroup, tensors_of_groups
+from accel_backends.fsdp.replicated import UnusedParameters
+from accel_backends.fsdp.values import (
+    check_same_model,
+    replace_tensor,
+    take_values_of_rank_0,
+    values_in_files,
+)
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.sharding.settings import ShardSettings
-from accel_backends.sharding.shard import cut_group, reduce_unused, values_in_files
-from accel_backends.sharding.shard_plan import ShardPlan
-from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
 from accel_ops.named_tensors import NamedTensor
 
 
@@ -47,7 +52,7 @@ class StageSharding:
 
     def _cut(self, members: list[nn.Module], group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
         chosen = {id(found.tensor) for found in owned}
-        cut_group(
+        shard_group(
             members,
             group,
             owned,
@@ -63,32 +68,38 @@ def hold_stage(
     device: torch.device,
     files: str | os.PathLike[str] | None = None,
     sharding: StageSharding | None = None,
-) -> None:
-    """Let this rank have the values of its stage on its device, and of other stages none. Every rank must call it.
+) -> set[str]:
+    """Move the values of this rank's stages to its device, and drop those of other stages. Every rank must call it.
 
-    All ranks take the values of rank 0, and other ranks may hold the model on the meta device. What is on the meta
-    device on rank 0, too, each rank reads from files, that of its own stage alone.
+    All ranks take the values of rank 0; other ranks may have the model on the meta device. Tensors that rank 0 has on
+    the meta device, too, each rank reads from files, those of its stages only. Without files they get memory.
 
     Args:
-        staged: The model, of which a trace has shown which stage uses what.
+        staged: The model.
         device: That of this rank.
         files: Safetensors files of the model.
-        sharding: How the stage is cut over its ranks; None if each stage has one.
+        sharding: How the stages are sharded over their ranks; None if each stage has one.
+
+    Returns:
+        The names of the tensors that have memory but no values yet, the same on every rank.
 
     Raises:
-        ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
+        ConfigError: If the ranks have different models.
         CheckpointError: If the files do not fit the model or cannot be read.
     """
     missing = check_same_model(staged.tensors, device=device)
-    values = values_in_files(staged.model, staged.tensors, missing, files)
+    is_unfilled = bool(missing) and files is None
+    values = None if is_unfilled else values_in_files(staged.model, staged.tensors, missing, files)
     in_files = {found.names[0] for found in missing}
     left: list[NamedTensor] = []
     for group, members in _groups(staged, sharding):
         here = [found for found in members if staged.is_held(found)]
-        cut = [] if sharding is None else [found for found in here if _is_sharded(found, staged, sharding)]
+        cut = [] if sharding is None else [found for found in here if _is_sharded(found, sharding)]
         for found in members:
             if found.names[0] not in in_files:
                 take_values_of_rank_0([found], device=device)
+            elif values is None and found in here:
+                replace_tensor(found, torch.empty_like(found.tensor, device=device))
             elif values is not None and found in here and found not in cut:
                 values.fill(found, device=device)
             if found not in here:
@@ -110,11 +121,12 @@ def hold_stage(
     if values is not None:
         values.finish()
     if sharding is not None:
-        reduce_unused(sharding.root, reduces_all=True)
+        UnusedParameters(sharding.root, reduces_all=True)
         _note_whole(staged, sharding)
         if staged.num_stages > staged.num_ranks:
             sharding.root.leave_units_to_themselves()
     staged.refresh()
+    return {name for found in missing for name in found.names} if is_unfilled else set()
 
 
 def _groups(
@@ -123,18 +135,13 @@ def _groups(
     """Return the tensors of the model by group, in the same order on all ranks."""
     if sharding is None:
         return [(None, staged.tensors)]
-    known = {id(found.tensor): found for found in staged.tensors}
     groups = sharding.plan.groups
-    return [
-        (group, [known[id(found.tensor)] for found in members])
-        for group, members in zip(groups, tensors_of_groups(staged.model, groups), strict=True)
-    ]
+    return list(zip(groups, tensors_of_groups(staged.tensors, groups), strict=True))
 
 
-def _is_sharded(found: NamedTensor, staged: StagedModel, sharding: StageSharding) -> bool:
-    """Tell whether a tensor of the stage is cut: a parameter that something computes with, and not to stay whole."""
-    is_whole = found.names[0] in sharding.plan.whole or not staged.users_of(found)
-    return found.is_parameter and not is_whole
+def _is_sharded(found: NamedTensor, sharding: StageSharding) -> bool:
+    """Whether a tensor of the stage is sharded: a parameter that does not stay replicated."""
+    return found.is_parameter and found.names[0] not in sharding.plan.whole
 
 
 def _note_whole(staged: StagedModel, sharding: StageSharding) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from accel_backends.pipelining.cutting import balanced_starts
 from accel_backends.pipelining.forward import PipelinedForward
+from accel_backends.plans.sources import resolve_plan
+from accel_backends.plans.stages import stages_of
 from accel_ops.nested.describe import ignorant_find_batch_size
 from accel_state import PartialState
 from accel_state.errors import ConfigError
@@ -32,11 +33,11 @@ def prepare_pippy(
     Args:
         model: In evaluation mode, on the CPU. It is changed: it keeps the parameters of this process's stage, on its
             device, and can only compute outputs.
-        split_points: The first modules of the second and all further stages, in the order in which the forward calls
-            them; or `auto`: stages of about the same size.
+        split_points: The blocks with which the second and all further stages begin, in the order in which the forward
+            calls them; or `auto`: stages of about the same size.
         no_split_module_classes: With `auto`, names of classes that stay on one process, as repeated blocks do anyway.
-        example_args: Inputs, of any shape, to trace the model with now instead of in the first call.
-        example_kwargs: The same by name.
+        example_args: Not needed: the stages are known without a run.
+        example_kwargs: The same.
         num_chunks: Chunks of a batch, which they need not divide; as many as processes if omitted.
         gather_output: Return the output on every process.
 
@@ -44,7 +45,7 @@ def prepare_pippy(
         ``model``.
 
     Raises:
-        ConfigError: If the forward cannot be split there; it says why.
+        ConfigError: If the model cannot be split there; it says why.
     """
     processes = PartialState()
     num_chunks = processes.num_processes if num_chunks is None else num_chunks
@@ -52,11 +53,15 @@ def prepare_pippy(
         raise ConfigError(f"`num_chunks` must be at least 1, got {num_chunks}.")
     if processes.num_processes == 1:
         return model.to(processes.device)
-    starts = _starts(model, split_points, no_split_module_classes or ())
-    model.forward = _pipeline(
-        model, starts, example_args, example_kwargs, num_chunks=num_chunks, gather_output=bool(gather_output)
+    forward = _pipeline(
+        model,
+        split_points,
+        no_split_module_classes or (),
+        num_chunks=num_chunks,
+        gather_output=bool(gather_output),
     )
-    model.hf_split_points = starts  # type: ignore[assignment] # where users look for them
+    model.forward = forward
+    model.hf_split_points = list(forward.starts)  # type: ignore[assignment] # where users look for them
     return model
 
 
@@ -72,16 +77,14 @@ def build_pipeline(
     Args:
         model: In evaluation mode, on the CPU. It keeps the parameters of this process's stage.
         split_points: As for `prepare_pippy`.
-        args: Inputs to trace the model with.
-        kwargs: The same by name.
+        args: Not needed: the stages are known without a run.
+        kwargs: The same.
         num_chunks: Chunks of a batch.
 
     Raises:
-        ConfigError: If the forward cannot be split there; it says why.
+        ConfigError: If the model cannot be split there; it says why.
     """
-    return _pipeline(
-        model, _starts(model, split_points, ()), args, kwargs, num_chunks=num_chunks, gather_output=False
-    )
+    return _pipeline(model, split_points, (), num_chunks=num_chunks, gather_output=False)
 
 
 def pippy_forward(
@@ -106,32 +109,27 @@ def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] 
 
 def _pipeline(
     model: nn.Module,
-    starts: Sequence[str],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
+    split_points: str | Sequence[str] | None,
+    no_split_module_classes: Sequence[str],
     *,
     num_chunks: int,
     gather_output: bool,
 ) -> PipelinedForward:
-    device = PartialState().device
-    forward = PipelinedForward(
-        model, starts, device=device, num_chunks=num_chunks, gather_output=gather_output
-    )
-    if args or kwargs:
-        forward.place(args or (), kwargs or {})
-    return forward
-
-
-def _starts(
-    model: nn.Module, split_points: str | Sequence[str] | None, no_split_module_classes: Sequence[str]
-) -> list[str]:
-    """Return the names of the modules with which all stages but the first begin."""
-    num_stages = PartialState().num_processes
-    if split_points is None or split_points == "auto":
-        return balanced_starts(model, num_stages, no_split_module_classes=no_split_module_classes)
-    if isinstance(split_points, str) or len(split_points) != num_stages - 1:
+    processes = PartialState()
+    num_stages = processes.num_processes
+    is_auto = split_points is None or split_points == "auto"
+    if not is_auto and (isinstance(split_points, str) or len(split_points or ()) != num_stages - 1):
         raise ConfigError(
             f"`split_points` must be `auto` or name {num_stages - 1} modules, one for each of the {num_stages} "
             f"processes but the first, got {split_points!r}."
         )
-    return list(split_points)
+    stages = stages_of(
+        model,
+        resolve_plan(model),
+        num_stages,
+        split_points=None if is_auto else split_points,
+        no_split_module_classes=no_split_module_classes,
+    )
+    return PipelinedForward(
+        model, stages, device=processes.device, num_chunks=num_chunks, gather_output=gather_output
+    )

@@ -60,34 +60,28 @@ class Inbox:
     """What a neighbour sends, taken in any order.
 
     Args:
-        sender: The neighbour.
         order: The keys of what it sends, in its order, each with the number of messages that it has received before.
         answered: Sends it these messages.
-        like: Returns, for a key, tensors of the shapes and dtypes that are sent.
-        device: Where they are received.
+        receive: Receives what is sent for a key.
     """
 
     def __init__(
         self,
-        sender: Neighbour,
         order: Sequence[tuple[Key, int]],
         *,
         answered: Neighbour,
-        like: Callable[[Key], Sequence[torch.Tensor]],
-        device: torch.device,
+        receive: Callable[[Key], list[torch.Tensor]],
     ) -> None:
-        self._sender = sender
         self._coming = iter(order)
         self._answered = answered
-        self._like = like
-        self._device = device
+        self._receive = receive
         self._kept: dict[Key, list[torch.Tensor]] = {}
 
     def take(self, key: Key) -> list[torch.Tensor]:
         """Wait for the tensors of a key, and return them."""
         while key not in self._kept:
             coming, num_received = next(self._coming)
-            self._kept[coming] = self._sender.receive(self._like(coming), device=self._device)
+            self._kept[coming] = self._receive(coming)
             self._answered.free(num_received)
         return self._kept.pop(key)
 
@@ -95,8 +89,3 @@ class Inbox:
 def lane(place: int, num_ranks: int) -> int:
     """Return which of two or three groups a rank sends in; neighbors send in others, as NCCL runs a group in order."""
     return 2 if num_ranks % 2 and place == num_ranks - 1 else place % 2
-
-
-def zeros_like(like: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return tensors of the shapes and dtypes of ``like``, which have no values, on ``device``."""
-    return [torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) for tensor in like]

@@ -11,16 +11,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_backends.pipelining.passing import Inbox, Key, Neighbour, lane, zeros_like
+from accel_backends.pipelining.handovers import ForwardMessages, Handover
+from accel_backends.pipelining.passing import Inbox, Key, Neighbour, lane
 from accel_backends.pipelining.schedules import Action, Pass
 from accel_backends.pipelining.split_backward import SplitBackward
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.pipelining.trace import Trace
 from accel_ops.memory import should_reduce_batch_size
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
+_LOST = RuntimeError("The previous stage has failed, and reports it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class ScheduleRun:
         staged: The model.
         place: Where this rank stands.
         calls: For each micro-batch the call that computes its loss.
-        traces: For each, what the call hands over.
+        messages: What stages hand on.
         weights: For each, what its loss counts.
         device: Where this rank computes.
         root: The root of this rank's stages where they are sharded.
@@ -74,7 +75,7 @@ class ScheduleRun:
         place: PipelinePlace,
         *,
         calls: Sequence[Callable[[], Any]],
-        traces: Sequence[Trace],
+        messages: ForwardMessages,
         weights: Sequence[float],
         device: torch.device,
         root: StageRoot | None,
@@ -85,7 +86,7 @@ class ScheduleRun:
         self._last = staged.num_stages - 1
         self._root = root
         self._calls = calls
-        self._traces = traces
+        self._messages = messages
         self._weights = weights
         self._device = device
         self._scaled = scaled
@@ -94,19 +95,19 @@ class ScheduleRun:
         before, after = (place.index - 1) % num_ranks, (place.index + 1) % num_ranks
         self._to_following = place.neighbour(1, sender=0, is_forward=True)
         self._to_previous = place.neighbour(-1, sender=0, is_forward=False)
+        previous = place.neighbour(-1, sender=-1, is_forward=True)
+        following = place.neighbour(1, sender=1, is_forward=False)
         self._handed_on = Inbox(
-            place.neighbour(-1, sender=-1, is_forward=True),
             _messages(schedule_of(before), step=1, end=self._last),
             answered=self._to_previous,
-            like=lambda key: self._like(key[0] - 1, key[1]),
-            device=device,
+            receive=lambda key: messages.receive(previous, key[0] - 1, key[1]),
         )
         self._handed_back = Inbox(
-            place.neighbour(1, sender=1, is_forward=False),
             _messages(schedule_of(after), step=-1, end=0),
             answered=self._to_following,
-            like=lambda key: _differentiable(self._like(*key)),
-            device=device,
+            receive=lambda key: following.receive(
+                _differentiable(messages.handover(*key).tensors), device=device
+            ),
         )
         self._open: dict[Key, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
         self._split: dict[Key, SplitBackward] = {}
@@ -127,44 +128,42 @@ class ScheduleRun:
                 passes[action.kind](action.stage, action.micro_batch)
         self._to_following.finish()
         self._to_previous.finish()
-        if self._error is not None:
+        if self._error is not None and self._error is not _LOST:
             raise self._error
         return self._losses
-
-    def _like(self, stage: int, number: int) -> tuple[torch.Tensor, ...]:
-        """Return placeholders of what a stage hands on."""
-        return self._traces[number].handovers[stage].like
 
     def _forward(self, stage: int, number: int) -> None:
         received: list[torch.Tensor] = []
         if stage > 0:
             received = self._handed_on.take((stage, number))
+            if self._messages.has_lost and self._error is None:
+                self._error = _LOST
             for tensor in _differentiable(received):
                 tensor.requires_grad_(self._trains)
-        outputs: tuple[torch.Tensor, ...] = ()
-        outputs = self._attempt(lambda: self._compute(stage, number, received), outputs)
+        values: tuple[torch.Tensor | None, ...] | None = None
+        values = self._attempt(lambda: self._compute(stage, number, received), values)
         if stage == self._last:
-            self._losses += [loss.detach() for loss in outputs]
+            self._losses += [loss.detach() for loss in values or () if loss is not None]
         else:
-            if self._error is not None:
-                outputs = tuple(zeros_like(self._like(stage, number), self._device))
-            self._to_following.send(outputs)
+            self._messages.send(self._to_following, stage, number, values)
         if self._trains:
-            self._open[stage, number] = received, outputs
+            self._open[stage, number] = received, [one for one in values or () if one is not None]
 
-    def _compute(self, stage: int, number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _compute(
+        self, stage: int, number: int, received: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return what the next stage gets of a micro-batch, or from the last one the loss."""
+        handover = self._messages.handover(stage - 1, number) if stage > 0 else Handover()
 
-        def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            with self._staged.without_other_stages(stage):
-                output = self._staged.run(stage, self._calls[number], tensors, self._traces[number])
-            return (_checked_loss(output.result),) if stage == self._last else output.tensors
+        def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+            output = self._staged.run(stage, self._calls[number], handover.with_none(tensors))
+            return (_checked_loss(output.result),) if stage == self._last else output.values
 
-        outputs: tuple[torch.Tensor, ...] = run(received) if self._root is None else self._root(run, received)
-        if stage == self._last:
-            return outputs
-        like = self._like(stage, number)  # mixed precision may have made other dtypes
-        return tuple(one.to(wanted.dtype) for one, wanted in zip(outputs, like, strict=True))
+        values: tuple[torch.Tensor | None, ...]
+        values = run(received) if self._root is None else self._root(run, received)
+        if stage < self._last:
+            self._messages.check(stage, number, values)
+        return values
 
     def _backward(self, stage: int, number: int) -> None:
         received, outputs = self._open.pop((stage, number))
@@ -224,7 +223,8 @@ class ScheduleRun:
             return losses, [None] * len(losses)
         ends = _differentiable(outputs)
         gradients = self._handed_back.take((stage, number))
-        pairs = [pair for pair in zip(ends, gradients, strict=True) if pair[0].requires_grad]
+        has_all = self._error is None  # a forward pass that failed has no results
+        pairs = [pair for pair in zip(ends, gradients, strict=has_all) if pair[0].requires_grad]
         return [end for end, _ in pairs], [gradient for _, gradient in pairs]
 
     def _hand_back(self, stage: int, received: Sequence[torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.sharding.parts import local_part, wrap_like
+from accel_checkpoint.pieces import local_part, wrap_like
 
 
 def shared_parameters(staged: StagedModel) -> Iterator[tuple[int, frozenset[int]]]:
@@ -16,6 +16,13 @@ def shared_parameters(staged: StagedModel) -> Iterator[tuple[int, frozenset[int]
     for number, users in enumerate(staged.holders):
         if len(users) > 1 and staged.tensors[number].tensor.requires_grad:
             yield number, users
+
+
+def with_gradient(staged: StagedModel) -> frozenset[int]:
+    """Return the numbers of the shared parameters that have a gradient."""
+    return frozenset(
+        number for number, _ in shared_parameters(staged) if staged.tensors[number].tensor.grad is not None
+    )
 
 
 def take_shared(staged: StagedModel) -> dict[int, torch.Tensor]:
@@ -37,20 +44,29 @@ def put_back_shared(staged: StagedModel, earlier: Mapping[int, torch.Tensor]) ->
 
 @torch.no_grad()
 def add_up_shared(
-    staged: StagedModel, earlier: Mapping[int, torch.Tensor], *, place: int, ranks: Sequence[int]
+    staged: StagedModel,
+    earlier: Mapping[int, torch.Tensor],
+    used: Sequence[frozenset[int]],
+    *,
+    place: int,
+    ranks: Sequence[int],
 ) -> None:
     """Give each rank that computes with a shared parameter the sum of all their gradients. All stages together.
 
     Args:
         staged: The model; its shared parameters have the gradients of this batch alone.
         earlier: The sums of earlier batches, by the numbers of the tensors.
+        used: For each rank of the pipeline, the numbers of those that have a gradient there.
         place: That of this rank in its pipeline.
         ranks: The ranks of its pipeline.
     """
     for number, users in shared_parameters(staged):
+        tensor = staged.tensors[number].tensor
         if place not in users:
             continue
-        tensor = staged.tensors[number].tensor
+        if not any(number in numbers for numbers in used):
+            tensor.grad = earlier.get(number)
+            continue
         total = torch.zeros_like(local_part(tensor)) if tensor.grad is None else local_part(tensor.grad)
         total = _summed(total.contiguous(), [ranks[user] for user in sorted(users)])
         if number in earlier:

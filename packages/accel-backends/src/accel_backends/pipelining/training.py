@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.chunks import in_chunks, num_micro_batches
+from accel_backends.pipelining.handovers import ForwardMessages, KnownHandovers, shape_of
 from accel_backends.pipelining.schedule_run import PipelinePlace, ScheduleRun
 from accel_backends.pipelining.schedules import SCHEDULES, Action, Share
+from accel_backends.pipelining.shared_gradients import with_gradient
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.together import results_together, run_together
-from accel_backends.pipelining.trace import NUM_TRACES, Trace
 from accel_ops.nested.describe import get_shape, ignorant_find_batch_size
-from accel_ops.nested.structures import is_container, recursively_apply
 from accel_ops.transport import current_transport
 from accel_state.parallelism_handlers import PipelineParallelConfig
 
@@ -27,14 +27,13 @@ LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 
 
 class PipelineTraining:
-    """One model in the pipeline: which part of it this rank has, and how batches pass through.
+    """One model in the pipeline: the stages of this rank, and how batches pass through them.
 
     Args:
         staged: The model.
         settings: How batches pass through.
         place: Where this rank stands.
         device: Where this rank computes.
-        hold: Called with the first trace, to let the model have the values of this stage; all ranks together.
         root: The root of this rank's stages where they are sharded.
         scaled: Returns, for a loss on the last rank, what gradients are computed of.
     """
@@ -46,7 +45,6 @@ class PipelineTraining:
         *,
         place: PipelinePlace,
         device: torch.device,
-        hold: Callable[[], None],
         root: StageRoot | None,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
@@ -56,11 +54,11 @@ class PipelineTraining:
         self._settings = settings
         self._place = place
         self._device = device
-        self._hold = hold
-        self._is_held = False
         self._root = root
         self._scaled = scaled
-        self._traces: dict[str, Trace] = {}
+        self._known = KnownHandovers()
+        self.used: Sequence[frozenset[int]] = ()
+        """For each rank of the pipeline, the shared parameters to which it added a gradient in the last batch."""
 
     def run(
         self,
@@ -89,20 +87,14 @@ class PipelineTraining:
         }
         self.is_running = True
         try:
-            traces = run_together(
-                self._transport,
-                lambda: [self._trace(call, part) for call, part in zip(calls, parts, strict=True)],
-                **agreement,
-            )
-            if not self._is_held:
-                self._hold()
-                self._is_held = True
-            losses = results_together(
-                self._transport, lambda: self._pass_through(calls, traces, weights), **agreement
+            shapes = run_together(self._transport, lambda: list(map(shape_of, parts)), **agreement)
+            results = results_together(
+                self._transport, lambda: self._pass_through(calls, shapes, weights), **agreement
             )
         finally:
             self.is_running = False
-        return torch.tensor(losses[self._place.ranks[-1]], dtype=torch.float32, device=self._device)
+        losses, self.used = zip(*(results[rank] for rank in self._place.ranks), strict=True)
+        return torch.tensor(losses[-1], dtype=torch.float32, device=self._device)
 
     def _num_parts(self, num_rows: int) -> int:
         """Return how many micro-batches there are; the same on ranks that have other batches, which share stages."""
@@ -115,36 +107,30 @@ class PipelineTraining:
         dist.all_reduce(fewest, dist.ReduceOp.MIN)
         return int(fewest)
 
-    def _trace(self, call: Callable[[], Any], part: Any) -> Trace:
-        key = repr(recursively_apply(_described, part, test_type=lambda value: not is_container(value)))
-        if key not in self._traces:
-            if len(self._traces) == NUM_TRACES:
-                self._traces.pop(next(iter(self._traces)))
-            trace = self.staged.trace(call)
-            self.staged.decide(self._place.index, trace)
-            self._traces[key] = trace
-        return self._traces[key]
-
     def _pass_through(
-        self, calls: Sequence[Callable[[], Any]], traces: Sequence[Trace], weights: Sequence[float]
-    ) -> float:
-        """Run this rank's stages for all micro-batches; return the weighted loss on the last rank, 0 elsewhere."""
+        self, calls: Sequence[Callable[[], Any]], shapes: Sequence[str], weights: Sequence[float]
+    ) -> tuple[float, frozenset[int]]:
+        """Run this rank's stages for all micro-batches.
+
+        Returns:
+            The weighted loss on the last rank, 0 elsewhere; and the shared parameters that have a gradient.
+        """
         schedule = partial(self._schedule, num_micro_batches=len(calls))
         schedule_run = ScheduleRun(
             self.staged,
             self._place,
             calls=calls,
-            traces=traces,
+            messages=ForwardMessages(self.staged, self._known, shapes, self._device),
             weights=weights,
             device=self._device,
             root=self._root,
             scaled=self._scaled,
             schedule_of=schedule,
         )
-        with self.staged.without_other_ranks():
-            losses = schedule_run.run(schedule(self._place.index))
+        losses = schedule_run.run(schedule(self._place.index))
         values = torch.stack(losses).tolist() if losses else []
-        return float(sum(value * weight for value, weight in zip(values, weights, strict=False)))
+        loss = float(sum(value * weight for value, weight in zip(values, weights, strict=False)))
+        return loss, with_gradient(self.staged)
 
     def _schedule(self, index: int, *, num_micro_batches: int) -> list[Action]:
         """Return what the rank at a place of the pipeline does."""
@@ -152,10 +138,3 @@ class PipelineTraining:
         share = Share(index, num_ranks, self.staged.num_stages // num_ranks, num_micro_batches)
         assert self._settings.schedule is not None  # since it was built
         return SCHEDULES[self._settings.schedule](share)
-
-
-def _described(value: Any) -> Any:
-    """Return what of a value in a batch may choose the path through the model."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
-    return value if value is None or isinstance(value, bool) else type(value)

@@ -60,7 +60,16 @@ class _Reader:
     def read(self, key: str, value: Any) -> Any:
         if key in _LISTS:
             return self._modules(key, value)
-        return self._styled(key, value)
+        return self._stages(value) if key == "stages" else self._styled(key, value)
+
+    def _stages(self, value: Any) -> dict[str, tuple[str, ...]]:
+        if not isinstance(value, Mapping) or any(isinstance(one, str) for one in value.values()):
+            raise ConfigError(
+                f"`stages` of {self.source} must map blocks to lists of the arguments that they hand on, such as "
+                f"{{'layers.*': []}}, got {value!r}."
+            )
+        given = {named: tuple(value[rule]) for rule in value for named in self._modules("stages", [rule])}
+        return {named.path: given[named] for named in self.names if named in given}
 
     def _modules(self, key: str, value: Any) -> tuple[NamedModule, ...]:
         if (

@@ -65,9 +65,11 @@ def step_collectives(
         if present and num_bytes:
             found[Collective(kind, present, layout.size(*present), num_bytes)] += count
 
+    sharded: Counter[tuple[str, ...]] = Counter()
     for unit in planned.units:
         has_experts = any(one.num_expert_ranks > 1 for one in unit.parameters)
         axes = ("edp_shard",) if has_experts else SHARD_AXES
+        sharded[axes] += sum(one.is_sharded for one in unit.parameters)
         num_shards = layout.size(*axes)
         is_kept = unit.is_tail or unit.is_root or not reshards
         add(
@@ -79,8 +81,13 @@ def step_collectives(
         reduced = _part(unit, _FP32_BYTES if element_bytes else None, trained_only=True)
         add("reduce_scatter", axes, num_shards * reduced, num_passes)
         add("all_reduce", ("dp_replicate",), reduced, num_passes)
+    is_trained = any(one.is_trainable for unit in planned.units for one in unit.parameters)
+    # Which parameters the ranks have used: a number for each.
+    for shards, number in sharded.items() if is_trained else ():
+        add("all_reduce", ("dp_replicate",), _FP32_BYTES * number, num_passes)
+        add("all_reduce", shards, _FP32_BYTES * number, num_passes)
     replicated = [one for unit in planned.units for one in unit.parameters if not one.is_sharded]
-    packed = sum(one.gathered for one in replicated if one.is_trainable)
+    packed = sum(one.gathered + one.element_bytes for one in replicated if one.is_trainable)
     add("all_reduce", ("dp_replicate",), packed, num_passes)
     add("all_reduce", SHARD_AXES, packed, num_passes)
     for message in sizes.messages if sizes is not None else ():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from accel_backends.plans.checking import checked_fields
-from accel_backends.plans.merging import combined
 from accel_backends.plans.model_names import ModelNames, NamedModule, outermost
 from accel_state.registry import Registry
 
@@ -43,7 +42,7 @@ def declared_by_package(names: ModelNames) -> dict[str, Any]:
 
 def _declaring(names: ModelNames) -> Iterator[NamedModule]:
     # Not `hasattr`: PEFT and compiled modules pass attribute access on to the module inside them.
-    for named in names:
+    for named in names.modules:
         if any(_ATTRIBUTE in vars(owner) for owner in (named.module, *type(named.module).__mro__)):
             yield named
 
@@ -70,4 +69,23 @@ def _combined(names: ModelNames, found: list[tuple[NamedModule, Any]]) -> dict[s
         for named, plan in found
         if plan is not None
     ]
-    return combined(parts)
+    return combined(parts) if parts else {}
+
+
+def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of plans for different modules of one model.
+
+    There is one tail: where several plans have one, the model gets none.
+    """
+    fields: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if key not in fields:
+                fields[key] = value
+            elif key in ("tensor", "experts", "stages"):
+                fields[key] = {**fields[key], **value}
+            elif key in ("units", "attention"):
+                fields[key] = (*fields[key], *value)
+            else:
+                fields[key] = ()
+    return fields

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from accel_backends.pipelining.chunks import num_micro_batches
-from accel_backends.pipelining.cutting import balanced_starts
 from accel_backends.pipelining.schedules import Action
 from accel_backends.plans.communication import Collective, step_collectives
 from accel_backends.plans.forward_sizes import StageSizes, forward_sizes
 from accel_backends.plans.memory import PlannedModel, plan_memory
 from accel_backends.plans.passes import actions_of, most_kept, num_forward
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.plans.stage_split import Users, stage_of_model, users_by_order, users_in_run
+from accel_backends.plans.stage_split import Users, stage_of_model, users_in
+from accel_backends.plans.stages import stages_of
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -118,7 +118,7 @@ def estimate(
         sizes = stage_sizes(model, plan, layout, step)
     stages, users = [whole], Users()
     if layout.pp > 1:
-        users = sizes[0].users or users_by_order(model, balanced_starts(model, layout.pp))
+        users = users_in(model, stages_of(model, plan, layout.pp))
         stages = [stage_of_model(model, whole, users, number) for number in range(layout.pp)]
     estimates = []
     for number, (planned, found) in enumerate(zip(stages, sizes, strict=True)):
@@ -138,20 +138,16 @@ def stage_sizes(model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: 
     """
     if step.sequence_length is None:
         return [StageSizes() for _ in range(layout.pp)]
-    starts = balanced_starts(model, layout.pp) if layout.pp > 1 else []
-    sizes = forward_sizes(
+    return forward_sizes(
         model,
         plan,
         batch_size=ceil(step.batch_size / step.num_parts(layout.pp)),
         sequence_length=_part_of_sequence(layout, step.sequence_length),
         layout=layout,
         dtype=step.dtype,
-        starts=starts,
+        starts=stages_of(model, plan, layout.pp).starts if layout.pp > 1 else (),
         has_ring=step.has_ring,
     )
-    if starts:
-        sizes[0].users = users_in_run(model, plan, starts, num_tokens=step.sequence_length)
-    return sizes
 
 
 def _part_of_sequence(layout: MeshLayout, length: int) -> int:

@@ -16,9 +16,9 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.overrides import TorchFunctionMode
 
-from accel_backends.pipelining.experts import traceable_experts
-from accel_backends.pipelining.placeholders import placeholder_of, standing_in
+from accel_backends.plans.placeholders import placeholder_of, standing_in
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.plans.traceable_experts import traceable_experts
 from accel_backends.plans.watched_attention import WatchedAttention
 from accel_backends.plans.watched_experts import watched_experts
 from accel_backends.transforms.cut_experts import ExpertsParallel
@@ -60,14 +60,12 @@ class StageSizes:
         checkpointed: The most bytes of it at a time where each unit keeps its inputs alone and is computed again.
         received: Bytes of what the stage gets from the one before.
         messages: What the ranks that share its layers, sequences or experts send, in both passes.
-        users: On the first stage, which stages compute with which tensor, where there are several.
     """
 
     saved: int = 0
     checkpointed: int = 0
     received: int = 0
     messages: list[Message] = field(default_factory=list)
-    users: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 def forward_sizes(

@@ -8,11 +8,11 @@ from math import prod
 
 from torch import nn
 
+from accel_backends.fsdp.groups import ROOT, shard_groups, tensors_of_groups, whole_parameters
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, whole_parameters
 from accel_backends.transforms.expert_parallel import expert_modules, without_experts
 from accel_backends.transforms.tensor_parallel import cut_dims
-from accel_ops.named_tensors import NamedTensor
+from accel_ops.named_tensors import NamedTensor, named_tensors
 
 _FP32_BYTES = 4
 _MOMENTS = 2  # running averages that AdamW keeps of each gradient
@@ -214,12 +214,16 @@ def plan_memory(
     Raises:
         ConfigError: If layers or experts are to be shared, and the plan does not say how, or they cannot be cut so.
     """
-    whole = set(whole_parameters(model, None))
+    tensors = named_tensors(model)
+    parameters = [found for found in tensors if found.is_parameter]
+    whole = set(whole_parameters(model, parameters, None))
     experts = expert_modules(model, plan, num_ranks=num_expert_ranks) if num_expert_ranks > 1 else {}
     shared = without_experts(plan, experts) if experts else plan
     layer_dims = cut_dims(model, shared, num_ranks=num_sharing) if num_sharing > 1 else {}
-    groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole, experts=tuple(experts))
-    contents = tensors_of_groups(model, groups)
+    groups = shard_groups(
+        model, parameters, units=plan.units, tail=plan.tail, whole=whole, experts=tuple(experts)
+    )
+    contents = tensors_of_groups(tensors, groups)
     order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
     units = [
         PlannedUnit(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
-from accel_backends.unwrap import is_container
+from accel_backends.unwrap import containers
 
-# What checkpointing, `torch.compile` and FSDP 1 put into the names of the modules inside them.
-_WRAPPER_KEYS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+# What checkpointing and `torch.compile` put into the names of the modules inside them.
+_WRAPPER_KEYS = ("_checkpoint_wrapped_module", "_orig_mod")
 _NUM_SUGGESTIONS = 3
 
 
@@ -26,6 +26,8 @@ class NamedModule:
         inner_path: The name in ``model.named_modules()`` of the module itself.
         module: The module inside its wrappers.
         num_parameters: Elements of its parameters, those of its descendants included, each counted once.
+        is_leaf: Whether no module inside it has parameters of its own.
+        children: The modules in it, without those that are listed at an earlier place.
     """
 
     name: str
@@ -33,6 +35,8 @@ class NamedModule:
     inner_path: str
     module: nn.Module
     num_parameters: int
+    is_leaf: bool
+    children: list[NamedModule] = field(default_factory=list)
 
     @property
     def class_name(self) -> str:
@@ -43,11 +47,6 @@ class NamedModule:
     def is_list(self) -> bool:
         """Whether it only lists modules, and is never called itself."""
         return isinstance(self.module, nn.ModuleList | nn.ModuleDict)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether no module inside it has parameters of its own."""
-        return all(next(child.parameters(), None) is None for child in self.module.children())
 
     def is_inside(self, other: NamedModule) -> bool:
         """Whether it is ``other`` or a descendant of it."""
@@ -65,7 +64,7 @@ def joined(prefix: str, name: str) -> str:
 
 
 def without_wrappers(name: str) -> str:
-    """Return a name without the parts that checkpointing, `torch.compile` and FSDP 1 add."""
+    """Return a name without the parts that checkpointing and `torch.compile` add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_KEYS)
 
 
@@ -79,8 +78,9 @@ class ModelNames:
         self._by_id: dict[int, NamedModule] = {}
         self._parameters: dict[str, str] = {}
         self._sizes: dict[int, int] = {}
+        self._containers = containers()
         self._measure(model)
-        self._walk("", "", model)
+        self._walk("", "", model, None)
         self.root = self.modules[0]
 
     def __iter__(self) -> Iterator[NamedModule]:
@@ -103,12 +103,6 @@ class ModelNames:
         """Return the paths of modules and parameters whose name fits ``pattern``."""
         parameters = [self._parameters[name] for name in _fitting(pattern, self._parameters)]
         return [named.path for named in self.matching(pattern)] + parameters
-
-    def children(self, named: NamedModule) -> list[NamedModule]:
-        """Return the children of a module; what is shared and came earlier is left out."""
-        present = (key for key, child in named.module._modules.items() if child is not None)
-        children = (self._by_name[joined(named.name, key)] for key in present)
-        return [child for child in dict.fromkeys(children) if child.is_inside(named)]
 
     def parent(self, named: NamedModule) -> NamedModule | None:
         """Return the module that a module is a child of, None for the root."""
@@ -137,16 +131,19 @@ class ModelNames:
         self._sizes[id(module)] = sum(sizes.values())
         return sizes
 
-    def _walk(self, name: str, path: str, module: nn.Module) -> None:
+    def _walk(self, name: str, path: str, module: nn.Module, parent: NamedModule | None) -> None:
         outer, inner, inner_path = module, module, path
-        while (key := _wrapped_key(inner)) is not None:
+        while (key := self._wrapped_key(inner)) is not None:
             child = inner._modules[key]
             assert child is not None
             inner, inner_path = child, joined(inner_path, key)
         named = self._by_id.get(id(inner))
         if named is None:
-            named = NamedModule(name, path, inner_path, inner, self._sizes[id(inner)])
+            is_leaf = not any(self._sizes[id(child)] for child in inner.children())
+            named = NamedModule(name, path, inner_path, inner, self._sizes[id(inner)], is_leaf)
             self.modules.append(named)
+            if parent is not None:
+                parent.children.append(named)
         self._by_id[id(inner)] = self._by_id[id(outer)] = named
         self._by_name[name] = named
         for key, parameter in inner._parameters.items():
@@ -154,7 +151,12 @@ class ModelNames:
                 self._parameters[joined(name, key)] = joined(named.inner_path, key)
         for key, child in inner._modules.items():
             if child is not None:
-                self._walk(joined(name, key), joined(inner_path, key), child)
+                self._walk(joined(name, key), joined(inner_path, key), child, named)
+
+    def _wrapped_key(self, module: nn.Module) -> str | None:
+        if isinstance(module, self._containers):
+            return "module"
+        return next((key for key in _WRAPPER_KEYS if key in module._modules), None)
 
 
 def outermost(found: Iterable[NamedModule]) -> list[NamedModule]:
@@ -170,12 +172,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return `` Nearest: `x`, `y`.``, or an empty string when no known name is near."""
     near = difflib.get_close_matches(name, list(known), n=_NUM_SUGGESTIONS)
     return f" Nearest: {', '.join(f'`{candidate}`' for candidate in near)}." if near else ""
-
-
-def _wrapped_key(module: nn.Module) -> str | None:
-    if is_container(module):
-        return "module"
-    return next((key for key in _WRAPPER_KEYS if key in module._modules), None)
 
 
 def _fitting(pattern: str, names: Mapping[str, object]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: How a module or a parameter is cut over the ranks that share a layer, by transformers' names and further ones.
@@ -29,6 +29,9 @@ class ParallelPlan:
         tensor: How modules and parameters are cut for tensor parallelism: name to style, see `TENSOR_STYLES`.
         attention: The attention modules, for context and sequence parallelism.
         experts: How experts are spread: name to style, see `EXPERT_STYLES`.
+        stages: The blocks between which pipeline stages may begin, in the order of the forward: name to the names of
+            further arguments that earlier blocks compute. The first argument is always handed on. Blocks that a model
+            repeats need no entry.
     """
 
     units: tuple[str, ...] = ()
@@ -36,3 +39,4 @@ class ParallelPlan:
     tensor: Mapping[str, str] | None = None
     attention: tuple[str, ...] = ()
     experts: Mapping[str, str] = field(default_factory=dict)
+    stages: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from accel_backends.plans.model_ends import input_embedding
 from accel_backends.plans.model_names import ModelNames, NamedModule, nearest
+from accel_backends.plans.repeated_blocks import input_embedding
 from accel_backends.plans.transformers_models import declared_embeddings, no_split_classes
 from accel_state.errors import ConfigError, UnknownNameError
 
@@ -118,7 +118,7 @@ class CallableBased:
         """Add the units in a module to ``chosen`` and return how many parameters they hold."""
         if not self.policy(module=named.module, recurse=True, nonwrapped_numel=named.num_parameters):
             return 0
-        taken = sum(self._visit(names, child, chosen) for child in names.children(named))
+        taken = sum(self._visit(names, child, chosen) for child in named.children)
         left = named.num_parameters - taken
         if named is names.root or not self.policy(module=named.module, recurse=False, nonwrapped_numel=left):
             return taken

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_backends.plans.merging import combined
-from accel_backends.plans.model_ends import after_blocks, final_head, final_norm
+from accel_backends.plans.declared import combined
 from accel_backends.plans.model_names import ModelNames, NamedModule, joined, outermost
-from accel_backends.plans.repeated_blocks import find_blocks
+from accel_backends.plans.repeated_blocks import after_blocks, final_head, final_norm, find_blocks
 from accel_state.errors import ConfigError
 
 _NO_SPLIT = "_no_split_modules"
@@ -25,7 +24,8 @@ _UNIT_STYLE, _TAIL_STYLE = "free_full_weight", "keep_full_weight"
 
 def declared_by_transformers(names: ModelNames) -> dict[str, Any]:
     """Return what the model, or the outermost modules of transformers in it, say about units, tail and parallelism."""
-    return combined([_fields(names, named) for named in _pretrained(names)])
+    parts = [_fields(names, named) for named in _pretrained(names)]
+    return combined(parts) if parts else {}
 
 
 def no_split_classes(names: ModelNames) -> list[str]:
@@ -139,7 +139,7 @@ def _pretrained(names: ModelNames) -> list[NamedModule]:
     # Not `hasattr`: PEFT passes attribute access on to the model inside it.
     return outermost(
         named
-        for named in names
+        for named in names.modules
         if any(_NO_SPLIT in vars(owner) for owner in (named.module, *type(named.module).__mro__))
     )
 
@@ -160,7 +160,7 @@ def _units_and_tail(names: ModelNames, model: NamedModule) -> dict[str, Any]:
     blocks = outermost(named for named in inside if named.class_name in classes and named.num_parameters)
     if not blocks and (fields := _fsdp_plan(names, model)):
         return fields
-    blocks = blocks or find_blocks(names, model)
+    blocks = blocks or find_blocks(model)
     if not blocks:
         return {}
     embedding = _asked(names, model, "get_input_embeddings")

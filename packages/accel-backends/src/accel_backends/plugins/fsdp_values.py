@@ -17,12 +17,11 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     ShardingStrategy,
-    StateDictType,
 )
 
 from accel_state.environment import environ, find_setting
 from accel_state.errors import ConfigError, did_you_mean
-from accel_state.fsdp_versions import resharding_of, state_dict_type_of, strategy_of
+from accel_state.fsdp_versions import resharding_of, strategy_of
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _POLICIES: Mapping[int, type[Any]] = {1: MixedPrecision, 2: MixedPrecisionPolicy}
@@ -49,33 +48,21 @@ def accepted(setting: str) -> str:
     return find_setting(f"fsdp_{setting}").parse.accepts
 
 
-def read_if_set(setting: str) -> Any:
-    """Return what the variable of a setting says, None where it is unset."""
-    return environ.read(f"fsdp_{setting}") if environ.is_set(f"fsdp_{setting}") else None
-
-
-def given_or_set(field: str, value: object) -> Any:
-    """Return the word for a value, or for None what the variable says, None where it is unset."""
-    return read_if_set(field) if value is None else word_of(field, value)
-
-
-def sharding_of(version: int, sharding_strategy: object, reshard_after_forward: object) -> Any:
+def sharding_of(version: int, old: Any, new: Any, *, is_from_launcher: bool) -> Any:
     """Return what is sharded: torch's strategy in version 1, in 2 whether gathered parameters are given up.
+
+    Args:
+        version: The version.
+        old: The word of ``sharding_strategy``, None if it is unset.
+        new: That of ``reshard_after_forward``.
+        is_from_launcher: Whether a launcher may have set them.
 
     Raises:
         ConfigError: If the two contradict each other, or one has a value that the version does not know.
     """
-    is_given = sharding_strategy is not None or reshard_after_forward is not None
-    if is_given:
-        old = None if sharding_strategy is None else word_of("sharding_strategy", sharding_strategy)
-        new = (
-            None if reshard_after_forward is None else word_of("reshard_after_forward", reshard_after_forward)
-        )
-    else:
-        old, new = read_if_set("sharding_strategy"), read_if_set("reshard_after_forward")
     if version == 2:
-        return resharding_of(old, new, is_from_launcher=not is_given)
-    word = strategy_of(old, new, is_from_launcher=not is_given)
+        return resharding_of(old, new, is_from_launcher=is_from_launcher)
+    word = strategy_of(old, new, is_from_launcher=is_from_launcher)
     return ShardingStrategy[f"_{word}" if word == "HYBRID_SHARD_ZERO2" else word]
 
 
@@ -85,25 +72,14 @@ def prefetch_of(value: object) -> BackwardPrefetch | None:
     return None if word == "NO_PREFETCH" else BackwardPrefetch[word]
 
 
-def checkpoints_of(version: int, value: object) -> StateDictType:
-    """Return how checkpoints are written.
-
-    Raises:
-        ConfigError: If the version has no such type.
-    """
-    return StateDictType[state_dict_type_of(version, given_or_set("state_dict_type", value))]
-
-
 def offload_of(version: int, value: object) -> Any:
     """Return where sharded parameters and gradients are kept, in the type of the version.
 
     Memory is pinned where this machine has an accelerator to copy it to. An object is returned as it is.
     """
-    if value is None:
-        value = environ.read("fsdp_offload_params")
-    if not isinstance(value, (bool, str)):
+    if not isinstance(value, (bool, str)) and value is not None:
         return value
-    is_wanted = word_of("cpu_offload", value, setting="offload_params")
+    is_wanted = value is not None and word_of("cpu_offload", value, setting="offload_params")
     if version == 1:
         return CPUOffload(offload_params=is_wanted)
     return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if is_wanted else OffloadPolicy()
@@ -175,10 +151,10 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
         ConfigError: If it is neither.
     """
     if value is None:
-        value = environ.read("fsdp_ignored_modules")
-    if value is None or isinstance(value, str):
+        return None
+    if isinstance(value, str):
         try:
-            re.compile(value or "")
+            re.compile(value)
         except re.error as error:
             raise ConfigError(
                 f"`ignored_modules` is `{value}`, which is not a regular expression: {error}. Correct it."
@@ -196,8 +172,6 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
 
 def names_of(value: object) -> list[str] | None:
     """Return the classes of layers that become units, None where nobody named them."""
-    if value is None:
-        value = environ.read("fsdp_transformer_layer_cls_to_wrap")
     if value is None:
         return None
     if isinstance(value, str):

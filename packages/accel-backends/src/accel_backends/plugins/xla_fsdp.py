@@ -26,6 +26,8 @@ _MEANT: dict[str, tuple[Any, ...]] = {
     "parallel_plan": (None,),
     "num_forward_prefetch": (0,),
     "num_backward_prefetch": (0,),
+    "forward_methods": ((),),
+    "reduce_once": (False,),
 }
 
 

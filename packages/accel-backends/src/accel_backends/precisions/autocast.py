@@ -46,7 +46,7 @@ class AutocastPrecision(Precision):
     @property
     def handler(self) -> AutocastKwargs:
         """The autocast settings at present; a script may replace them."""
-        return self._handlers.of(AutocastKwargs) or AutocastKwargs()
+        return self._handlers.get(AutocastKwargs) or AutocastKwargs()
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Exchange layers, bind autocast around the forward of the model inside all wrappers, and return ``model``."""

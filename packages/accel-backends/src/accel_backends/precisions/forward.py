@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_backends.module_tree import shallow_copy
 from accel_backends.wrapped_forward import WrappedForward
 from accel_ops.nested.convert import convert_to_fp32
 from accel_ops.nested.structures import recursively_apply
@@ -25,6 +24,8 @@ class AutocastForward(WrappedForward):
 
     The other settings are those of `torch.autocast`.
     """
+
+    is_traceable = False  # it can be taken off, and what is compiled stays compiled
 
     def __init__(
         self,
@@ -56,12 +57,6 @@ class AutocastForward(WrappedForward):
         if torch.is_autocast_enabled(self.device_type) and not torch.compiler.is_compiling():
             torch.clear_autocast_cache()
 
-    def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
-        """Return one around ``rebind(original)``, for a shallow copy of the model."""
-        other = copy.copy(self)
-        other.original = rebind(self.original)
-        return other
-
 
 def _is_scalar(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
@@ -76,7 +71,7 @@ def wrap_forward(model: nn.Module, **settings: Any) -> None:
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
-    copied = shallow_copy(model)
+    copied = copy.copy(model)
     restore_forward(copied)
     return copied
 

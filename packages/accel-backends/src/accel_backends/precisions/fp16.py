@@ -27,12 +27,8 @@ class FP16Precision(AutocastPrecision):
 
     def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
-        handler = handlers.of(GradScalerKwargs)
+        handler = handlers.get(GradScalerKwargs)
         self.scaler: LossScaler = LossScaler(self.device_type, **(handler.to_kwargs() if handler else {}))
-
-    def share_overflows(self) -> None:
-        """Let all ranks skip a step where the gradients of one overflow."""
-        self.scaler.share_overflows()
 
     def leave_scaling_to_engine(self) -> None:
         """Scale no losses from now on: the engine does."""

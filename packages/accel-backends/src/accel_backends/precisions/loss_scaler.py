@@ -100,6 +100,7 @@ class LossScaler(torch.amp.GradScaler):
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
+        # The host waits for the device, as in torch: an optimizer that is not fused steps or does not.
         self._has_stepped = not any(
             found.item() for found in optimizer_state["found_inf_per_device"].values()
         )

@@ -12,7 +12,7 @@ from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.collection import Handlers
 from accel_backends.handlers.fp8 import RECIPE_KINDS
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
-from accel_backends.precisions.loss_scaler import unscale_once
+from accel_backends.precisions.loss_scaler import LossScaler, unscale_once
 from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import NamedTensor
 from accel_state.devices import DeviceBackend
@@ -54,16 +54,13 @@ class Precision:
     """Whether `convert_layers` replaces layers, which not every strategy supports."""
     dtype: torch.dtype | None = None
     """The dtype of autocast, None without autocast."""
-    scaler: torch.amp.GradScaler | None = None
+    scaler: LossScaler | None = None
     """The gradient scaler, None if losses are not scaled."""
+    gathering: GatheredWeights | None = None
+    """How sharded weights are all-gathered; None: as they are."""
 
     def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
         del device_backend, handlers
-
-    @property
-    def gathering(self) -> GatheredWeights | None:
-        """How sharded weights are all-gathered; None: as they are."""
-        return None
 
     def convert_layers(self, model: torch.nn.Module) -> None:
         """Replace layers of ``model`` in place; a second call changes nothing.
@@ -93,9 +90,6 @@ class Precision:
         """
         if self.scaler is not None:
             unscale_once(self.scaler, inner_optimizer(optimizer))
-
-    def share_overflows(self) -> None:
-        """Skip steps on all ranks together; for strategies that shard gradients over the ranks."""
 
     def leave_scaling_to_engine(self) -> None:
         """Stop scaling losses; for strategies whose engine scales them."""

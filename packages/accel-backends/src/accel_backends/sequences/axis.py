@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -43,7 +46,13 @@ class SequenceAxis:
         """Let ``model`` compute shared sequences; see `share_attention`."""
         share_attention(model, plan, self.sharing, self.attend)
 
-    def part_of(self, loader: Any) -> SequencePart:
+    def shard_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which ``buffers`` are this rank's part of them."""
+        return self.sharing.cutting(buffers, dims, no_restore)
+
+    def wrap_loader(self, loader: Any) -> SequencePart:
         """Return a loader of this rank's part of each sequence; one that is such already, as it is."""
         if isinstance(loader, SequencePart):
             return loader

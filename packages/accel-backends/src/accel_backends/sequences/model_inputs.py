@@ -29,6 +29,8 @@ class SharedInputs(WrappedForward):
         sharing: Which sequences are shared now.
     """
 
+    is_traceable = False  # torch traces no change of what is shared
+
     def __init__(self, module: nn.Module, sharing: SequenceSharing) -> None:
         super().__init__(module.forward)
         self.sharing = sharing

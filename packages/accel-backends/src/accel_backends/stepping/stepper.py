@@ -36,6 +36,7 @@ class Stepper:
         models: The prepared models; the list may grow.
         optimizers: The prepared optimizers; the list may grow.
         num_processes: Processes in the run.
+        is_debugging: Compare, before each backward that synchronizes gradients, what the ranks do.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Stepper:
         models: Sequence[nn.Module],
         optimizers: Sequence[AcceleratedOptimizer],
         num_processes: int,
+        is_debugging: bool,
     ) -> None:
         self._step = 0
         self._num_windows = 0
@@ -62,7 +64,7 @@ class Stepper:
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._has_backward = self._has_warned = False
-        self._is_debugging = has_runtime() and current_runtime().debug
+        self._is_debugging = is_debugging
         self._is_half_loaded = False
         self._has_checks = self._is_debugging
 

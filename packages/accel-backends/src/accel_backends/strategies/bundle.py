@@ -29,14 +29,13 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Whether to move the objects of a `Bundle` to the device: one bool per object, in the bundle's order.
+    """Whether to move the models and optimizers of a `Bundle` to the device: one bool for each, in the bundle's order.
 
     An empty sequence stands for the run's ``device_placement``.
     """
 
     models: Sequence[bool] = ()
     optimizers: Sequence[bool] = ()
-    loaders: Sequence[bool] = ()
 
 
 class InTurn:

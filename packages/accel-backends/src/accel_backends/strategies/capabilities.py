@@ -114,14 +114,3 @@ class ForwardBackward(Protocol):
             num_items: Counts the items that the loss of a part of the batch is a mean over; None: its rows.
             weight: Multiplies the loss that gradients are computed of.
         """
-
-
-@runtime_checkable
-class HoldsParts(Protocol):
-    """The ability of strategies whose ranks hold parts of states in a form of their own."""
-
-    def parts_of_model(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return what this rank holds of a user's model."""
-
-    def parts_of_optimizer(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-        """Return what this rank holds of the state of a user's optimizer. It may communicate."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -38,8 +36,6 @@ class StrategyContext:
         handlers: The user's kwargs handlers by class.
         plugin: The settings object of the strategy, None without one.
         device_placement: Whether objects are moved to the device by default.
-        make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
-            prepared.
         scheduling: How schedulers follow their optimizers.
         dynamo: How models are compiled, by a plugin that names a backend; None does not compile them.
         parallelism: The options of each axis of the layout, None by default.
@@ -50,7 +46,6 @@ class StrategyContext:
     handlers: Handlers = field(default_factory=Handlers)
     plugin: object | None = None
     device_placement: bool = True
-    make_loader: Callable[..., Any] | None = None
     scheduling: SchedulerSettings = field(default_factory=SchedulerSettings)
     dynamo: TorchDynamoPlugin | None = None
     parallelism: ParallelismConfig | None = None

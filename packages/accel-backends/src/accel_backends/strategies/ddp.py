@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -18,7 +21,6 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
-from accel_backends.strategies.ddp_ending import release_at_exit
 from accel_backends.strategies.ddp_parameters import Reducers
 from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.strategy import Strategy
@@ -51,7 +53,7 @@ class DDPStrategy(Strategy):
 
     def _wrapping(self) -> DistributedDataParallelKwargs:
         """Return the DDP settings at present; a script may replace them."""
-        return self.context.handlers.of(DistributedDataParallelKwargs) or DistributedDataParallelKwargs()
+        return self.context.handlers.get(DistributedDataParallelKwargs) or DistributedDataParallelKwargs()
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
         """Wrap ``model`` if others train it, too, unless it is wrapped or frozen. All ranks together."""
@@ -59,6 +61,13 @@ class DDPStrategy(Strategy):
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta:
+                raise ConfigError(
+                    f"`{name}` of the {type(model).__name__} is on the meta device, where it has no values, and DDP "
+                    "trains whole models. Load its weights without offloading them, or shard the model: "
+                    "`FullyShardedDataParallelPlugin(cpu_offload=True)`."
+                )
         handler = self._wrapping()
         wrapped = TrackedDDP(model, device_ids=_device_ids(model), **handler.to_kwargs())
         handler.register_comm_hook(wrapped)
@@ -143,3 +152,37 @@ def _synchronised_backward(ddp: DistributedDataParallel) -> Iterator[None]:
         yield
     finally:
         ddp.require_backward_grad_sync, ddp.require_forward_param_sync = was_required
+
+
+class _Wrapped:
+    """The models that were wrapped, and in which process; a forked child has no threads to end."""
+
+    models: ClassVar[weakref.WeakSet[DistributedDataParallel]] = weakref.WeakSet()
+    pid: int | None = None
+
+
+def release_at_exit(model: DistributedDataParallel) -> None:
+    """Make ``model`` release its process group when the interpreter ends, if it is still alive then.
+
+    Otherwise the group outlives ``destroy_process_group``, and its threads the interpreter: a gloo thread
+    that lets go of a gradient at that moment ends the process with ``terminate called without an active
+    exception`` (torch 2.13, one run in twelve on a busy machine).
+    """
+    if _Wrapped.pid != os.getpid():
+        _Wrapped.pid = os.getpid()
+        _Wrapped.models = weakref.WeakSet()
+        # Before what ends the group, which was registered when the group was set up.
+        atexit.register(release_all)
+    _Wrapped.models.add(model)
+
+
+def release_all() -> None:
+    """Remove reducer, logger and group from all wrapped models; they cannot be trained afterwards."""
+    if _Wrapped.pid != os.getpid():
+        return
+    for model in list(_Wrapped.models):
+        # Last of all the Python object of the group, which waits for the threads without the interpreter lock.
+        group = model.__dict__.pop("process_group", None)
+        for name in ("reducer", "logger"):
+            model.__dict__.pop(name, None)
+        del group

@@ -114,6 +114,7 @@ def _average_added(model: TrackedDDP, added: Collection[nn.Parameter]) -> None:
         [one.grad is not None for one in added], dtype=torch.uint8, device=model.device
     )
     dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group)
+    # The host waits for the device, once after each change: gradients that no rank has stay None.
     for one, is_reached in zip(added, has_gradient.tolist(), strict=True):
         dist.broadcast(one.detach(), dist.get_global_rank(group, 0), group)
         if is_reached:

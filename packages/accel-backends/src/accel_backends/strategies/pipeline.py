@@ -12,34 +12,30 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_backends.optimizer import place_optimizer_state
-from accel_backends.pipelining.cutting import balanced_starts
-from accel_backends.pipelining.early_loading import (
-    EarlyOptimizerState,
-    parameters_of,
-    state_before_loading,
-    take_early,
-)
-from accel_backends.pipelining.experts import make_experts_traceable
+from accel_backends.compile import compile_forwards
+from accel_backends.fsdp.apply import transform_units
+from accel_backends.fsdp.clipping import scale_down, total_norm
+from accel_backends.fsdp.replicated import ReplicatedParameters
+from accel_backends.fsdp.state import difference
+from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
 from accel_backends.pipelining.holding import StageSharding, hold_stage
 from accel_backends.pipelining.schedule_run import PipelinePlace
 from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
 from accel_backends.pipelining.stage_root import StageRoot
-from accel_backends.pipelining.stages import StagedModel
+from accel_backends.pipelining.stages import StagedModel, refuse_collected
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.sharding.clipping import scale_down, total_norm
-from accel_backends.sharding.full_state import difference
-from accel_backends.sharding.replicated import ReplicatedParameters
+from accel_backends.plans.stages import Stages, stages_of
 from accel_backends.strategies.capabilities import Capabilities, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.fsdp2 import FullyShardedStrategy
-from accel_backends.strategies.sharded import SHARDS_LACK
-from accel_backends.transforms.compile import compile_units
+from accel_backends.strategies.fsdp2 import SHARDS_LACK, FullyShardedStrategy
+from accel_backends.strategies.open_gradients import OpenGradients
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
+from accel_backends.unwrap import inner_optimizer
+from accel_ops.named_tensors import named_tensors
 from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
@@ -53,10 +49,10 @@ _NOTHING = nullcontext()
 
 
 class PipelineStrategy(FullyShardedStrategy):
-    """Each rank, or each group of ranks over which it is sharded, trains one stage of the model.
+    """Each rank, or each group of ranks over which it is sharded, trains a stage of the model.
 
-    A model is whole on every rank, on the CPU, until the first batch shows what each stage computes with. Parameters of
-    other stages then keep their shapes and lose their values; those of the own stage are sharded as `fsdp2` does it.
+    Parameters of other stages keep their names and shapes, and lose their memory when the model is prepared; those of
+    the rank's stage are sharded as `fsdp2` does it.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -65,11 +61,6 @@ class PipelineStrategy(FullyShardedStrategy):
         lacks=SHARDS_LACK,
         mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
-
-    @property
-    def has_gradients_in_parameters(self) -> bool:
-        """Gradients are complete after each batch."""
-        return True
 
     def setup(self, context: StrategyContext) -> None:
         """Bind the strategy to the run.
@@ -99,60 +90,70 @@ class PipelineStrategy(FullyShardedStrategy):
             num_pipelines=layout.world_size // len(ranks),
         )
         self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
-        self._early: weakref.WeakKeyDictionary[torch.optim.Optimizer, EarlyOptimizerState] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._early_gradients: weakref.WeakKeyDictionary[PipelineTraining, dict[str, torch.Tensor]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._shared_before: dict[int, torch.Tensor] = {}
-        """Gradients of shared parameters from before the batch that is running."""
+        self._unfilled: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+        """Names of tensors that have memory but no values yet, the same on every rank."""
+        self.open_gradients = OpenGradients()  # complete after each batch, also over replicas
         self._num_steps = 1
         self._weight = 1.0
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Transform one model and choose its stages; its parameters stay where they are until the first batch."""
+        """Transform one model, and load and shard the stages of this rank. Every rank must call it."""
         if model in self._pipelines:
             return model
+        stages = self._stages(model)
+        tensors = named_tensors(model)
+        before = {found.names[0]: found.tensor for found in tensors if found.is_parameter}
+        kind = type(model).__name__
+        self._check_unshared(before, kind=kind)
         is_sharded = self._place.num_pipelines > 1
         if not is_sharded:  # `fully_shard` casts by itself
             model = self.context.precision.convert(model)
         sharding = self._sharding(model) if is_sharded else None
-        make_experts_traceable(model, self._parallel_plan(model))
-        pipeline = PipelineTraining(
-            StagedModel(
-                model,
-                self._starts(model),
-                device=self.context.device,
-                num_ranks=self.context.layout.pp,
-            ),
+        staged = StagedModel(
+            model,
+            stages,
+            device=self.context.device,
+            place=self._place.index,
+            num_ranks=self.context.layout.pp,
+        )
+        self._unfilled[model] = hold_stage(
+            staged, device=self.context.device, files=self._config.files, sharding=sharding
+        )
+        if sharding is not None:
+            self._finish_sharding(model, staged, sharding)
+        if self.context.dynamo is not None:
+            compile_forwards(self._units_here(model, staged), **self.context.dynamo.to_kwargs())
+        self._record_replaced(model, before, kind=kind)
+        pipeline = self._pipelines[model] = PipelineTraining(
+            staged,
             self._handler,
             place=self._place,
             device=self.context.device,
-            hold=partial(self._hold, weakref.ref(model), sharding),
             root=None if sharding is None else sharding.root,
             scaled=self._scaled,
         )
-        self._pipelines[model] = pipeline
         model.register_forward_pre_hook(partial(_refuse_call, weakref.ref(pipeline)))
+        model.register_forward_pre_hook(refuse_collected, with_kwargs=True)
         return model
 
-    def _starts(self, model: nn.Module) -> list[str]:
+    def _stages(self, model: nn.Module) -> Stages:
         points = self._handler.split_points
         num_stages = self.context.layout.pp * (self._handler.stages_per_rank or 1)
-        plan = self._parallel_plan(model)
-        starts = balanced_starts(model, num_stages, plan=plan) if points == "auto" else list(points)
-        if len(starts) != num_stages - 1:
+        if points != "auto" and len(points) != num_stages - 1:
             raise ConfigError(
-                f"`split_points` of `pp_handler` names {len(starts)} modules, but {num_stages} stages need "
+                f"`split_points` of `pp_handler` names {len(points)} modules, but {num_stages} stages need "
                 f"{num_stages - 1}: one for each but the first."
             )
-        return starts
+        plan = self._parallel_plan(model)
+        return stages_of(model, plan, num_stages, split_points=None if points == "auto" else list(points))
 
     def _sharding(self, model: nn.Module) -> StageSharding:
-        plan = self._plan(model, dynamo=None)  # compiled when it is known which units are here
+        # Compiled when it is known which units are here.
+        plan = transform_units(
+            model, named_tensors(model), self._config, self._settings, self._axes, dynamo=None
+        )
         if plan.layers is not None and plan.layers.is_in_sequence:
             raise ConfigError(
                 "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
@@ -160,44 +161,26 @@ class PipelineStrategy(FullyShardedStrategy):
             )
         return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
 
-    def _hold(self, known: weakref.ref[nn.Module], sharding: StageSharding | None) -> None:
-        """Load the values of this stage into the model, and rebind optimizers to its parameters."""
-        model = known()
-        assert model is not None
-        staged = self._pipelines[model].staged
-        before = [found.tensor for found in staged.tensors]
-        with staged.hooks.noted():
-            hold_stage(
-                staged,
-                device=self.context.device,
-                files=self._plugin.load_weights_from,
-                sharding=sharding,
-            )
-            if sharding is not None:
-                self._finish_sharding(model, staged, sharding)
-                make_experts_traceable(model, self._parallel_plan(model))
-        if self.context.dynamo is not None:
-            compile_units(self._units_here(model, staged), self.context.dynamo)
-        self._follow_replaced(before, staged)
-        for prepared in self._optimizers:
-            optimizer = self.bare_optimizer(prepared)
-            if (early := self._early.pop(optimizer, None)) is not None:
-                early.give(optimizer)
-            for parameter in [one for one in optimizer.state if staged.is_elsewhere(one)]:
-                del optimizer.state[parameter]
-            place_optimizer_state(optimizer)
-        if gradients := self._early_gradients.pop(self._pipelines[model], None):
-            super().restore_gradients([model], {f"0.{name}": one for name, one in gradients.items()})
-            if torch.is_grad_enabled():  # within `forward_backward`, which took those of before the batch
-                self._shared_before |= take_shared(staged)
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Rebind ``optimizer`` to the parameters of this rank's stages, and wrap it; other parameters keep no state."""
+        inner = inner_optimizer(optimizer)
+        self._replaced.repoint(inner)
+        for parameter in [one for one in inner.state if self._is_elsewhere(one)]:
+            del inner.state[parameter]
+        return super().prepare_optimizer(optimizer, device_placement=device_placement)
+
+    def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
+        return any(staged.is_elsewhere(parameter) for staged in self._staged())
 
     def _units_here(self, model: nn.Module, staged: StagedModel) -> list[nn.Module]:
-        """Return the units of which this rank has all parameters; code that is compiled takes no placeholders."""
+        """Return the units of which this rank has all parameters; those of others never run."""
         units = [model.get_submodule(name) for name in self._parallel_plan(model).units]
         return [unit for unit in units if not any(map(staged.is_elsewhere, unit.parameters()))]
 
     def _parallel_plan(self, model: nn.Module) -> ParallelPlan:
-        return resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
+        return resolve_plan(model, given=self._config.parallel_plan, policy=self._config.units)
 
     def _finish_sharding(self, model: nn.Module, staged: StagedModel, sharding: StageSharding) -> None:
         self._models.add(sharding.root)
@@ -205,6 +188,8 @@ class PipelineStrategy(FullyShardedStrategy):
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
         self._whole[model] = ReplicatedParameters(None, whole, self._mesh)
+        if names:
+            self._step_replicated()
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         policy = self._settings.policy
@@ -241,7 +226,12 @@ class PipelineStrategy(FullyShardedStrategy):
         pipeline = self._pipelines.get(model)
         if pipeline is None:
             raise ConfigError(f"The {type(model).__name__} was not prepared. Pass what `prepare` returned.")
-        number = self._part_of_sequence()
+        if unfilled := self._unfilled[model]:
+            raise ConfigError(
+                f"`{min(unfilled)}` has no values: it was on the meta device on rank 0. Call `load_state` before the "
+                "first batch, or read it from files: `FullyShardedDataParallelPlugin(load_weights_from=folder)`."
+            )
+        number = self._axes.sequence_index
         drawing = _NOTHING if number is None else own_random_numbers(number, self.context.device)
         if not torch.is_grad_enabled():
             with drawing:
@@ -250,19 +240,18 @@ class PipelineStrategy(FullyShardedStrategy):
         if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
             self.context.precision.scale(torch.ones((), device=self.context.device))
         staged = pipeline.staged
-        self._shared_before = take_shared(staged)
+        earlier = take_shared(staged)
         try:
             with drawing:
                 loss = pipeline.run(model, batch, loss_fn, num_items)
         except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
-            put_back_shared(staged, self._shared_before)
+            put_back_shared(staged, earlier)
             error.add_note(
                 "Gradients of earlier batches are kept, and may have parts of this one added. Call "
                 "`optimizer.zero_grad()` before you go on."
             )
             raise
-        add_up_shared(staged, self._shared_before, place=self._place.index, ranks=self._place.ranks)
-        self._shared_before = {}
+        add_up_shared(staged, earlier, pipeline.used, place=self._place.index, ranks=self._place.ranks)
         return loss
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
@@ -298,64 +287,44 @@ class PipelineStrategy(FullyShardedStrategy):
         scale_down((one.grad for one in chosen if one.grad is not None), total, max_norm)
         return total
 
-    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state, in which each tensor tells the ranks of which stage hold it. No communication."""
-        pipeline = self._pipeline_of(model)
-        if pipeline is None:
-            return model.state_dict(keep_vars=True)
+    def model_tensors(
+        self, model: nn.Module, *, to_fill: bool = False, as_computed: bool = False
+    ) -> dict[str, Any]:
+        """Return the state, in which each tensor names the ranks of its stage. No communication."""
+        state = model.state_dict(keep_vars=True)
+        if (pipeline := self._pipeline_of(model)) is None:
+            return state
         self._reshard()
         pipeline.staged.refresh()
-        state = model.state_dict(keep_vars=True)
-        return held_model_state(state, pipeline.staged, self._ranks_at)
+        return held_model_state(model.state_dict(keep_vars=True), pipeline.staged, self._ranks_at)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a whole state, of which every rank keeps its stage.
+        """Load a full state, of which every rank keeps its stages.
 
         Raises:
-            CheckpointError: If parts of the model are on the meta device, and the state has other names or shapes.
+            CheckpointError: If the state has other names or shapes, and ``strict`` is set.
         """
-        pipeline = self._pipeline_of(model)
-        if pipeline is None:
+        if (pipeline := self._pipeline_of(model)) is None:
             return super().load_model_state(model, state, strict=strict)
         staged = pipeline.staged
-        before = [found.tensor for found in staged.tensors]
-        if not staged.users and any(tensor.is_meta for tensor in before):
-            kept = [found for found in staged.tensors if found.is_persistent]
-            if strict and (said := difference(kept, state)):
-                raise CheckpointError(said)
-            strict = False
-            state = take_early(staged.tensors, state, is_sender=self._is_sender)
-            self._follow_replaced(before, staged)
-        with staged.without_other_ranks():
-            return super().load_model_state(model, state, strict=strict)
+        kept = [found for found in staged.tensors if found.is_persistent]
+        if strict and (said := difference(kept, state)):
+            raise CheckpointError(said)
+        elsewhere = {name for found in kept if not staged.is_held(found) for name in found.names}
+        here = {name: value for name, value in state.items() if name not in elsewhere}
+        outcome = super().load_model_state(model, here, strict=False)
+        self._unfilled[model] = self._unfilled[model] - {*state} - elsewhere
+        missing = [name for name in outcome.missing_keys if name in state or name not in elsewhere]
+        return type(outcome)(missing, outcome.unexpected_keys)
 
-    def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state; before the first batch, what is on the meta device is read where it will be sent from."""
-        pipeline = self._pipeline_of(model)
-        if pipeline is None or pipeline.staged.users:
-            return self.local_model_state(model)
-        state = model.state_dict(keep_vars=True)
-        return state_before_loading(state, is_sender=self._is_sender, device=self.context.device)
-
-    @property
-    def _is_sender(self) -> bool:
-        """Whether other ranks get the values of a model from this one."""
-        return self.context.topology.rank == 0
-
-    def _follow_replaced(self, before: Sequence[torch.Tensor], staged: StagedModel) -> None:
-        """Rebind optimizers to the tensors that replaced those ``before``."""
-        for old, found in zip(before, staged.tensors, strict=True):
-            self._replaced.record(old, found.tensor)
-        for prepared in self._optimizers:
-            self._replaced.repoint(self.bare_optimizer(prepared))
-
-    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
+    def optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state, in which each tensor names the ranks of its stage. All ranks together."""
         places = {}
-        numbers = {id(one): number for number, one in enumerate(parameters_of(optimizer))}
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        numbers = {id(one): number for number, one in enumerate(parameters)}
         for staged in self._staged():
             for found, holders in zip(staged.tensors, staged.holders, strict=True):
-                if id(found.tensor) in numbers and holders:
+                if id(found.tensor) in numbers:
                     places[numbers[id(found.tensor)]] = min(holders)
         return held_optimizer_state(
             optimizer.state_dict(),
@@ -368,50 +337,19 @@ class PipelineStrategy(FullyShardedStrategy):
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
     ) -> dict[str, Any]:
-        """Return the parameters by name, of which each tells the ranks of which stage hold it."""
+        """Return the parameters by name, of which each names the ranks of its stage."""
         named: dict[str, Any] = super().optimizer_parameters(optimizer, models)
-        named = state_before_loading(named, is_sender=True, device=self.context.device)
         for staged in self._staged():
             named = held_model_state(named, staged, self._ranks_at)
         return named
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Load a whole state, of which every rank keeps that of its stage."""
-        self._early[optimizer] = early = EarlyOptimizerState(optimizer, state)
-        state = early.rest
+        """Load a full state, of which every rank keeps that of its stages."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        elsewhere = {
-            number
-            for number, one in zip(numbers, parameters_of(optimizer), strict=True)
-            if any(staged.is_elsewhere(one) for staged in self._staged())
-        }
-        own = {number: value for number, value in state["state"].items() if number not in elsewhere}
-        super().load_optimizer_state(optimizer, {**state, "state": own})
-
-    def open_gradients(self, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-        """Return those of the parameters, and those that wait for the first batch."""
-        gradients = super().open_gradients(models)
-        for number, model in enumerate(models):
-            pipeline = self._pipeline_of(model)
-            early = {} if pipeline is None else self._early_gradients.get(pipeline, {})
-            gradients |= {f"{number}.{name}": one for name, one in early.items()}
-        return gradients
-
-    def restore_gradients(self, models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
-        """Do so at once, or in the first batch if only that shows what of a model this rank has."""
-        rest = dict(gradients)
-        for number, model in enumerate(models):
-            pipeline = self._pipeline_of(model)
-            if pipeline is None or pipeline.staged.users:
-                continue
-            prefix = f"{number}."
-            # Copies, since the file that they are mapped from may be removed.
-            self._early_gradients[pipeline] = {
-                name.removeprefix(prefix): rest.pop(name).clone()
-                for name in gradients
-                if name.startswith(prefix)
-            }
-        super().restore_gradients(models, rest)
+        here = {n for n, one in zip(numbers, parameters, strict=True) if not self._is_elsewhere(one)}
+        kept = {number: value for number, value in state["state"].items() if number in here}
+        super().load_optimizer_state(optimizer, {**state, "state": kept})
 
     def _pipeline_of(self, model: nn.Module) -> PipelineTraining | None:
         """Return the pipeline of a user's model; None if it has none."""
@@ -421,12 +359,12 @@ class PipelineStrategy(FullyShardedStrategy):
         return None
 
     def _staged(self) -> Iterator[StagedModel]:
-        return (one.staged for one in self._pipelines.values() if one.staged.users)
+        return (one.staged for one in self._pipelines.values())
 
     def _counted_before(self, staged: StagedModel) -> Iterator[torch.Tensor]:
         """Yield the tensors that an earlier rank of the pipeline computes with too, which counts their gradients."""
         for found, holders in zip(staged.tensors, staged.holders, strict=True):
-            if holders and min(holders) < self._place.index:
+            if min(holders) < self._place.index:
                 yield found.tensor
 
 

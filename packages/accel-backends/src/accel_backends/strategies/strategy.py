@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -13,25 +13,51 @@ from torch import nn
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.scheduler import AcceleratedScheduler
-from accel_backends.sharding.parameter_names import parameters_of
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.capabilities import Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.open_gradients import OpenGradients
 from accel_backends.strategies.placement import place_model
 from accel_backends.unwrap import extract_model_from_parallel
+from accel_ops.named_tensors import named_tensors
 from accel_state.enums import DDPCommunicationHookType
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 
 _NOTHING = nullcontext()
+
+
+class SequenceShards(Protocol):
+    """The ability of strategies whose ranks share sequences."""
+
+    def wrap_loader(self, loader: Any) -> Any:
+        """Return a loader of this rank's shard of each sequence; ``loader`` if it is one already."""
+
+    def shard_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which ``buffers`` are this rank's shards of them.
+
+        Args:
+            buffers: Tensors of full sequences, changed in place.
+            dims: Dimension of the tokens in each.
+            no_restore: Those that need not be restored after the block.
+        """
+
+
+class FullStates(Protocol):
+    """The ability of engines that gather many parameters together."""
+
+    def take(self, model: nn.Module) -> dict[str, Any]:
+        """Return the full state of a user's model on the CPU of rank 0, an empty dict on the others."""
 
 
 class Strategy:
     """How models are placed, wrapped, synchronized and stepped; a subclass overrides what its engine does differently.
 
     A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
-    that communicate say so; every rank must call those, in the same order. Methods for states, except `model_state`,
+    that communicate say so; every rank must call those, in the same order. Methods for states
     take the user's model, as ``unwrap(model, keep_torch_compile=False)`` returns it, and the user's optimizer, as
-    `bare_optimizer` does.
+    `accel_backends.unwrap.stepped_optimizer` does. An optional ability is an attribute: None, or an object.
 
     This class places, converts and compiles models, and treats their states as replicated on every rank.
     """
@@ -40,16 +66,17 @@ class Strategy:
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     context: StrategyContext
+    sequences: SequenceShards | None = None
+    """How loaders and buffers are sharded if ranks share sequences; None if they do not."""
+    open_gradients: OpenGradients | None = OpenGradients()
+    """The gradients of an unfinished accumulation; None if a checkpoint cannot hold them."""
+    full_states: FullStates | None = None
+    """How many parameters of a model are gathered together; None if they are gathered one by one."""
 
     @property
     def checkpoint_format(self) -> str:
         """Name of the `CheckpointFormat` in which models and optimizers are saved."""
         return "full"
-
-    @property
-    def has_gradients_in_parameters(self) -> bool:
-        """Whether the gradients of an unfinished accumulation are those of the parameters, placed like them."""
-        return True
 
     def setup(self, context: StrategyContext) -> None:
         """Bind the strategy to the run.
@@ -64,10 +91,10 @@ class Strategy:
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
         if context.dynamo is not None:
-            from accel_backends.transforms.compile import check_compiler
+            from accel_backends.compile import check_compiler
 
             check_compiler(context.dynamo, context.runtime.device_backend.vendor)
-        ddp = context.handlers.of(DistributedDataParallelKwargs)
+        ddp = context.handlers.get(DistributedDataParallelKwargs)
         if ddp is not None and context.topology.world_size > 1:
             if ddp.comm_hook != DDPCommunicationHookType.NO:
                 self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
@@ -78,7 +105,10 @@ class Strategy:
     def prepare(
         self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
     ) -> Bundle:
-        """Return the prepared objects in the same order. Every rank must call it; it may communicate."""
+        """Return the prepared objects in the same order. Every rank must call it; it may communicate.
+
+        Loaders are returned as they are; see `prepare_loader`.
+        """
         chosen = device_placement or Placement()
         models = [
             self.prepare_model(model, device_placement=place, evaluation_mode=evaluation_mode)
@@ -91,11 +121,7 @@ class Strategy:
         schedulers = [
             self.prepare_scheduler(scheduler, optimizers=optimizers) for scheduler in bundle.schedulers
         ]
-        loaders = [
-            self.prepare_loader(loader, device_placement=place)
-            for loader, place in self._placed(bundle.loaders, chosen.loaders)
-        ]
-        return Bundle(models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
+        return Bundle(models, optimizers, schedulers, bundle.loaders)
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -105,9 +131,9 @@ class Strategy:
             model = place_model(model, self.context.runtime.device)
         model = self.context.precision.convert(model)
         if self.context.dynamo is not None:
-            from accel_backends.transforms.compile import compile_model
+            from accel_backends.compile import compile_model
 
-            model = compile_model(model, self.context.dynamo)
+            compile_model(model, self.context.dynamo)
         return model if evaluation_mode else self._parallelise(model)
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
@@ -150,27 +176,17 @@ class Strategy:
     def _is_made_from(self, prepared: AcceleratedOptimizer, optimizer: Any) -> bool:
         return optimizer is prepared or optimizer is prepared.optimizer
 
-    def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
-        """Prepare ``loader`` by the run's ``make_loader``; without one, return it as it is."""
-        if self.context.make_loader is None:
-            return loader
-        return self.context.make_loader(loader, device_placement=self._choice(device_placement))
-
-    def share_sequences(self, loader: Any) -> Any:
-        """Return a prepared loader of this rank's shard of each sequence if sequences are sharded; else ``loader``."""
-        return loader
-
-    def share_buffers(
-        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
-    ) -> AbstractContextManager[Any]:
-        """Return a context in which ``buffers`` are this rank's shards of them if sequences are sharded.
+    def prepare_loader(
+        self, loader: Any, prepare: Callable[[Any], Any], *, models: Sequence[nn.Module] = ()
+    ) -> Any:
+        """Return the loader that the user will hold: that of ``prepare``, wrapped as the engine needs it.
 
         Args:
-            buffers: Tensors of full sequences, changed in place.
-            dims: Dimension of the tokens in each.
-            no_restore: Those that need not be restored after the block.
+            loader: The user's loader.
+            prepare: Shards a loader over the data ranks.
+            models: Those that were prepared in the same call.
         """
-        return _NOTHING
+        return prepare(loader)
 
     def unwrap(
         self,
@@ -207,7 +223,8 @@ class Strategy:
         for device, dtype in {(one.device, one.dtype) for one in gradients}:
             number = factor
             if isinstance(factor, torch.Tensor):
-                # On the device, kernels round it to the gradients' dtype, which is too coarse in half precision.
+                # On the device, kernels round it to the gradients' dtype, which is too coarse in half precision; the
+                # host waits for the device then.
                 number = factor.to(device, dtype) if dtype.itemsize >= 4 else factor.item()
             of_kind = [one for one in gradients if (one.device, one.dtype) == (device, dtype)]
             torch._foreach_mul_(of_kind, number)
@@ -230,45 +247,29 @@ class Strategy:
         """Clamp each (unscaled) gradient to ``[-clip_value, clip_value]``."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state of a model, prepared or the user's, with the keys it had before it was prepared."""
-        return self.unwrap(model, keep_torch_compile=False).state_dict()
-
-    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+    def model_tensors(
+        self, model: nn.Module, *, to_fill: bool = False, as_computed: bool = False
+    ) -> dict[str, Any]:
         """Return the state of ``model`` on this rank: a `DTensor` for each sharded tensor.
 
         The tensors share the model's memory if possible.
+
+        Args:
+            model: The user's model.
+            to_fill: Return the destination of a checkpoint: a tensor that this rank must not read, or that gets its
+                memory from `load_model_state`, is deferred.
+            as_computed: Return tensors in the dtypes that the model computes in, for other readers.
         """
         return model.state_dict()
 
-    def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state as `local_model_state` does, as the destination of a checkpoint.
-
-        A tensor that this rank must not read, or that gets its memory from `load_model_state`, is deferred.
-        """
-        return self.local_model_state(model)
-
-    def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state like `local_model_state`, for other readers: in the dtypes that the model computes in."""
-        return self.local_model_state(model)
-
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a full state, or one from `local_model_state`.
+        """Load a full state, or one from `model_tensors`.
 
         Returns missing and unexpected keys as `torch.nn.Module.load_state_dict` does.
         """
         return model.load_state_dict(state, strict=strict)
 
-    def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer inside the wrappers of `prepare_optimizer`."""
-        inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-        return inner
-
-    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the optimizer that the user made, for a prepared one; an engine may have replaced it."""
-        return type(self.bare_optimizer(optimizer))
-
-    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of ``optimizer`` on this rank: a `DTensor` for each sharded tensor.
 
         Parameters have numbers, in the order of `optimizer_parameters`.
@@ -288,23 +289,6 @@ class Strategy:
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
         optimizer.load_state_dict(in_memory(optimizer, state))
-
-    def open_gradients(self, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-        """Return the gradients of an unfinished accumulation by name, of sharded ones the part of this rank."""
-        # Here, since it imports `DTensor`, which takes long.
-        from accel_backends.sharding.open_gradients import open_gradients
-
-        return open_gradients(models)
-
-    def restore_gradients(self, models: Sequence[nn.Module], gradients: Mapping[str, Any]) -> None:
-        """Let the parameters of ``models`` have the result of `open_gradients`, and no other gradients.
-
-        Raises:
-            CheckpointError: If there is one for a parameter that the models have not, or of another shape.
-        """
-        from accel_backends.sharding.open_gradients import restore_gradients
-
-        restore_gradients(models, gradients)
 
     def release(self) -> None:
         """Drop the references to everything prepared."""
@@ -326,3 +310,51 @@ class Strategy:
         if not chosen:
             return [(item, None) for item in objects]
         return zip(objects, chosen, strict=True)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the parameters of an optimizer by name, in the order of their numbers in its state dict.
+
+    Where they belong to several models, each name begins with the number of its model.
+
+    Raises:
+        CheckpointError: If a parameter is part of no model.
+    """
+    homes: dict[int, tuple[int, str]] = {}
+    for index, model in enumerate(models):
+        for found in named_tensors(model, include_buffers=False):
+            homes.setdefault(id(found.tensor), (index, found.names[0]))
+    stepped = [
+        (number, parameter)
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    ]
+    for number, parameter in stepped:
+        if id(parameter) not in homes:
+            raise CheckpointError(
+                f"A parameter of shape {tuple(parameter.shape)} in group {number} of the {type(optimizer).__name__} is "
+                "part of no prepared model, so its state has no name in a sharded checkpoint. Prepare its model too, "
+                "or set `state_dict_type` to `FULL_STATE_DICT`."
+            )
+    has_one_model = len({homes[id(parameter)][0] for _, parameter in stepped}) <= 1
+    named: dict[str, torch.Tensor] = {}
+    for _, parameter in stepped:
+        index, name = homes[id(parameter)]
+        named[name if has_one_model else f"{index}.{name}"] = parameter
+    return named
+
+
+def full_model_state(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
+    """Return the full state of a model, prepared or the user's, with the keys it had before it was prepared.
+
+    If parameters are sharded, all ranks must call it: rank 0 gets full tensors on the CPU, the others an empty dict.
+    """
+    inner = strategy.unwrap(model, keep_torch_compile=False)
+    if strategy.full_states is not None:
+        return strategy.full_states.take(inner)
+    state = strategy.model_tensors(inner)
+    if not strategy.capabilities.shards_parameters:
+        return state
+    from accel_backends.fsdp.state import gathered_state  # imports `DTensor`, which takes long
+
+    return gathered_state(state, is_receiver=strategy.context.topology.rank == 0)

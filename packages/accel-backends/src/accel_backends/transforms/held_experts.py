@@ -60,6 +60,7 @@ class ListedExperts:
         """Return what the experts of this rank compute, each of its rows; one without rows is called with none."""
         whole = self._gathered()
         order = places.argsort(stable=True)
+        # The host waits for the device: it starts one computation per expert, of as many rows.
         sizes = torch.bincount(places, minlength=len(whole)).tolist()
         first = self._rank * len(whole)
         computed = [

@@ -57,9 +57,15 @@ class CutStyle:
         """
         if self.kinds and not isinstance(module, self.kinds):
             wanted = " or ".join(f"`torch.nn.{kind.__name__}`" for kind in self.kinds)
+            found, hint = (f"`{type(module).__name__}`", "or make it of that class")
+            if type(module).__module__.startswith("peft."):
+                found, hint = (
+                    f"{found} of PEFT",
+                    "merge it (`merge_and_unload`), or use FSDP without `tp_size`",
+                )
             raise ConfigError(
-                f"`{name}` has the style `{style}`, which cuts {wanted}, but is a `{type(module).__name__}`. Take it "
-                "out of `tensor` of the plan, or make it of that class."
+                f"`{name}` has the style `{style}`, which cuts {wanted}, but is a {found}. Take it out of `tensor` of "
+                f"the plan, {hint}."
             )
         if self.dim is None or not self.uneven:
             return

@@ -86,6 +86,7 @@ class DispatchedExperts(WrappedForward):
         arriving = torch.empty_like(counts)
         # Why: docs/decisions/0017-expert-parallelism.md
         dist.all_to_all_single(arriving, counts, group=self._group)
+        # The host waits for the device: the exchange takes its sizes from the host.
         sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
         rows = exchanged(hidden_states[order // top_k_index.shape[-1]], sent, received, self._group)
         places = torch.arange(arriving.shape[1], device=chosen.device).repeat(len(arriving))

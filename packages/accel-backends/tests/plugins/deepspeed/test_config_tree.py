@@ -10,7 +10,7 @@ from accel_backends.plugins.deepspeed.config_tree import (
 CONFIG = {"a": {"b": {"c": 1}, "d": None}, "e": "auto", "f": {}}
 
 
-def test_keys_name_the_sections_that_they_stand_in():
+def test_keys_name_their_sections():
     assert value_of(CONFIG, "a.b.c") == 1
     assert value_of(CONFIG, "a.x.c", 5) == 5
     assert value_of(CONFIG, "e.x", 5) == 5

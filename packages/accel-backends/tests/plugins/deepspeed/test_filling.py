@@ -330,7 +330,7 @@ def test_the_config_that_was_given_stays_as_it_is():
     assert config == {"zero_optimization": {"stage": "auto"}}
 
 
-def test_what_is_set_alone_fills_no_default():
+def test_a_single_setting_fills_no_default():
     config = {"gradient_clipping": "auto", "train_batch_size": "auto", "zero_optimization": {"stage": "auto"}}
     filled = fill_said(config, Facts(zero_stage=Said(2, "default", is_default=True)))
     assert filled.config == {**config, "zero_optimization": {"stage": 2}}

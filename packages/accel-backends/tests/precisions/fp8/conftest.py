@@ -110,7 +110,7 @@ class TransformerEngine:
         self.unavailable: dict[str, str] = {}
 
         class Layer(nn.Module):
-            """Keeps an extra state, as the library's layers do, and computes in 8 bits inside `autocast` only."""
+            """Keeps an extra state, as the library's layers do, and computes in fp8 inside `autocast` only."""
 
             def get_extra_state(self):
                 return torch.zeros(4, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Which library computes in 8 bits, where several are installed, one, or none."""
+"""Which library computes in fp8, where several are installed, one, or none."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_names_are_known_in_any_case():
         selection.recipe_named("ta")
 
 
-def test_autocast_cannot_be_switched_off_next_to_8_bits(te, gpu):
+def test_autocast_cannot_be_switched_off_next_to_fp8(te, gpu):
     handlers = collect([TERecipeKwargs(), AutocastKwargs(enabled=False)])
     with pytest.raises(ConfigError, match="leaves nothing in bf16"):
         select_precision("fp8", device_backend=gpu, handlers=handlers)

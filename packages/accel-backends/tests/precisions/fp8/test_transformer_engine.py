@@ -17,7 +17,6 @@ from accel_backends import (
     has_transformer_engine_layers,
     select_precision,
 )
-from accel_backends.module_tree import shallow_copy
 from accel_backends.precisions.fp8.te_recipes import make_recipe
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_state.devices import device_backend
@@ -92,7 +91,7 @@ def test_nothing_of_the_library_is_there_before_its_import():
     assert not has_transformer_engine_layers(network())
 
 
-def test_training_computes_in_8_bits_and_evaluation_on_request(te, gpu):
+def test_training_computes_in_fp8_and_evaluation_on_request(te, gpu):
     for in_evaluation in (False, True):
         te.entered.clear()
         precision = fp8(gpu, use_autocast_during_eval=in_evaluation)
@@ -197,16 +196,6 @@ def test_a_forward_can_be_wrapped_by_hand(te):
     assert te.entered[-1][0]
 
 
-def test_a_shallow_copy_asks_its_own_mode(te, gpu):
-    model = fp8(gpu).convert(network())
-    copied = shallow_copy(model)
-    copied.eval()
-    te.entered.clear()
-    copied(ROWS)
-    model.train()(ROWS)
-    assert [enabled for enabled, _ in te.entered] == [False, True]
-
-
 def test_a_small_model_trains(te, gpu):
     torch.manual_seed(0)
     model = fp8(gpu).convert(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16)))
@@ -222,7 +211,7 @@ def test_a_small_model_trains(te, gpu):
 
 
 @pytest.mark.parametrize("is_selective", [True, False])
-def test_blocks_that_are_computed_again_in_backward_compute_in_8_bits_again(te, gpu, is_selective):
+def test_blocks_that_are_computed_again_in_backward_compute_in_fp8_again(te, gpu, is_selective):
     gradients = []
     for is_checkpointed in (False, True):
         model = fp8(gpu).convert(network())

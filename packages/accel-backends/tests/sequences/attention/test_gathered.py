@@ -1,4 +1,4 @@
-"""Both ways in which ranks compute attention over shared sequences, next to torch's on whole ones."""
+"""Both ways in which ranks compute attention over sharded sequences, next to torch's on full ones."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def all_shared():
     return {(way, name): shared(way, **case) for way in WAYS for name, case in CASES.items()}
 
 
-def test_ranks_compute_together_what_one_computes_alone(world):
+def test_ranks_compute_together_what_one_computes(world):
     each = world(2).run(all_shared)
     for (way, name), found in each[0].items():
         case = CASES[name]

@@ -19,7 +19,7 @@ class Attention(nn.Module):
 
 
 class Caught:
-    """An attention module over two ranks, of which this is one, and the sequences of each call that was caught."""
+    """An attention module over two ranks, and the sequences of each call that was caught."""
 
     def __init__(self, module):
         self.sharing = SequenceSharing(SequenceCut(2, 0), None, setting="cp_size")

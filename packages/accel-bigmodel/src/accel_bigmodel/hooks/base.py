@@ -157,15 +157,15 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
         recurse: Remove the hooks of all submodules, too.
     """
     parts: Any = module
-    hook = parts.__dict__.pop("_hf_hook", None)
+    hook = parts.__dict__.pop("_hf_hook", None)  # transformers and PEFT look for this name
     if hook is not None:
         hook.detach_hook(module)
     if "_old_forward" in parts.__dict__:
         old = parts.__dict__.pop("_old_forward")
-        if isinstance(parts.__dict__.get("forward"), HookedForward):
+        if isinstance(parts.__dict__.get("forward"), HookedForward):  # else replaced since: keep that
             del parts.forward
             if getattr(old, "__func__", None) is not getattr(type(module), "forward", None):
-                parts.forward = old
+                parts.forward = old  # it was set on the module, not by its class
     if recurse:
         for child in module.children():
             remove_hook_from_module(child, recurse=True)

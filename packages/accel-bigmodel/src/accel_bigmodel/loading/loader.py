@@ -185,7 +185,7 @@ class CheckpointLoader:
             assert mapped is not None
             if name in self._extras:
                 self._compare(file.path)
-                self._extras[name].set_extra_state(mapped.tensor(layout.ranges[name]).clone())
+                self._extras[name].set_extra_state(mapped.tensor(layout.ranges[name]).clone())  # it is mapped
             named = self._tensors.get(name)
             if named is None:
                 continue

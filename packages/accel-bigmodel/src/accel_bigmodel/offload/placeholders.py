@@ -36,7 +36,7 @@ class _Placeholder(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if _is_metadata(func):
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunctionSubclass():  # else the call would end up here again
                 return func(*args, **(kwargs or {}))
         for tensor in iterate_tensors((args, dict(kwargs or {}))):
             if isinstance(tensor, _Placeholder) and weight_of(tensor) is None:
@@ -215,7 +215,7 @@ def _metadata_of_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             return placeholder
         weight, device, dtype = placeholder._weight, None, _CONVERSIONS.get(func)
         if func == torch.Tensor.to:
-            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)  # as `nn.Module.to` does
         if func == torch.Tensor.cpu:
             device = torch.device("cpu")
         stays = device is None or device.type == "meta" or check_device_same(device, weight.device)

@@ -119,7 +119,7 @@ class Prefetcher:
                 return
             now.ahead.append(block)
             try:
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():  # else these were inference tensors
                     for weight in block.weights:
                         weight.prefetch()
             except (AccelError, OSError, RuntimeError, KeyError):

@@ -149,7 +149,7 @@ class _Planner:
         num_loaded: int = 1,
     ) -> None:
         self.device_map: dict[str, int | str] = {}
-        self._limits = {**limits, "disk": limits.get("disk", 1 << 62)}
+        self._limits = {**limits, "disk": limits.get("disk", 1 << 62)}  # no limit
         self._log_level = logging.INFO if verbose else logging.DEBUG
         self._uses_fallback = uses_fallback
         self._num_loaded = num_loaded

@@ -9,15 +9,16 @@ import io
 import math
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # tables of torch pickle it by this name
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from accel_checkpoint.file_names import METADATA_NAME
@@ -100,6 +101,7 @@ class Entry:
         return ".".join(map(str, self.path))
 
 
+# Why: docs/decisions/0012-sharded-checkpoints-are-written-without-dcp.md
 def encode_metadata(entries: Iterable[Entry]) -> bytes:
     """Return the content of the table, as `torch.distributed.checkpoint.load` reads it."""
     state: dict[str, Any] = {}
@@ -141,7 +143,11 @@ def read_metadata(path: Path) -> dict[str, Entry]:
     """
     try:
         check_pickle(pickled := path.read_bytes())
-        return dict(_entries(_TableUnpickler(io.BytesIO(pickled), path).load()))
+        entries = dict(_entries(_TableUnpickler(io.BytesIO(pickled), path).load()))
+        for file in {chunk.file for entry in entries.values() for chunk in entry.chunks}:
+            if not is_plain_name(file):
+                raise ValueError(f"it names the file `{file}`")
+        return entries
     except DAMAGE as error:
         raise CheckpointError(
             f"`{path}` is not a readable table of a sharded checkpoint: {str(error) or type(error).__name__}. "
@@ -209,11 +215,23 @@ def _chunk(place: Any, key: str, offset: tuple[int, ...], sizes: tuple[int, ...]
     if place.get("transform_descriptors"):
         raise ValueError(f"`{key}` is stored in a changed form (`{place['transform_descriptors']}`)")
     file, start, length = place["relative_path"], place["offset"], place["length"]
-    if not is_plain_name(file):
+    if not isinstance(file, str):
         raise ValueError(f"it names the file `{file}`")
     if not (type(start) is int and type(length) is int and min(start, length) >= 0):
         raise ValueError(f"`{key}` has no valid location")
     return Chunk(file, start, length, offset, sizes)
+
+
+class Destination(NamedTuple):
+    """Where a part of a saved tensor is read to: ``part``, of any dtype and device, is at ``offset`` of ``entry``."""
+
+    part: torch.Tensor
+    entry: Entry
+    offset: tuple[int, ...]
+
+
+_Wanted = tuple[torch.Tensor | None, tuple[slice, ...], Chunk, Entry]
+"""A part of a tensor to fill, or None to return the value; where it is in the chunk; the chunk; and its entry."""
 
 
 class DistributedState:
@@ -232,72 +250,91 @@ class DistributedState:
         self.entries = read_metadata(files.path(self._prefix + METADATA_NAME))
         self._opened = set[str]()
 
-    def below(self, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], Entry]]:
-        """Yield the entries whose path starts with ``path``, with the rest of it."""
-        for entry in self.entries.values():
-            if entry.path[: len(path)] == path:
-                yield entry.path[len(path) :], entry
+    def below(self, *path: str | int) -> list[tuple[tuple[str | int, ...], Entry]]:
+        """Return the entries whose path starts with ``path``, with the rest of it."""
+        found = [entry for entry in self.entries.values() if entry.path[: len(path)] == path]
+        return [(entry.path[len(path) :], entry) for entry in found]
 
     def value(self, entry: Entry) -> Any:
         """Return a full tensor on the CPU, or another value."""
-        if entry.dtype is None:
-            return self._content(entry.chunks[0], entry)
-        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        self.read_into(tensor, entry, (0,) * len(entry.shape))
-        return tensor
+        return self.values([entry])[0]
 
-    def open(self, entry: Entry, sizes: tuple[int, ...], offset: tuple[int, ...]) -> None:
-        """Request the files with a part of a tensor, which compares them with the manifest; see `SavedFiles`."""
-        for chunk in entry.chunks:
-            if chunk.file not in self._opened and (
-                entry.dtype is None or _common(offset, sizes, chunk) is not None
-            ):
-                self._opened.add(chunk.file)
-                self._files.path(self._prefix + chunk.file)
+    def values(self, entries: Sequence[Entry]) -> list[Any]:
+        """Return full tensors on the CPU, and other values, in the order of ``entries``."""
+        tensors = {
+            entry.key: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+            for entry in entries
+            if entry.dtype is not None
+        }
+        self.read(
+            Destination(tensors[entry.key], entry, (0,) * len(entry.shape))
+            for entry in entries
+            if entry.key in tensors
+        )
+        others = self._read(
+            [(None, (), entry.chunks[0], entry) for entry in entries if entry.key not in tensors]
+        )
+        return [tensors[entry.key] if entry.key in tensors else others[entry.key] for entry in entries]
+
+    def open(self, destinations: Iterable[Destination]) -> None:
+        """Request the files that are read into them, which compares them with the manifest; see `SavedFiles`."""
+        for part, entry, offset in destinations:
+            for chunk in entry.chunks:
+                if chunk.file not in self._opened and (
+                    entry.dtype is None or _common(offset, tuple(part.shape), chunk) is not None
+                ):
+                    self._opened.add(chunk.file)
+                    self._files.path(self._prefix + chunk.file)
 
     @torch.no_grad()
-    def read_into(self, part: torch.Tensor, entry: Entry, offset: tuple[int, ...]) -> None:
-        """Fill ``part``, of any shape, dtype and device, with the values at ``offset`` of the full tensor.
+    def read(self, destinations: Iterable[Destination]) -> None:
+        """Fill each part with the saved values at its place, one file after the other.
 
         Raises:
-            CheckpointError: If a file is damaged, or the saved parts do not cover it.
+            CheckpointError: If a file is damaged, or the saved parts do not cover a destination.
         """
-        filled = 0
-        for chunk in entry.chunks:
-            common = _common(offset, tuple(part.shape), chunk)
-            if common is None:
-                continue
-            here, there = common
-            saved = self._content(chunk, entry)
-            if (
-                not isinstance(saved, torch.Tensor)
-                or tuple(saved.shape) != chunk.sizes
-                or saved.dtype != entry.dtype
-            ):
-                path = self._files.folder / (self._prefix + chunk.file)
+        wanted: list[_Wanted] = []
+        for part, entry, offset in destinations:
+            num_values = 0
+            for chunk in entry.chunks:
+                common = _common(offset, tuple(part.shape), chunk)
+                if common is not None:
+                    target = part[common[0]] if common[0] else part
+                    wanted.append((target, common[1], chunk, entry))
+                    num_values += target.numel()
+            if num_values != part.numel():
                 raise CheckpointError(
-                    f"`{path}` does not contain the part of `{entry.key}` that the table lists. "
-                    "Copy or save the checkpoint again."
+                    f"The parts of `{entry.key}` in `{self._files.folder / self._prefix}` are incomplete: "
+                    f"{num_values} of {part.numel()} values exist. Copy or save the checkpoint again."
                 )
-            target = part[here] if here else part
-            target.copy_(saved[there] if there else saved)
-            filled += target.numel()
-        if filled != part.numel():
-            raise CheckpointError(
-                f"The parts of `{entry.key}` in `{self._files.folder / self._prefix}` are incomplete: "
-                f"{filled} of {part.numel()} values exist. Copy or save the checkpoint again."
-            )
+        self._read(wanted)
 
-    def _content(self, chunk: Chunk, entry: Entry) -> Any:
-        path = self._files.path(self._prefix + chunk.file)
-        with opened(path) as file:
-            if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
-                raise CheckpointError(
-                    f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
-                )
-            file.seek(chunk.start)
-            content = file.read(chunk.num_bytes)
-        return read_torch_file(io.BytesIO(content), path=path)
+    def _read(self, wanted: Sequence[_Wanted]) -> dict[str, Any]:
+        """Fill the targets, one file after the other, and return by key what has none."""
+        others: dict[str, Any] = {}
+        by_place = sorted(wanted, key=lambda one: (one[2].file, one[2].start))
+        for name, of_file in groupby(by_place, key=lambda one: one[2].file):
+            path = self._files.path(self._prefix + name)
+            with opened(path) as file:
+                num_bytes = os.fstat(file.fileno()).st_size
+                for target, there, chunk, entry in of_file:
+                    if chunk.start + chunk.num_bytes > num_bytes:
+                        raise CheckpointError(
+                            f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
+                        )
+                    file.seek(chunk.start)
+                    content = read_torch_file(io.BytesIO(file.read(chunk.num_bytes)), path=path)
+                    if target is None:
+                        others[entry.key] = content
+                        continue
+                    is_tensor = isinstance(content, torch.Tensor)
+                    if not is_tensor or (tuple(content.shape), content.dtype) != (chunk.sizes, entry.dtype):
+                        raise CheckpointError(
+                            f"`{path}` does not contain the part of `{entry.key}` that the table lists. "
+                            "Copy or save the checkpoint again."
+                        )
+                    target.copy_(content[there] if there else content)
+        return others
 
 
 def _common(

@@ -104,7 +104,7 @@ def read_torch_file(
         )
     with opened(source) if isinstance(source, Path) else nullcontext(source) as file:
         start = file.tell()
-        is_archive = file.read(4) == b"PK\x03\x04"
+        is_archive = file.read(4) == b"PK\x03\x04"  # a zip file, as torch has written since 1.6
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(start)
         if is_archive or archives_only:

@@ -29,7 +29,7 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
-_LARGEST_HEADER = 100_000_000
+_LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _BUFFER_BYTES = 16 << 20
 """Largest number of bytes read at a time if values are converted or copied to another device."""
 _PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index)
@@ -154,7 +154,7 @@ class MappedFile:
 
 def _is_cached(descriptor: int, place: ByteRange) -> bool:
     """Whether the first, middle and last bytes of a tensor are in memory; advice would check all pages."""
-    if not hasattr(os, "RWF_NOWAIT"):
+    if not hasattr(os, "RWF_NOWAIT"):  # Linux only
         return False
     try:
         for position in (0, place.num_bytes // 2, place.num_bytes - 1):

@@ -181,6 +181,11 @@ class StoreAgreement(Agreement):
             if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict/0"]):
                 raise CheckpointError(f"Rank 0 has ended before it reached `{topic}`; see its output.")
             if is_over:
+                # Rank 0 may begin this round later: it must not take this report for one of that time.
+                self._store.delete_key(f"{topic}/report/{self.rank}")
+                kind, _, number = topic.rpartition("-")
+                if str(self._counts[kind]) == number:
+                    self._counts[kind] -= 1
                 raise CheckpointError(
                     f"Rank 0 did not reach `{topic}` within {limit_s:g} s. It may have failed; see its output."
                 )
@@ -197,7 +202,7 @@ class StoreAgreement(Agreement):
         except BaseException as error:
             reason = f"Rank 0 has stopped waiting for the other ranks: {type(error).__name__}."
             reason = str(error) if isinstance(error, CheckpointError) else reason
-            with contextlib.suppress(dist.DistError):
+            with contextlib.suppress(dist.DistError):  # the error at hand is the one to raise
                 self._store.set(f"{topic}/verdict/0", reason)
             raise
         self._store.set(f"{topic}/verdict/0", f"{_AGREED}{verdict}")

@@ -35,7 +35,7 @@ from accel_checkpoint.tensors import (
 )
 from accel_state.errors import CheckpointError, ConfigError
 
-ALIGNMENT = 64
+ALIGNMENT = 64  # that of torch's CPU allocator
 MAX_WRITERS = 4
 _BUFFER_BYTES = 2**16
 """Smaller pieces are collected: `torch.save` writes a few bytes before and after each tensor."""
@@ -233,7 +233,7 @@ class FileSink:
 
     def __init__(self, path: Path, *, advance: Advance | None = None) -> None:
         self.path = path
-        self._descriptor = os.open(
+        self._descriptor = os.open(  # O_BINARY: else Windows would write CRLF for each LF
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._buffer = bytearray()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_checkpoint.tensors import is_plain, map_tensors, with_inner
+from accel_checkpoint.tensors import is_plain, leaves, map_tensors, with_inner
 
 _NUM_THREADS, _CHUNK_BYTES = 8, 8 << 20
 
@@ -70,13 +70,14 @@ class CallersStreams(HostBuffers):
 
     def snapshot(self, content: Any) -> Any:
         """Return ``content`` when its tensors are computed."""
-        return map_tensors(content, _computed)
+        for device in {value.device for _, value in leaves(content) if isinstance(value, torch.Tensor)}:
+            _wait_for(device)
+        return content
 
 
-def _computed(tensor: torch.Tensor) -> torch.Tensor:
-    if (module := streams_of(tensor.device)) is not None:
-        module.current_stream(tensor.device).synchronize()
-    return tensor
+def _wait_for(device: torch.device) -> None:
+    if (module := streams_of(device)) is not None:
+        module.current_stream(device).synchronize()
 
 
 def streams_of(device: torch.device) -> Any:
@@ -103,7 +104,7 @@ def _fetch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], device: torch.dev
         module.current_stream(device).synchronize()
         np.copyto(target.numpy(), buffer.numpy())  # `copy_` would start threads for each thread
 
-    _computed(pairs[0][0])
+    _wait_for(device)
     with ThreadPoolExecutor(_NUM_THREADS, "accel-checkpoint", initializer=start) as pool:
         list(pool.map(fetch, _chunks(source for source, _ in pairs), _chunks(target for _, target in pairs)))
 

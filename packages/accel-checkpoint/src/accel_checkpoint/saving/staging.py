@@ -72,13 +72,14 @@ class Staging:
         check_complete(self.path)
         try:
             self._restore_displaced()
+            # POSIX renames a folder over an empty one; Windows refuses.
             if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
                 self._rename_to_target()
             elif holds_checkpoint(self.target) and not self._is_in_place:
                 self._replace()
             else:
                 self._move_files_in()
-            force_to_disk(self.target.parent)
+            force_to_disk(self.target.parent)  # a rename is in the parent's entries: a crash could undo it
             check_complete(self.target, token=self._token)
         except BaseException:
             self.roll_back()
@@ -336,8 +337,8 @@ def _is_around_working_directory(folder: Path) -> bool:
         return False
 
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100  # in <fcntl.h>: relative paths start at the working directory
+_RENAME_EXCHANGE = 2  # in <linux/fs.h>
 
 
 def exchange(first: Path, second: Path) -> bool:
@@ -350,7 +351,7 @@ def exchange(first: Path, second: Path) -> bool:
         return False
     # `os` lacks it, and two calls of `os.rename` have a moment at which a kill leaves no checkpoint under its name.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
+    if rename is None:  # glibc has it since 2.28
         return False
     if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True

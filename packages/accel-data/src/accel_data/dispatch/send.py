@@ -26,7 +26,7 @@ T = TypeVar("T")
 _STEPS_AT_ONCE = 2
 """With two, no step is read earlier than if each were sent separately: one step ahead of its use, one ahead of the
 broadcast."""
-_ALIGNMENT = 16
+_ALIGNMENT = 16  # the item size of complex128, the largest
 _CPU = torch.device("cpu")
 
 

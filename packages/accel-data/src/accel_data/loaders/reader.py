@@ -27,7 +27,7 @@ from accel_state.user_warnings import warn_user
 Batches = Iterator[tuple[Any, "Fetched | None"]]
 
 #: Attributes that a loader of torch changes while it is read.
-_NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
+_NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})  # torch sets these while it reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,7 +390,7 @@ def to_file(loader: Any) -> dict[str, Any]:
         return content
     # The state of a `StatefulDataLoader` without workers (torchdata 0.11).
     return {
-        "_index_sampler_state": None,
+        "_index_sampler_state": None,  # these names are of the snapshots of torchdata 0.11
         "_sampler_iter_state": None,
         "_sampler_iter_yielded": loader.num_batches_read,
         "_num_yielded": loader.num_batches_read,

@@ -69,7 +69,7 @@ def to_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
         settings["prefetch_factor"] = None
     if loader.batch_sampler is not None and loader.batch_size is None:
         return stateful(**settings, batch_sampler=loader.batch_sampler)
-    if loader._dataset_kind == 0:
+    if loader._dataset_kind == 0:  # `_DatasetKind.Map`; torch has no public name
         settings["sampler"] = loader.sampler
     return stateful(**settings, batch_size=loader.batch_size, drop_last=loader.drop_last)
 

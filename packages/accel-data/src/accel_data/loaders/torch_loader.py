@@ -39,7 +39,7 @@ def from_attributes(loader_class: type[Loader], attributes: Mapping[str, Any]) -
     Its constructor is not called, since a subclass may have another signature.
     """
     loader = object.__new__(loader_class)
-    loader.__dict__.update(attributes)
+    loader.__dict__.update(attributes)  # `DataLoader.__setattr__` refuses some, such as `batch_size`
     return loader
 
 
@@ -50,7 +50,7 @@ def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
     """Whether ``loader`` reads a stream, without indices."""
-    return bool(loader._dataset_kind == 1)
+    return bool(loader._dataset_kind == 1)  # `_DatasetKind.Iterable`; torch has no public name
 
 
 def batches_field(loader: DataLoader[Any]) -> str | None:

@@ -69,7 +69,7 @@ class SignalBlockingProcess(SpawnProcess):
     """
 
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:
+    def _Popen(process_obj: Any) -> Any:  # private: `multiprocessing` has no public step around the start
         starts = [argument for argument in process_obj._args if isinstance(argument, WorkerStart)]
         signals = {signum for start in starts for signum in start.signals}
         resource_tracker.ensure_running()  # started together with the worker, it would unblock SIGTERM here

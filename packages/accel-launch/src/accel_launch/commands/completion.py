@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
-from accel_launch.commands.parsing import make_parser
-from accel_launch.commands.protocol import COMMAND_GROUP, Command
+from accel_launch.cli import COMMAND_GROUP, Command, make_parser
 from accel_launch.messages import show
 from accel_launch.options import OPTIONS
 from accel_state.registry import Registry, entry_points

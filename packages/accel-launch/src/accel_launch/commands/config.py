@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from accel_launch.commands.parsing import HelpFormatter
+from accel_launch.cli import HelpFormatter
 from accel_launch.config.basic import location_of, write_basic_config
 from accel_launch.config.file import find_config
 from accel_launch.config.prompts import make_asker

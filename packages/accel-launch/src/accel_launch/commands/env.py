@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import find_config
 from accel_launch.installation import PACKAGES
 from accel_launch.launchers.relaunch import is_secret
+from accel_launch.machine import find_accelerators, present_accelerators
 from accel_launch.messages import show
 from accel_launch.options import OPTIONS
 from accel_state.environment import snapshot

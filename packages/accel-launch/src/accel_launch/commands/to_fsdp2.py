@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_launch.config.file import ConfigFile, find_config, read_document
-from accel_launch.config.keys import ALIASES, SECTIONS
+from accel_launch.config.file import ALIASES, SECTIONS, ConfigFile, find_config, read_document
 from accel_launch.config.writing import document_of, write_config
 from accel_launch.messages import inform, show
 from accel_launch.options import OPTIONS

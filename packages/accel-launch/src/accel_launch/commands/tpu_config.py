@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config
-from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers
+from accel_launch.gcloud import INSTALL, PROGRAM, PYTHON_OF_PODS, on_all_workers
 from accel_launch.installation import INSTALL_FROM, PACKAGES
+from accel_launch.launchers.submission import require_program
 from accel_launch.messages import show
-from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.child import exit_code_for_shell
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
@@ -131,5 +132,5 @@ def _lines_of(path: Path) -> list[str]:
 def _run(argv: Sequence[str]) -> int:
     import subprocess
 
-    check_is_installed("accel tpu-config")
+    require_program(PROGRAM, asked_by="accel tpu-config", otherwise=INSTALL)
     return exit_code_for_shell(subprocess.run(argv, check=False).returncode)

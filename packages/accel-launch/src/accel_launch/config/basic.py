@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from accel_launch.accelerators.detection import find_accelerators
-from accel_launch.accelerators.protocol import Accelerators
 from accel_launch.config.file import config_folder
 from accel_launch.config.writing import new_document, write_config
+from accel_launch.machine import Accelerators, find_accelerators
 from accel_launch.messages import show
 from accel_state.environment import find_setting, snapshot
 

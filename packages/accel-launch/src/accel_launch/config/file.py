@@ -1,23 +1,73 @@
-"""Where the config file lies, and reading it: YAML or JSON in, checked keys out."""
+"""The config file: its place, its keys and what each may hold, and reading it from YAML or JSON."""
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_launch.messages import warn
+from accel_launch.options import OPTIONS
+from accel_launch.parsers import assignments
 from accel_state.environment import read
-from accel_state.environment.parsers import boolean
+from accel_state.environment.parsers import boolean, names
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
+# Values by which a file says "not used"; they are accepted for every key.
+INERT_VALUES: tuple[Any, ...] = (None, False, "no", "NO", "", "none", [], {})
+
+# Other spellings, and what they are called here.
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "dynamo_backend": "dynamo_config.dynamo_backend",
+        "env": "tpu_env",
+        "fp8_config.amax_compute_algo": "fp8_config.amax_compute_algorithm",
+        "fp8_config.amax_history_len": "fp8_config.amax_history_length",
+        "fsdp_config.fsdp_backward_prefetch": "fsdp_config.fsdp_backward_prefetch_policy",
+    }
+)
+_OF_SETTINGS = {setting.config_key: setting for setting in OPTIONS if setting.config_key}
+# Beside them, keys that are no setting of a launch.
+_KEYS = {*_OF_SETTINGS, *ALIASES} | {
+    "additional_args",
+    "command_file",
+    "commands",
+    "compute_environment",
+    "distributed_type",
+    "fp16",
+}
+# Values that leave the choice to the next in line.
+_UNSET_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"compute_environment": ("LOCAL_MACHINE",)}
+    | {key: setting.launch.unset_values for key, setting in _OF_SETTINGS.items()}
+)
+
+# Keys outside sections, with further values that ask for nothing as long as one machine is used.
+PLAIN_KEYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {key: _UNSET_VALUES.get(key, ()) for key in sorted(_KEYS) if "." not in key}
+)
+
+# The keys of each section.
+SECTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        section: frozenset(key.partition(".")[2] for key in _KEYS if key.startswith(f"{section}."))
+        for section in sorted({key.partition(".")[0] for key in _KEYS if "." in key})
+    }
+)
+
+# Keys whose value may be a list, and those whose value may hold keys of its own.
+_LISTS = {"commands", "fp8_config.override_linear_precision"} | {
+    key for key, setting in _OF_SETTINGS.items() if setting.parse in (names, assignments)
+}
+LIST_KEYS = frozenset(_LISTS | {alias for alias, key in ALIASES.items() if key in _LISTS})
+MAPPING_KEYS = frozenset({"additional_args"})
 _MAX_CHARACTERS = 2**18
 FILE_NAMES = ("default_config.yaml", "default_config.yml", "default_config.json")
 
@@ -133,10 +183,9 @@ def _kind_of(content: Any) -> str:
 
 
 def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
-    names = sorted(known)
-    if key not in names:
+    if key not in (known := sorted(known)):
         shown = " ".join(str(key)[:80].encode(errors="backslashreplace").decode().split())
-        raise ConfigError(f"Unknown key `{shown}` in {where}.{did_you_mean(shown, names)}")
+        raise ConfigError(f"Unknown key `{shown}` in {where}.{did_you_mean(shown, known)}")
 
 
 def read_text_file(path: Path) -> str:
@@ -217,3 +266,67 @@ def _last_of_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
                 f"The config file has the key {key[:80]!r} {number} times; the last counts. Remove the others."
             )
     return dict(pairs)
+
+
+def is_unset(key: str, value: Any) -> bool:
+    """Tell whether a key with this value leaves the choice to the next in line, as if it were not there."""
+    return value is None or _is_one_of(value, PLAIN_KEYS.get(key, ()))
+
+
+def is_inert(key: str, value: Any) -> bool:
+    """Tell whether a key with this value asks for nothing."""
+    return is_unset(key, value) or _is_one_of(value, INERT_VALUES)
+
+
+def _is_one_of(value: Any, candidates: Iterable[Any]) -> bool:
+    # `0 == False`, yet a rank of 0 and a switch that is off are different things: compare the types too.
+    return any(value == candidate and type(value) is type(candidate) for candidate in candidates)
+
+
+# Far more than any real file; a YAML file of a few lines can stand for billions of values through its aliases.
+_MOST_VALUES = 10_000
+
+
+def problem_of(key: str, value: Any) -> str | None:
+    """Say what is wrong with the kind of a key's value, None if nothing is.
+
+    Only the kind is looked at: a scalar, a list of them for keys that hold several, a mapping for those that hold
+    one. Whether the value itself makes sense is for the setting to say.
+    """
+    if isinstance(value, dict) and value and key not in MAPPING_KEYS:
+        return "it must be a single value, but it holds keys of its own"
+    if isinstance(value, list) and value and key not in LIST_KEYS:
+        return "it must be a single value, but it holds a list"
+    for place, leaf in enumerate(_leaves(value)):
+        if place == _MOST_VALUES:
+            return f"it holds more than {_MOST_VALUES} values"
+        problem = _problem_of_leaf(leaf)
+        if problem:
+            return problem
+    return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, dict):
+            waiting += [*current.keys(), *current.values()]
+            yield None
+        elif isinstance(current, list):
+            waiting += current
+            yield None
+        else:
+            yield current
+
+
+def _problem_of_leaf(leaf: Any) -> str | None:
+    if leaf is None or isinstance(leaf, (bool, int, float)):
+        return None
+    if not isinstance(leaf, str):
+        return f"it must be text or a number, but it is read as a {type(leaf).__name__}; put it in quotes"
+    try:
+        is_fit = b"\0" not in os.fsencode(leaf)
+    except UnicodeEncodeError:
+        is_fit = False
+    return None if is_fit else "it holds a character that no command line or variable can carry"

@@ -10,12 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accel_launch.config.file import find_config
-from accel_launch.config.keys import SECTIONS
+from accel_launch.config.file import SECTIONS, find_config
 from accel_launch.config.writing import BASIS_SAGEMAKER, write_config
-from accel_launch.engine import SAGEMAKER, engine_of_config
 from accel_launch.options import OPTIONS
-from accel_launch.resolution import resolve
+from accel_launch.resolution import SAGEMAKER, engine_of_config, resolve
 from accel_state.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
 from accel_state.environment import Setting, snapshot
 from accel_state.environment.parsers import boolean

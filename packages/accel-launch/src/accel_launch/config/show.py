@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from accel_launch.config.file import ConfigFile
-from accel_launch.engine import choose_engine, with_engine
 from accel_launch.options import OPTIONS, TOPICS
-from accel_launch.resolution import Resolved, resolve
+from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
 from accel_state.environment import Setting
 from accel_state.registry import Registry
 

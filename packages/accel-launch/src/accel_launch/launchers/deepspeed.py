@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from accel_launch.launchers.local import asked_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.machines import DEFAULT_PORT
-from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.relaunch import FORWARDED, is_secret, library_variables, shown_to_all
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import warn

@@ -4,58 +4,129 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import socket
+from dataclasses import replace
 from typing import ClassVar
 
+from accel_launch.launchers.local import asked_port, held_port, plan_here, rank_variables, run_here
 from accel_launch.launchers.machines import meeting_address, meeting_port
-from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, plan_here, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
-from accel_launch.plan import LaunchPlan
-from accel_launch.processes.rendezvous_client import program_of
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.child import ChildEnding
+from accel_launch.report import RankEnding
 from accel_launch.request import LaunchRequest
 
 # Under which schedulers tell a job its number.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+# What the agent gives its ranks; one of these variables is the user's to set.
+_OF_RANKS = {
+    "MASTER_ADDR",
+    *rank_variables(rank=0, world_size=1, local_rank=0, local_world_size=1, machine_rank=0, num_machines=1),
+} - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 
 class ElasticLauncher(BuiltInLauncher):
-    """Starts the ranks of this machine as all launchers do, and beside them a program that meets the other machines.
-
-    The ranks in the plan are those that the machines agree on where ``--machine_rank`` names each.
-    """
+    """Starts torch's elastic agent, as torchrun does, which starts the ranks of this machine."""
 
     name: ClassVar[str] = "elastic"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        run_id = _run_id(request)
-        port = (asked_port(request) or None) if request.machine_rank == 0 else None
-        rendezvous = program_of(
-            request.interpreter,
-            cwd=request.cwd,
-            backend=request.value("rdzv_backend"),
-            endpoint=f"{meeting_address(request)}:{meeting_port(request)}",
-            run_id=run_id,
-            conf=request.value("rdzv_conf"),
-            num_machines=request.num_machines,
-            machine_rank=request.machine_rank,
-            num_processes=request.num_local_processes,
-            monitor_interval=request.value("monitor_interval"),
-            is_verbose=request.value("debug_mode"),
+        meeting = f"{meeting_address(request)}:{meeting_port(request)}"
+        here = plan_here(
+            self.name, request, port=(asked_port(request) or None) if request.machine_rank == 0 else None
         )
-        return plan_here(
-            self.name,
-            request,
-            port=port,
-            master_addr=meeting_address(request),
-            run_id=run_id,
-            rendezvous=rendezvous,
+        backend, conf = meeting_settings(
+            request.value("rdzv_backend"), request.machine_rank, request.value("rdzv_conf") or ""
         )
+        flags = {
+            "nnodes": request.num_machines,
+            "nproc_per_node": request.num_local_processes,
+            "rdzv_backend": backend,
+            "rdzv_endpoint": meeting,
+            "rdzv_id": _run_id(request),
+            "rdzv_conf": conf,
+            "local_addr": address_towards(meeting),
+            "max_restarts": here.max_restarts,
+            "monitor_interval": request.value("monitor_interval"),
+            "role": request.value("role"),
+            "tee": None if here.logs is None or here.logs.tee == "0" else here.logs.tee,
+            "log_dir": None if here.logs is None else here.logs.folder,
+        }
+        if here.shown_ranks is not None:
+            shown = [
+                place for place, process in enumerate(here.processes) if process.rank in here.shown_ranks
+            ]
+            flags["local_ranks_filter"] = ",".join(map(str, shown)) or None
+        if here.prefix:
+            flags["tee"] = "3"
+        first = here.processes[0]
+        agent = (
+            *request.interpreter,
+            "-P",  # a `torch.py` beside the script is not torch
+            "-m",
+            "accel_launch.elastic_agent",
+            *(f"--{name}={value}" for name, value in flags.items() if value is not None),
+            "--no_python",
+            *first.argv,
+        )
+        environ = {name: value for name, value in first.environ.items() if name not in _OF_RANKS}
+        # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
+        # hangs on them now and then (seen with torch 2.13).
+        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        if here.prefix:
+            environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = here.prefix
+        process = ProcessPlan(agent, first.cwd, environ, (*first.unset, *sorted(_OF_RANKS)))
+        return replace(here, processes=(process,), prefix="", max_restarts=0, logs=None)
 
     def run(self, plan: LaunchPlan) -> int:
         if plan.port is not None:
             with held_port(plan.port):  # only to refuse a port that is taken before anything starts
                 pass
-        return run_here(plan)
+        return run_here(plan, endings_of=_endings)
+
+
+def _endings(rank: int | None, agent: ChildEnding) -> list[RankEnding]:
+    """Return how ranks failed by the agent's message; torch prefixes the traceback of each that has met the others."""
+    from accel_launch.remote_node import endings_in, message_in
+
+    host, message = socket.gethostname(), message_in(agent.last_lines)
+    if message is None:
+        return (
+            [] if agent.return_code == 1 else [RankEnding(0, host, agent)]
+        )  # it has shown why it did not start them
+    return [
+        replace(
+            each,
+            ending=replace(
+                each.ending,
+                last_lines=tuple(line for line in agent.last_lines if line.startswith(f"[rank{each.rank}]:")),
+            ),
+        )
+        for each in endings_in(message, host)
+    ]
+
+
+def meeting_settings(backend: str, machine_rank: int, conf: str) -> tuple[str, str]:
+    """Return the name and the settings by which torch's elastic agent meets the agents of other machines."""
+    if backend == "static":  # machines that know their ranks still have to agree on each restart
+        return "accel-static", ",".join(filter(None, (conf, f"rank={machine_rank}")))
+    if backend == "c10d" and "is_host=" not in conf:
+        # torch guesses by the machine's name, which need not lead to the address that was given.
+        conf = ",".join(filter(None, (conf, f"is_host={str(machine_rank == 0).lower()}")))
+    return backend, conf
+
+
+def address_towards(endpoint: str) -> str | None:
+    """Return the address of this machine on the way to ``endpoint``; None if that cannot be told."""
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdigit():
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # of a datagram socket: nothing is sent
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
 
 
 def _run_id(request: LaunchRequest) -> str:

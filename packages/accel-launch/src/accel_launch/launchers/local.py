@@ -1,13 +1,32 @@
-"""Several processes on this machine."""
+"""The ranks of this machine: planned as processes with torchrun's variables, run at a port, and reported on."""
 
 from __future__ import annotations
 
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import asked_port, plan_here, run_with_port
 from accel_launch.launchers.selection import BuiltInLauncher
-from accel_launch.plan import LaunchPlan
-from accel_launch.request import LaunchRequest
+from accel_launch.machine import threads_of
+from accel_launch.plan import LaunchPlan, LogSettings, ProcessPlan
+from accel_launch.processes.attempt import Restarts
+from accel_launch.processes.child import ChildEnding
+from accel_launch.processes.output import log_folder
+from accel_launch.processes.supervision import run_processes
+from accel_launch.report import RankEnding, make_report, tell
+from accel_launch.request import LaunchRequest, variables_of_outer_run
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, LaunchError
+from accel_state.open_files import raise_open_file_limit
+
+# Variables of torchrun's that keep what a person has set.
+_LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
+# Elsewhere two sockets cannot be bound to one port, unless both ask for more than torch's store does.
+_SHARES_PORTS = sys.platform == "linux"
 
 
 class LocalLauncher(BuiltInLauncher):
@@ -20,3 +39,258 @@ class LocalLauncher(BuiltInLauncher):
 
     def run(self, plan: LaunchPlan) -> int:
         return run_with_port(plan)
+
+
+def plan_here(
+    name: str,
+    request: LaunchRequest,
+    *,
+    port: int | None,
+    master_addr: str = "127.0.0.1",
+    run_id: str = "none",
+) -> LaunchPlan:
+    """Return the plan of a launcher that starts the ranks of this machine itself.
+
+    Raises:
+        ConfigError: If the machine has fewer accelerators than ranks.
+    """
+    check_accelerators(request)
+    _check_open_files(request.num_local_processes)
+    tee: str | None = request.value("tee")
+    folder: str | None = request.value("log_dir")
+    max_restarts: int = request.value("max_restarts")
+    logs = LogSettings(
+        tee or ("0" if folder is None else "3"),
+        None if folder is None else request.cwd / folder,
+        request.value("role"),
+    )
+    return LaunchPlan(
+        name,
+        _ranks_here(request, master_addr=master_addr, run_id=run_id),
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+        max_restarts=max_restarts,
+        prefix="[rank${rank}] " if request.value("prefix") else "",
+        shown_ranks=request.value("show_ranks"),
+        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
+    )
+
+
+def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tuple[ProcessPlan, ...]:
+    num_here = request.num_local_processes
+    threads = {"OMP_NUM_THREADS": str(threads_per_process(request, num_here))}
+    of_outer_run = variables_of_outer_run(request.machine.environ)
+    processes = []
+    for local_rank in range(num_here):
+        rank = request.machine_rank * num_here + local_rank
+        own = rank_variables(
+            rank=rank,
+            world_size=request.num_processes,
+            local_rank=local_rank,
+            local_world_size=num_here,
+            machine_rank=request.machine_rank,
+            num_machines=request.num_machines,
+            role=request.value("role"),
+            max_restarts=request.value("max_restarts"),
+            run_id=run_id,
+        )
+        own |= {
+            name: request.machine.environ[name] for name in _LEFT_ALONE if name in request.machine.environ
+        }
+        environ = threads | request.environ() | own | {"MASTER_ADDR": master_addr}
+        unset = tuple(name for name in of_outer_run if name not in environ and name != "MASTER_PORT")
+        processes.append(ProcessPlan(request.program(), request.cwd, environ, unset, rank=rank))
+    return tuple(processes)
+
+
+def plan_program(name: str, request: LaunchRequest, program: ProcessPlan, *, num_ranks: int) -> LaunchPlan:
+    """Return the plan of a launcher that starts one program here, which is a rank or starts ``num_ranks``."""
+    return LaunchPlan(
+        name,
+        (program,),
+        num_ranks=num_ranks,
+        grace_period_s=request.value("grace_period_s"),
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+    )
+
+
+def asked_port(request: LaunchRequest) -> int | None:
+    """Return the port that was asked for; that of a run around this one was not meant for it."""
+    setting = request.settings["master_port"]
+    is_of_outer_run = setting.source == "environment" and variables_of_outer_run(request.machine.environ)
+    return None if is_of_outer_run else setting.value
+
+
+def rank_variables(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    machine_rank: int,
+    num_machines: int,
+    role: str = "default",
+    max_restarts: int = 0,
+    run_id: str = "none",
+) -> dict[str, str]:
+    """Return the variables by which torchrun tells a rank who it is."""
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": machine_rank,
+        "GROUP_WORLD_SIZE": num_machines,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }
+    # Rank 0 is where the ranks meet; they share no store with whoever starts them.
+    words = {"ROLE_NAME": role, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return {name: str(number) for name, number in numbers.items()} | words
+
+
+def threads_per_process(request: LaunchRequest, num_here: int) -> int:
+    """Return the number of CPU threads of each rank: as asked for, else what `threads_of` gives it."""
+    asked: int | None = request.value("num_cpu_threads_per_process")
+    has_accelerator = bool(request.machine.gpus) or request.engine == "XLA"
+    is_on_cpu = request.value("use_cpu") or not has_accelerator
+    return asked or threads_of(request.machine.num_cpu_cores, num_ranks=num_here, is_on_cpu=is_on_cpu)
+
+
+def check_accelerators(request: LaunchRequest) -> None:
+    """Refuse more ranks on this machine than it has accelerators; if it has none, they run on the CPU.
+
+    Raises:
+        ConfigError: With the two numbers.
+    """
+    gpus = request.machine.gpus
+    is_shared = request.value("use_cpu") or request.value("share_gpus")
+    if gpus and not is_shared and request.num_local_processes > len(gpus):
+        raise ConfigError(
+            f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
+            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer (`--num_processes {len(gpus)}`), add "
+            "`--cpu`, or, for tests, let several processes share a GPU (`--share_gpus`)."
+        )
+
+
+def _check_open_files(num_here: int) -> None:
+    """Raise the limit of open files for the ranks of this machine, whose output comes through pipes.
+
+    Raises:
+        ConfigError: If the hard limit is too low.
+    """
+    num_files = 4 * num_here + 16
+    limit = raise_open_file_limit(num_files)
+    if limit < num_files:
+        raise ConfigError(
+            f"`--num_processes` asks for {num_here} on this machine, for which the launcher needs about {num_files} "
+            f"open files, but it may have {limit}. Ask for fewer, or raise the hard limit (`ulimit -Hn`)."
+        )
+
+
+def report_file(request: LaunchRequest) -> Path | None:
+    """Return the file that the report of this machine goes to, if any.
+
+    Machines often share a folder, so each but the first writes its number into the name:
+    ``report.machine-1.json`` beside ``report.json``.
+    """
+    asked: str | None = request.value("report")
+    if asked is None:
+        return None
+    file = request.cwd / asked
+    if request.machine_rank == 0:
+        return file
+    return file.with_name(f"{file.stem}.machine-{request.machine_rank}{file.suffix}")
+
+
+def run_with_port(plan: LaunchPlan) -> int:
+    """Run the ranks of a plan whose port belongs to this machine."""
+    with held_port(plan.port) as port:
+        return run_here(at_port(plan, port))
+
+
+def at_port(plan: LaunchPlan, port: int) -> LaunchPlan:
+    """Return the plan with processes that meet at ``port``."""
+    processes = tuple(process.with_variables(MASTER_PORT=str(port)) for process in plan.processes)
+    return replace(plan, processes=processes)
+
+
+def _ending_of_rank(rank: int | None, child: ChildEnding) -> list[RankEnding]:
+    return [RankEnding(rank or 0, socket.gethostname(), child)]
+
+
+def run_here(
+    plan: LaunchPlan,
+    *,
+    prefixes: Sequence[str] | None = None,
+    endings_of: Callable[[int | None, ChildEnding], list[RankEnding]] = _ending_of_rank,
+) -> int:
+    """Run the processes of a plan on this machine, report how they ended, and return the exit code.
+
+    ``endings_of`` returns how the ranks of a process ended, from its rank and its ending.
+    """
+    has_own_ranks = endings_of is not _ending_of_rank
+    with log_folder(plan.logs) as logs:
+        ending = run_processes(
+            plan.processes,
+            host_environ=snapshot(),
+            grace_period_s=plan.grace_period_s,
+            prefixes=prefixes or [plan.prefix] * len(plan.processes),
+            restarts=Restarts(plan.max_restarts, logs, plan.shown_ranks, has_own_ranks),
+        )
+    ranks = [
+        rank
+        for process, child in zip(
+            plan.processes, ending.children, strict=False
+        )  # none after a signal at the start
+        for rank in endings_of(process.rank, child)
+    ]
+    if not ranks:
+        return 1 if ending.interrupted_by is None else 128 + ending.interrupted_by
+    report = make_report(
+        ranks,
+        num_ranks=plan.num_ranks if has_own_ranks else None,
+        interrupted_by=ending.interrupted_by,
+        num_memory_kills=ending.num_memory_kills,
+    )
+    return tell(report, is_quiet=plan.is_quiet, file=plan.report)
+
+
+@contextmanager
+def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> Iterator[int]:
+    """Yield ``port``, or a free one for None, which nobody else is given meanwhile.
+
+    On Linux it is bound but not listened to, and marked as reusable, so that rank 0 can still take it. Elsewhere it
+    is only found, and somebody else may take it before rank 0 does.
+
+    Raises:
+        LaunchError: If ``port`` is taken; it names what it was ``asked_with``.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", port or 0))
+        except OSError as error:
+            raise LaunchError(
+                f"`{asked_with}` is {port}, but that port cannot be used: {error.strerror}. "
+                "Choose another, or 0 for one that is free."
+            ) from error
+        found: int = holder.getsockname()[1]
+        if _SHARES_PORTS:
+            yield found
+            return
+    yield found
+
+
+def free_port() -> int:
+    """Return a port that nobody listens to at the moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

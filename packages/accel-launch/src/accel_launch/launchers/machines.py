@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import at_port, plan_here, run_here, run_with_port
+from accel_launch.launchers.local import at_port, plan_here, run_here, run_with_port
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -10,11 +9,18 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from accel_launch.launchers.local import (
+    asked_port,
+    at_port,
+    held_port,
+    report_file,
+    run_here,
+    threads_per_process,
+)
 from accel_launch.launchers.machines import DEFAULT_PORT
-from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, at_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.relaunch import public_variables, shown_to_all
 from accel_launch.launchers.selection import BuiltInLauncher
+from accel_launch.launchers.submission import require_program
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.parent_death import tied_to_starter
 from accel_launch.request import LaunchRequest
@@ -92,6 +98,7 @@ class MPILauncher(BuiltInLauncher):
             is_quiet=request.is_quiet,
             report=report_file(request),
             options=options,
+            shown_option="note",
         )
 
     def run(self, plan: LaunchPlan) -> int:
@@ -125,11 +132,8 @@ def installed_implementation() -> Implementation:
     Raises:
         NotAvailableError: If there is none, or it is none that we know.
     """
-    if shutil.which(_PROGRAM, path=snapshot().get("PATH")) is None:
-        raise NotAvailableError(
-            "`--use_mpirun` needs the program `mpirun`, which is not installed. Install Open MPI, MPICH or Intel "
-            "MPI, or leave the flag out."
-        )
+    otherwise = "Install Open MPI, MPICH or Intel MPI, or leave the flag out."
+    require_program(_PROGRAM, asked_by="--use_mpirun", otherwise=otherwise)
     told = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
     return implementation_of(told.stdout + told.stderr)
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accel_launch.config.file import read_text_file
-from accel_launch.installation import interpreter_command
-from accel_launch.launchers.outer_task import variables_of_outer_run
-from accel_launch.launchers.ranks import asked_port, report_file
+from accel_launch.launchers.local import asked_port, report_file
 from accel_launch.launchers.relaunch import forwarded_to_images
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.child import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
-from accel_launch.reports.rendering import tell
-from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.request import LaunchRequest
+from accel_launch.remote_node import endings_in
+from accel_launch.report import make_report, tell
+from accel_launch.request import LaunchRequest, interpreter_command, variables_of_outer_run
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
@@ -164,22 +160,8 @@ def _order(plan: LaunchPlan, result: Path) -> dict[str, Any]:
 
 
 def _tell(plan: LaunchPlan, result: dict[str, Any], interrupted_by: int | None) -> int:
-    now = time.monotonic()
-    ranks = [
-        RankEnding(
-            rank["rank"],
-            rank["host"],
-            ChildEnding(
-                rank["return_code"],
-                None if rank["failed_ago_s"] is None else now - rank["failed_ago_s"],
-                rank["was_ended"],
-                tuple(rank["last_lines"]),
-            ),
-        )
-        for rank in result["ranks"]
-    ]
     report = make_report(
-        ranks,
+        endings_in({**result, "interrupted_by": None}, _NODE),
         interrupted_by=result["interrupted_by"] or interrupted_by,
         num_memory_kills=result["num_memory_kills"],
     )

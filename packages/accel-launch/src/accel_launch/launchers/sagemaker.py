@@ -27,6 +27,7 @@ class SageMakerLauncher(BuiltInLauncher):
             num_ranks=request.num_machines,
             options={"job": json.dumps(job_of(request), indent=2, default=str)},
             secrets=_credentials(request),
+            shown_option="job",
         )
 
     def run(self, plan: LaunchPlan) -> int:

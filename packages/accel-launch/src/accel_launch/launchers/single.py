@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.outer_task import MPIS, rank_of_outer_run, variables_of_outer_run
-from accel_launch.launchers.ranks import asked_port, plan_program, run_here, threads_per_process
+from accel_launch.launchers.local import asked_port, plan_program, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_launch.request import LaunchRequest
+from accel_launch.request import LaunchRequest, variables_of_outer_run
 from accel_state.errors import ConfigError
 
 
@@ -36,7 +35,7 @@ def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
     Raises:
         ConfigError: If nobody says where ranks on several machines meet.
     """
-    place = rank_of_outer_run(request.machine.environ)
+    place = request.outer_rank
     if place is None:
         return {}
     address = request.value("master_addr") or place.master_addr
@@ -46,6 +45,6 @@ def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
             "rank 0."
         )
     found = {"MASTER_ADDR": address, "MASTER_PORT": str(asked_port(request) or place.master_port)}
-    if place.source in MPIS:
+    if place.source != "slurm":
         found["OMP_NUM_THREADS"] = str(threads_per_process(request, place.local_world_size))
     return found

@@ -59,6 +59,7 @@ class SLURMLauncher(BuiltInLauncher):
             num_ranks=request.num_processes,
             grace_period_s=request.value("grace_period_s"),
             options={"script": batch_script(request)},
+            shown_option="script",
         )
 
     def run(self, plan: LaunchPlan) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.child import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot

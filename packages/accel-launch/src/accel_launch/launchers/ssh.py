@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from accel_launch.foreign_tables import Types, has_entries, read_table
-from accel_launch.installation import interpreter_command
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
+from accel_launch.launchers.local import rank_variables, report_file
 from accel_launch.launchers.preflight import check_hosts, ssh_command
-from accel_launch.launchers.ranks import rank_variables, report_file
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
+from accel_launch.launchers.submission import require_program
 from accel_launch.messages import complain, escaped
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import describe_ending
-from accel_launch.processes.output import MESSAGE_MARK
+from accel_launch.processes.child import ChildEnding, describe_ending
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
-from accel_launch.reports.rendering import tell
-from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.request import LaunchRequest
+from accel_launch.remote_node import endings_in, message_in
+from accel_launch.report import RankEnding, make_report, tell
+from accel_launch.request import LaunchRequest, interpreter_command
 from accel_state.environment import snapshot
-from accel_state.errors import LaunchError, NotAvailableError
+from accel_state.errors import LaunchError
 
 # Beyond the time the hosts give their ranks, for the way there and back.
 _SLACK_S = 3.0
-_MESSAGE: Types = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
-_ENDING: Types = {"rank": int, "return_code": int, "was_ended": bool, "last_lines": list}
 
 
 class SSHLauncher(BuiltInLauncher):
@@ -70,8 +63,7 @@ class SSHLauncher(BuiltInLauncher):
         return plan if num_on_each is None else _with_ranks(plan, num_on_each)
 
     def run(self, plan: LaunchPlan) -> int:
-        if shutil.which("ssh", path=snapshot().get("PATH")) is None:
-            raise NotAvailableError("`--hosts` needs the program `ssh`, which is not installed.")
+        require_program("ssh", asked_by="--hosts", otherwise="Install OpenSSH's client.")
         hosts = [Host(name) for name in dict.fromkeys(process.host for process in plan.processes)]
         options = shlex.split(plan.options["ssh_options"])
         interpreter = interpreter_command()
@@ -177,14 +169,14 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
     num_memory_kills = 0
     lost: list[tuple[Host, ChildEnding]] = []
     for host, child in zip(hosts, ending.children, strict=True):
-        message = _message(child)
+        message = message_in(child.last_lines)
         if message is None:
             lost.append((host, child))
             ended = replace(child, return_code=child.return_code or 255, failed_at=child.failed_at or 0.0)
             on_host = [each.rank for each in plan.processes if each.host == host.name] or [None]
             ranks += [RankEnding(rank or 0, host.address, ended) for rank in on_host]
         else:
-            ranks += _rank_endings(host, message)
+            ranks += endings_in(message, host.address)
             num_memory_kills += message["num_memory_kills"]
     report = make_report(ranks, interrupted_by=ending.interrupted_by, num_memory_kills=num_memory_kills)
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
@@ -193,28 +185,3 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
             said = escaped(child.last_lines[-1]) if child.last_lines else "nothing"
             complain(f"The connection to {host.name} {describe_ending(child.return_code)}; it said: {said}")
     return exit_code
-
-
-def _message(child: ChildEnding) -> dict[str, Any] | None:
-    mark = MESSAGE_MARK.decode()
-    found = [line for line in child.last_lines if line.startswith(mark)]
-    message = read_table(found[-1].removeprefix(mark), _MESSAGE) if found else None
-    is_sound = message is not None and all(has_entries(rank, _ENDING) for rank in message["ranks"])
-    return message if is_sound else None
-
-
-def _rank_endings(host: Host, message: dict[str, Any]) -> list[RankEnding]:
-    now = time.monotonic()
-    return [
-        RankEnding(
-            rank["rank"],
-            host.address,
-            ChildEnding(
-                rank["return_code"],
-                now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
-                rank["was_ended"] or message["interrupted_by"] is not None,
-                tuple(map(str, rank["last_lines"])),
-            ),
-        )
-        for rank in message["ranks"]
-    ]

@@ -12,6 +12,14 @@ from accel_state.errors import LaunchError, NotAvailableError
 _TIMEOUT_S = 120
 
 
+def require_program(name: str, *, asked_by: str, otherwise: str) -> None:
+    """Raise ``NotAvailableError`` unless the program ``name`` is on the ``PATH``; see `submit`."""
+    if shutil.which(name, path=snapshot().get("PATH")) is None:
+        raise NotAvailableError(
+            f"`{asked_by}` needs the program `{name}`, which is not installed here. {otherwise}"
+        )
+
+
 def submit(program: ProcessPlan, job: str, *, asked_by: str, otherwise: str) -> str:
     """Return what ``program`` says when it has taken ``job`` from its standard input.
 
@@ -26,10 +34,7 @@ def submit(program: ProcessPlan, job: str, *, asked_by: str, otherwise: str) -> 
         LaunchError: If it refuses the job, or does not answer.
     """
     name = program.argv[0]
-    if shutil.which(name, path=snapshot().get("PATH")) is None:
-        raise NotAvailableError(
-            f"`{asked_by}` needs the program `{name}`, which is not installed here. {otherwise}"
-        )
+    require_program(name, asked_by=asked_by, otherwise=otherwise)
     try:
         done = subprocess.run(
             program.argv,

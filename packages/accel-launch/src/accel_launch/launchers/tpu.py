@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
-from accel_launch.accelerators.device_files import num_tpu_chips
-from accel_launch.launchers.outer_task import variables_of_outer_run
-from accel_launch.launchers.ranks import plan_program, run_here
+from accel_launch.launchers.local import plan_program, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
+from accel_launch.machine import ROOT, entries
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_launch.request import LaunchRequest
+from accel_launch.request import LaunchRequest, variables_of_outer_run
 from accel_state.errors import ConfigError
 
 
@@ -57,3 +57,9 @@ def xla_variables(request: LaunchRequest) -> dict[str, str]:
     if request.value("mixed_precision") == "bf16" and request.value("downcast_bf16"):
         found["XLA_DOWNCAST_BF16"] = "1"
     return found
+
+
+def num_tpu_chips(root: Path = ROOT) -> int:
+    """Return the number of TPU chips of this machine."""
+    older = entries(root / "dev", r"accel(\d+)")
+    return len(older or entries(root / "dev" / "vfio", r"(\d+)"))

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
-from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers, on_machine
-from accel_launch.launchers.ranks import report_file, run_here
+from accel_launch.gcloud import INSTALL, PROGRAM, PYTHON_OF_PODS, on_all_workers, on_machine
+from accel_launch.launchers.local import report_file, run_here
 from accel_launch.launchers.relaunch import public_variables, relaunch_command
 from accel_launch.launchers.selection import BuiltInLauncher
+from accel_launch.launchers.submission import require_program
 from accel_launch.messages import inform
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -53,7 +54,7 @@ class TPUPodLauncher(BuiltInLauncher):
         )
 
     def run(self, plan: LaunchPlan) -> int:
-        check_is_installed("--tpu_cluster")
+        require_program(PROGRAM, asked_by="--tpu_cluster", otherwise=INSTALL)
         if plan.options["shows_command"] == "True":
             for process in plan.processes:
                 inform(f"Running {shlex.join(process.argv)}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from accel_launch.notebook.gpu_users import has_used_gpu, import_that_uses_gpu
 from accel_state.environment import read
 from accel_state.errors import StateError
+
+# Parts of torch, some from vendors' plugins, that say whether this process has used their devices.
+_DEVICE_MODULES = ("cuda", "mlu", "musa", "npu", "sdaa", "xpu")
 
 
 def check_no_accelerator(launcher: str) -> None:
@@ -25,25 +27,19 @@ def check_no_accelerator(launcher: str) -> None:
 
 
 def check_gpus_survive_a_fork() -> None:
-    """Refuse a process that has used a GPU.
-
-    Only with ``ACCELERATE_DEBUG_MODE=yes`` it is tried whether a fork can use one, and which import it was that did:
-    that does the imports again in another process, with all that they do besides.
+    """Refuse a process that has used a GPU; with ``ACCELERATE_DEBUG_MODE=yes`` a fork tries to use one.
 
     Raises:
         StateError: If it has.
     """
-    is_debugging = read("debug_mode")
-    if has_used_gpu(sys.modules):
-        otherwise = "code of this notebook (no import does it by itself)"
-    elif is_debugging and not _can_fork_use_gpu():
-        otherwise = "something that torch does not know of"
+    torch = sys.modules.get("torch")
+    devices = [getattr(torch, name) for name in _DEVICE_MODULES if hasattr(torch, name)]
+    if any(device.is_initialized() for device in devices if hasattr(device, "is_initialized")):
+        culprit = "code or an import of this notebook"
+    elif read("debug_mode") and not _can_fork_use_gpu():
+        culprit = "something that torch does not know of"
     else:
         return
-    if is_debugging:
-        culprit = import_that_uses_gpu(sys.modules) or otherwise
-    else:
-        culprit = "code or an import of this notebook (`ACCELERATE_DEBUG_MODE=yes` finds the import)"
     raise StateError(
         f"A GPU was used before `notebook_launcher`, by {culprit}, so processes cannot be forked from here. "
         "Move what uses it into the function that is launched, and restart the notebook's kernel."

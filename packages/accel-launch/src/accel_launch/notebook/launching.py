@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from accel_launch.accelerators.detection import find_accelerators
-from accel_launch.launchers.ports import free_port
+from accel_launch.launchers.local import held_port
+from accel_launch.machine import find_accelerators
 from accel_launch.notebook.fork_checks import check_gpus_survive_a_fork, check_no_accelerator
 from accel_launch.notebook.ranks import run_forks
 from accel_launch.notebook.tpu import run_on_tpu
-from accel_launch.processes.rendezvous_client import program_of
 from accel_launch.processes.supervision import require_fork
-from accel_state.environment import find_setting, patch_environment, read, snapshot
+from accel_state.environment import find_setting, patch_environment, snapshot
 from accel_state.errors import ConfigError
 
 
@@ -47,8 +44,8 @@ def notebook_launcher(
         master_addr: Address of the machine with ``node_rank`` 0.
         node_rank: Place of this machine among ``num_nodes``.
         num_nodes: Number of machines; this must be called on each.
-        rdzv_backend: How several machines meet: ``static``, where ``node_rank`` 0 is, or ``c10d``, ``etcd``, ... of
-            torch's. Ranks come in the order of ``node_rank``.
+        rdzv_backend: How several machines meet: ``static``, where ``node_rank`` 0 is, with ranks in the order of
+            ``node_rank``, or ``c10d``, ``etcd``, ... of torch's.
         rdzv_endpoint: Where they meet; from ``master_addr`` and ``use_port`` if empty.
         rdzv_conf: Further settings of that, such as ``timeout``: the seconds that machines wait for each other (900).
         rdzv_id: Name of the run, the same on all machines.
@@ -57,18 +54,17 @@ def notebook_launcher(
         log_line_prefix_template: What stands before each line that a process writes, with ``${role_name}``,
             ``${local_rank}`` and ``${rank}``.
 
-    Blocks until all processes have ended; what they write goes to `sys.stdout` and `sys.stderr`. A signal that would
-    end or interrupt this process ends them first, within 30 seconds, and then does what it does here; a second
-    interrupt kills them at once. In a thread other than the main one signals are not heard; nothing outlives the
-    kernel even so. With ``ACCELERATE_DEBUG_MODE=yes`` it tries first whether a forked process can use a GPU at all,
-    and finds the import that has used one.
+    Blocks until all processes have ended. torch's elastic agent starts them. A signal that would end or interrupt this
+    process ends them first, within 30 seconds, and then does what it does here; a second interrupt kills them at once.
+    In a thread other than the main one signals do not reach them; no process outlives the kernel even so. With
+    ``ACCELERATE_DEBUG_MODE=yes`` a forked process first tries to use a GPU.
 
     Raises:
         ConfigError: If a value is wrong.
         NotAvailableError: For several processes on Windows, which cannot fork.
         LaunchError: If a process fails; it says which failed first, and with what. It is a `ChildFailedError` and a
             `ProcessRaisedException` of torch, too.
-        KeyboardInterrupt: If somebody interrupts it.
+        KeyboardInterrupt: If it is interrupted.
         StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked.
     """
     _check(mixed_precision, num_processes=num_processes, node_rank=node_rank, num_nodes=num_nodes)
@@ -97,34 +93,26 @@ def notebook_launcher(
         check_gpus_survive_a_fork()
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
-    rendezvous = None
-    if rdzv_backend == "static" and num_nodes == 1 and rdzv_endpoint:
-        master_addr, _, given = rdzv_endpoint.rpartition(":")
-        port = _port(given, what="The port of `rdzv_endpoint`")
-    if num_nodes > 1 or rdzv_backend != "static":
-        rendezvous = program_of(
-            (sys.executable,),
-            cwd=Path(),
-            backend=rdzv_backend,
-            endpoint=rdzv_endpoint or f"{master_addr}:{port or free_port()}",
-            run_id=rdzv_id,
-            conf=",".join(f"{name}={value}" for name, value in (rdzv_conf or {}).items()),
-            num_machines=num_nodes,
-            machine_rank=node_rank,
-            num_processes=number,
-            monitor_interval=monitor_interval,
-            is_verbose=read("debug_mode"),
-        )
+    if not rdzv_endpoint:
+        rdzv_endpoint = f"{master_addr}:{port}" if port else ""
+    elif rdzv_backend == "static":
+        _port(rdzv_endpoint.rpartition(":")[2], what="The port of `rdzv_endpoint`")
+    if port and node_rank == 0:
+        with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
+            pass
     run_forks(
         function,
         args,
         settings,
         num_here=number,
-        master_addr=master_addr,
-        port=(port or None) if rendezvous is None else None,
+        endpoint=rdzv_endpoint,
+        backend=rdzv_backend,
+        conf=rdzv_conf,
         run_id=rdzv_id,
-        rendezvous=rendezvous,
+        machine_rank=node_rank,
+        num_machines=num_nodes,
         max_restarts=max_restarts,
+        monitor_interval=monitor_interval,
         prefix_template=log_line_prefix_template,
     )
 

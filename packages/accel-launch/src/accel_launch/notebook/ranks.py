@@ -1,32 +1,44 @@
-"""The ranks of a notebook: forks that call a function, under the supervisor of all launches."""
+"""The ranks of a notebook: forks that call a function, under torch's elastic agent."""
 
 from __future__ import annotations
 
 import gc
+import json
+import logging
+import multiprocessing
+import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from string import Template
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TextIO
 
-from accel_launch.launchers.outer_task import variables_of_outer_run
-from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import rank_variables
-from accel_launch.plan import ProcessPlan
-from accel_launch.processes.attempt import Restarts
-from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import signal_name
-from accel_launch.processes.supervision import run_processes
-from accel_launch.processes.supervisor import RunEnding
-from accel_launch.reports.run_report import RankEnding, RunReport, make_report
-from accel_state.environment import snapshot
+from accel_launch.launchers.elastic import address_towards, meeting_settings
+from accel_launch.launchers.local import free_port
+from accel_launch.processes.child import ChildEnding, signal_name
+from accel_launch.processes.parent_death import end_with_parent
+from accel_launch.report import RankEnding, make_report
+from accel_launch.request import variables_of_outer_run
+from accel_state.environment import patch_environment, read, snapshot, variable
 from accel_state.errors import LaunchError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 FORKED = {"FORK_LAUNCHED": "1"}
 """What `PartialState.fork_launched` is read from."""
 _ROLE = "default"
+# Signals that torch's agent handles while ranks run; it leaves its handlers behind.
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
+)
 
 
 def run_forks(
@@ -35,108 +47,182 @@ def run_forks(
     variables: Mapping[str, str],
     *,
     num_here: int,
-    master_addr: str = "127.0.0.1",
-    port: int | None = None,
+    endpoint: str = "",
+    backend: str = "static",
+    conf: Mapping[str, Any] | None = None,
     run_id: str = "none",
-    rendezvous: ProcessPlan | None = None,
+    machine_rank: int = 0,
+    num_machines: int = 1,
     max_restarts: int = 0,
+    monitor_interval: float = 0.1,
     prefix_template: str | None = None,
 ) -> None:
     """Call the function in ``num_here`` forks of this process, which have ``variables``, until all have ended.
 
-    They meet at ``port``, a free one if None, or where ``rendezvous`` says, which also tells them their ranks.
+    They meet those of other machines at ``endpoint``: a free port of this one if empty.
 
     Raises:
         LaunchError: If one fails, or machines do not meet.
-        KeyboardInterrupt: If somebody interrupts the run.
+        KeyboardInterrupt: If the run is interrupted.
     """
-    environ = snapshot()
-    template = Template(prefix_template or "")
-    prefixes = [
-        template.safe_substitute(role_name=_ROLE, local_rank=place, rank="${rank}")
-        for place in range(num_here)
-    ]
-    with held_port(port, asked_with="use_port") as found:
-        own = {**variables, **FORKED, "MASTER_ADDR": master_addr, "MASTER_PORT": str(found)}
-        plans = []
-        for place in range(num_here):
-            of_rank = own | rank_variables(
-                rank=place,
-                world_size=num_here,
-                local_rank=place,
-                local_world_size=num_here,
-                machine_rank=0,
-                num_machines=1,
-                role=_ROLE,
-                max_restarts=max_restarts,
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from accel_launch.elastic_agent import MEETING_ERRORS, run_ranks, why_no_meeting
+
+    endpoint = endpoint or f"127.0.0.1:{free_port()}"
+    torch_backend, settings = meeting_settings(backend, machine_rank, "")
+    of_meeting = dict(pair.split("=") for pair in settings.split(",") if pair) | dict(conf or {})
+    of_agent = {
+        # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
+        # hangs on them now and then (seen with torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for GPUs that leaves the process fit for forks
+    }
+    unset = dict.fromkeys(variables_of_outer_run(snapshot()))
+    with (
+        TemporaryDirectory(prefix="accel-notebook-") as name,
+        patch_environment(**{**unset, **of_agent, **variables, **FORKED}),
+        _quiet_torch(),
+        _signals_and_children_restored(),
+    ):
+        folder = Path(name)
+        try:
+            config = LaunchConfig(
+                num_machines,
+                num_machines,
+                num_here,
+                logs_specs=DefaultLogsSpecs(name),
                 run_id=run_id,
+                role=_ROLE,
+                rdzv_endpoint=endpoint,
+                rdzv_backend=torch_backend,
+                rdzv_configs=of_meeting,
+                max_restarts=max_restarts,
+                monitor_interval=monitor_interval,
+                start_method="fork",
+                local_addr=address_towards(endpoint),
             )
-            unset = tuple(name for name in variables_of_outer_run(environ) if name not in of_rank)
-            plans.append(
-                ProcessPlan((), Path(), of_rank, unset, rank=place, function=partial(_call, function, args))
-            )
-        ending = run_processes(
-            plans,
-            host_environ=environ,
-            prefixes=prefixes,
-            restarts=Restarts(max_restarts, rendezvous=rendezvous),
-        )
-    _raise_if_failed(ending)
-
-
-def _call(function: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Call the function in a fork, which lacks the threads that the notebook had.
-
-    The OpenMP of torch's builds for Linux would wait for them forever, so each process computes in one thread. So
-    would finalizers such as a process group's, so what the notebook left as garbage is not collected here.
-    """
-    gc.freeze()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
-    function(*args)
-
-
-def _raise_if_failed(ending: RunEnding) -> None:
-    if ending.interrupted_by is not None:
-        signal.raise_signal(ending.interrupted_by)  # it waited until the ranks had ended
-        if ending.interrupted_by == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise LaunchError(f"The ranks were ended by {signal_name(ending.interrupted_by)}.")
-    if not ending.children:
-        raise LaunchError("The machines have not met; the line above says why.")
-    children = {rank or 0: child for rank, child in zip(ending.ranks, ending.children, strict=True)}
-    report = make_report(
-        [RankEnding(rank, "", child) for rank, child in children.items()],
-        num_memory_kills=ending.num_memory_kills,
-    )
-    if report.outcome == "interrupted":
+            result = run_ranks(config, _call, (function, args, folder, os.getpid(), prefix_template or ""))
+        except MEETING_ERRORS as error:
+            raise LaunchError(why_no_meeting(error, backend, endpoint)) from None
+        except SignalException as error:
+            ended_by = int(error.sigval)
+        else:
+            if result.is_failed():
+                raise _ranks_failed_error(result.failures, folder)
+            return
+    signal.raise_signal(ended_by)  # it waited until the ranks had ended
+    if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
-    if report.outcome == "failed":
-        raise _ranks_failed_error(report, children)
+    raise LaunchError(f"The ranks were ended by {signal_name(ended_by)}.")
 
 
-def _ranks_failed_error(report: RunReport, children: Mapping[int, ChildEnding]) -> LaunchError:
+class _Prefixed:
+    """A stream that writes whole lines, each after a prefix."""
+
+    def __init__(self, stream: TextIO, prefix: str) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
+            self._stream.flush()
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _call(
+    function: Callable[..., Any], args: Sequence[Any], folder: Path, kernel: int, template: str
+) -> None:
+    """Call the function in a fork, which ends, at the latest, with the kernel.
+
+    The fork lacks the threads that the notebook had. The OpenMP of torch's builds for Linux would wait for them
+    forever, so each process computes in one thread. So would finalizers such as a process group's, so what the notebook
+    left as garbage is not collected here.
+    """
+    end_with_parent(kernel)
+    signal.set_wakeup_fd(-1)
+    for signum in _SIGNALS[1:]:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if template:
+        names = {"local_rank": variable("LOCAL_RANK"), "rank": variable("RANK")}
+        prefix = Template(template).safe_substitute(names, role_name=_ROLE)
+        sys.stdout, sys.stderr = _Prefixed(sys.stdout, prefix), _Prefixed(sys.stderr, prefix)
+    gc.freeze()
+    sys.modules["torch"].set_num_threads(1)
+    try:
+        function(*args)
+    except Exception:
+        failure = {"failed_at": time.monotonic(), "lines": traceback.format_exc().splitlines()}
+        (folder / f"rank{variable('RANK')}.json").write_text(json.dumps(failure), encoding="utf-8")
+        raise
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Silence torch's own report of a failure, which ours replaces, unless in debug mode."""
+    loggers = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.startswith(
+            ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
+        )
+        and isinstance(logger, logging.Logger)
+    ]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = not read("debug_mode")
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
+
+
+@contextmanager
+def _signals_and_children_restored() -> Iterator[None]:
+    """Restore the handlers of signals, and kill forks that are left, as after a second Ctrl-C."""
+    children = set(multiprocessing.active_children())
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS if is_main}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        for child in set(multiprocessing.active_children()) - children:
+            child.kill()
+            child.join()
+
+
+def _ranks_failed_error(failures: Mapping[int, ProcessFailure], folder: Path) -> LaunchError:
     """Return an error of ours that is torch's too: code written for torch's launchers catches those."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.multiprocessing.spawn import ProcessRaisedException
 
     class RanksFailedError(LaunchError, ChildFailedError, ProcessRaisedException):
         """A rank failed; the message says which failed first, and with what."""
 
+    endings = {rank: ChildEnding(failure.exitcode, time.monotonic()) for rank, failure in failures.items()}
+    for file in folder.glob("rank*.json"):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        rank = int(file.stem.removeprefix("rank"))
+        endings[rank] = ChildEnding(1, told["failed_at"], last_lines=tuple(told["lines"]))
+    host = socket.gethostname()
+    report = make_report([RankEnding(rank, host, ending) for rank, ending in endings.items()])
     first = report.first
-    assert first is not None
-    ranks = [first, *(rank for rank in report.ranks if rank is not first and rank.return_code != 0)]
-    # The numbers of processes that have ended may be others' by now.
-    failures = {rank.rank: ProcessFailure(rank.rank, -1, rank.return_code, "") for rank in ranks}
-    error = RanksFailedError("notebook_function", failures)
+    if first is None:
+        raise KeyboardInterrupt  # a rank was interrupted
     what = f"it {first.reason}" if first.exception is None else first.exception.describe()
-    lines = _traceback(first.rank, children[first.rank].last_lines)
-    error.args = ("\n".join([f"Rank {first.rank} failed first: {what}.", *lines]),)
+    error = RanksFailedError("notebook_function", dict(failures))
+    error.args = ("\n".join([f"Rank {first.rank} failed first: {what}.", *endings[first.rank].last_lines]),)
     error.msg, error.error_index, error.error_pid = error.args[0], first.rank, -1
     return error
-
-
-def _traceback(rank: int, lines: Sequence[str]) -> Sequence[str]:
-    header = f"Process Rank {rank}:"  # what `multiprocessing` writes before the traceback of a process
-    return lines[lines.index(header) + 1 :] if header in lines else ()

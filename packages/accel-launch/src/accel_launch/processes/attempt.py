@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.child import Child
-from accel_launch.processes.descendants import adopt_orphans, kill, rest_of_run, signal_jobs
-from accel_launch.processes.logs import LogFolder
-from accel_launch.processes.output import Output
+from accel_launch.processes.output import LogFolder, Output
 from accel_launch.processes.signals import ENDING_SIGNALS, send_to_own_group
 
 if TYPE_CHECKING:
     import psutil
 
+_PR_SET_CHILD_SUBREAPER = 36
+_ADOPTS = sys.platform == "linux"
 _KILL_INTERVAL_S = 0.005
 # How long the rest of a line is waited for.
 _PATIENCE_S = 0.1
@@ -31,13 +33,14 @@ _LOOK_INTERVAL_S = 0.1
 class Restarts:
     """How often all processes of a run start again once one has failed, and with what.
 
-    ``logs`` keeps their output in files. ``rendezvous`` is a program that gives them their ranks before each start and
-    may call for another one (see `accel_launch.rendezvous`).
+    ``logs`` keeps their output in files. What ranks other than ``shown_ranks`` write is not shown.
+    ``is_by_line`` makes a single process write in whole lines, too, since it has ranks of its own.
     """
 
     maximum: int = 0
     logs: LogFolder | None = None
-    rendezvous: ProcessPlan | None = None
+    shown_ranks: tuple[int, ...] | None = None
+    is_by_line: bool = False
 
     def child(
         self,
@@ -45,20 +48,17 @@ class Restarts:
         place: int,
         *,
         attempt: int,
-        restarts: int,
         prefix: str,
         is_by_line: bool,
         orders: bytes | None,
     ) -> Child:
-        """Return the process at ``place`` in an attempt, with the variables that torchrun has for it.
-
-        ``attempt`` counts the starts on this machine, ``restarts`` those that followed a failure on any.
-        """
-        variables = {"TORCHELASTIC_RESTART_COUNT": str(restarts)} if restarts else {}
+        """Return the process at ``place`` in an attempt, counted from 0, with the variables that torchrun sets."""
+        variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)} if attempt else {}
         logs = None if self.logs is None else self.logs.of(attempt, place)
         if logs is not None:
             variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)
-        output = Output(prefix=prefix, is_by_line=is_by_line, logs=logs)
+        is_shown = self.shown_ranks is None or plan.rank is None or plan.rank in self.shown_ranks
+        output = Output(prefix=prefix, is_by_line=is_by_line, logs=logs, is_shown=is_shown)
         return Child(plan.with_variables(**variables), output, orders=orders)
 
 
@@ -68,15 +68,12 @@ NO_RESTARTS = Restarts()
 class Attempt:
     """The ``children`` of one start, in the process group of this process.
 
-    Once one of them has failed, the others have the grace period to end. The process ``spared`` outlives attempts.
+    Once one of them has failed, the others have the grace period to end.
     """
 
-    def __init__(
-        self, children: Sequence[Child], *, grace_period_s: float, spared: int | None = None
-    ) -> None:
+    def __init__(self, children: Sequence[Child], *, grace_period_s: float) -> None:
         self.children = children
         self._grace_period_s = grace_period_s
-        self._spared = spared
         self._deadline: float | None = None
 
     @property
@@ -110,7 +107,7 @@ class Attempt:
             for channel in child.output.channels:
                 selector.register(channel.reader, selectors.EVENT_READ, channel)
         for child in self.children:
-            child.start(host_environ, inherited=[key.fd for key in selector.get_map().values()])
+            child.start(host_environ)
         adopt_orphans()
 
     def close(self, selector: selectors.BaseSelector) -> None:
@@ -127,7 +124,7 @@ class Attempt:
             return False  # what it has left in the background may go on
         if self._deadline is None:
             self.kill()
-        return bool(self._rest())
+        return bool(rest_of_run())
 
     def wait_s(self) -> float | None:
         """Return how long to wait for the next event at most, None for any time."""
@@ -176,17 +173,14 @@ class Attempt:
             if not child.is_in_our_group:
                 child.send(signum)
         own = [child.pid for child in self.children]
-        signal_jobs((process for process in self._rest() if process.pid not in own), signum)
+        signal_jobs((process for process in rest_of_run() if process.pid not in own), signum)
 
     def kill(self) -> None:
         """Kill everything that is left, now."""
-        while rest := self._rest():
+        while rest := rest_of_run():
             kill(rest)
             time.sleep(_KILL_INTERVAL_S)
             self.reap()
-
-    def _rest(self) -> list[psutil.Process]:
-        return [process for process in rest_of_run() if process.pid != self._spared]
 
 
 def _next_ended() -> tuple[int, int] | None:
@@ -196,3 +190,55 @@ def _next_ended() -> tuple[int, int] | None:
     except ChildProcessError:
         return None
     return (pid, status) if pid else None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none is lost; on Linux only."""
+    if not _ADOPTS:
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def rest_of_run() -> list[psutil.Process]:
+    """Return the descendants of this process; where it adopts no orphans, all other processes of its group."""
+    import psutil
+
+    if _ADOPTS:
+        return psutil.Process().children(recursive=True)
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _is_in_group(process)
+    ]
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Send each a SIGKILL, if it has not ended by now."""
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def signal_jobs(processes: Iterable[psutil.Process], signum: int) -> None:
+    """Send a signal to the process groups of our session beside our own, as ``timeout`` and ``bash -m`` make them.
+
+    The first process of such a group gets it: it is the program, or passes it on, as ``timeout`` does. A session of
+    its own is left alone: a service that has to finish its work.
+    """
+    own_group, own_session = os.getpgrp(), os.getsid(0)
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_first_of_group = os.getpgid(process.pid) == process.pid != own_group
+            if is_first_of_group and os.getsid(process.pid) == own_session:
+                os.kill(process.pid, signum)
+
+
+def _is_in_group(process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == os.getpgrp()
+    except (ProcessLookupError, PermissionError):  # it has ended, or is none of ours
+        return False

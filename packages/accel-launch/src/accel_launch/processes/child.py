@@ -1,17 +1,22 @@
-"""One process of a run: how it is started, what it writes, and how it ended."""
+"""One process of a run: how it is started, what it writes, and how it ended, also in words."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.forks import start_fork
-from accel_launch.processes.output import Output
+from accel_launch.processes.output import Output, write_all
 from accel_launch.processes.parent_death import tied_to_parent
+
+# psutil knows nothing of control groups, nor of the kernel's killing.
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +67,14 @@ class Child:
         """Whether a signal to our process group reaches it."""
         return self.is_running and os.getpgid(self.pid) == os.getpgrp()
 
-    def start(self, host_environ: Mapping[str, str], *, inherited: Iterable[int] = ()) -> None:
-        """Start it in our process group; a fork closes the descriptors ``inherited``, which a program does not get."""
-        environ = self.plan.environ_on(host_environ)
-        if self.plan.function is None:
-            self._start_program(environ)
-        else:
-            self.pid = start_fork(
-                self.plan.function,
-                name=f"Rank {self.plan.rank}",
-                environ=environ,
-                stdout=self.output.stdout,
-                stderr=self.output.stderr,
-                inherited=inherited,
-            )
-        self.output.started()
-
-    def _start_program(self, environ: Mapping[str, str]) -> None:
+    def start(self, host_environ: Mapping[str, str]) -> None:
+        """Start it in our process group."""
         orders_for_it = None
         if self.orders is not None:
             orders_for_it, self._order_pipe = os.pipe()
         process = subprocess.Popen(
             tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
-            env=environ,
+            env=self.plan.environ_on(host_environ),
             cwd=self.plan.cwd,
             stdin=orders_for_it,
             stdout=self.output.stdout,
@@ -95,6 +85,7 @@ class Child:
             self._order(self.orders or b"")
         self.pid = process.pid
         process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
+        self.output.started()
 
     def note_end(self, status: int) -> None:
         """Take note that it has ended, with what `os.waitpid` says of it."""
@@ -122,11 +113,8 @@ class Child:
 
     def _order(self, text: bytes) -> None:
         assert self._order_pipe is not None
-        try:
-            while text:
-                text = text[os.write(self._order_pipe, text) :]
-        except BrokenPipeError:  # it has ended
-            return
+        with suppress(BrokenPipeError):  # it has ended
+            write_all(self._order_pipe, text)
 
     def ending(self) -> ChildEnding:
         """Return how it ended."""
@@ -136,3 +124,56 @@ class Child:
         moment = (is_by_exception and tail.traceback_at) or self._ended_at
         failed_at = moment if self.return_code != 0 else None
         return ChildEnding(self.return_code, failed_at, self.was_ended, tail.lines(), self._ended_at)
+
+
+def exit_code_for_shell(return_code: int) -> int:
+    """Turn a return code of `subprocess` into the exit code of a shell: signal ``n`` becomes ``128 + n``."""
+    return return_code if return_code >= 0 else 128 - return_code
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGSEGV`` for 11; ``signal 40`` where the signal has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_ending(return_code: int, *, num_memory_kills: int = 0) -> str:
+    """Say how a process ended: ``ended with exit code 3``, ``was killed by SIGSEGV``.
+
+    Where the kernel has killed processes for want of memory during the run, a SIGKILL is taken to be that.
+    """
+    if return_code >= 0:
+        return f"ended with exit code {return_code}"
+    if return_code == -signal.SIGKILL and num_memory_kills:
+        return "was killed by the out-of-memory killer"
+    return f"was killed by {signal_name(-return_code)}"
+
+
+def counter_files(
+    own_cgroup: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP, proc: Path = Path("/proc")
+) -> tuple[Path, ...]:
+    """Return the files of this machine that count such kills: of our control group, else of the machine."""
+    candidates: list[Path] = []
+    for line in own_cgroup.read_text().splitlines() if own_cgroup.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            candidates.append(root / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            candidates.append(root / "memory" / path.lstrip("/") / "memory.oom_control")
+    # In a container our group is the root that is mounted, whatever its path is called outside.
+    candidates += [root / "memory.events", root / "memory" / "memory.oom_control"]
+    found = [path for path in candidates if path.is_file()]
+    return (found[0],) if found else tuple(path for path in (proc / "vmstat",) if path.is_file())
+
+
+def num_memory_kills(files: Iterable[Path]) -> int:
+    """Return how many processes were killed for want of memory so far."""
+    total = 0
+    for file in files:
+        for line in file.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                total += int(number)
+    return total

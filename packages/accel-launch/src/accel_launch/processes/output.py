@@ -1,4 +1,4 @@
-"""Pass on what a process writes, at once and unchanged, and remember its last lines.
+"""Pass on what a process writes, at once and unchanged, remember its last lines, and keep copies (``--tee``).
 
 What it writes to is a terminal where ours is one, so that progress bars and colours stay.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_launch.processes.logs import LogFile, RankLogs
+from accel_launch.messages import inform, write_beside
+from accel_launch.plan import LogSettings
+from accel_state.errors import LaunchError
 
 # A line that begins with it is a message for the launcher and not for the screen.
 MESSAGE_MARK = b"\x1eaccel-launch:"
@@ -43,6 +47,13 @@ def complete_lines(pending: bytearray, chunk: bytes) -> list[bytes]:
     lines = _LINE.findall(pending + chunk[:end])
     pending[:] = chunk[end:]
     return lines
+
+
+def write_all(descriptor: int, data: bytes | bytearray) -> None:
+    """Write all of ``data``, however little of it the descriptor takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 class Tail:
@@ -91,6 +102,7 @@ class Channel:
     log: LogFile | None = None
     pending: bytearray = field(default_factory=bytearray)
     is_open: bool = True
+    is_shown: bool = True
 
     def pump(self) -> bool:
         """Pass on what is there without waiting for more; return whether there was anything."""
@@ -134,7 +146,7 @@ class Channel:
         return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
 
     def _write(self, data: bytes | bytearray) -> None:
-        view = memoryview(data)
+        view = memoryview(data if self.is_shown else b"")
         while view:
             try:
                 view = view[os.write(self.destination, view) :]
@@ -151,7 +163,8 @@ class Channel:
 class Output:
     """The outputs of one process: start it with `stdout` and `stderr`, then call `started`.
 
-    With ``logs`` the streams that they name are kept in files, and have their prefix on the screen.
+    What it writes goes to the screen if ``is_shown``. With ``logs`` the streams that they name are kept in files, and
+    have their prefix on the screen.
     """
 
     def __init__(
@@ -160,6 +173,7 @@ class Output:
         prefix: str = "",
         is_by_line: bool = False,
         logs: RankLogs | None = None,
+        is_shown: bool = True,
         stdout: int = _STDOUT,
         stderr: int = _STDERR,
     ) -> None:
@@ -175,7 +189,8 @@ class Output:
             log = None if file is None else LogFile(file)
             by_line = is_by_line or bool(shown)
             way = _open_way(destination)
-            self.channels.append(Channel(*way, destination, self.tail, shown.encode(), by_line, log))
+            channel = Channel(*way, destination, self.tail, shown.encode(), by_line, log, is_shown=is_shown)
+            self.channels.append(channel)
         self.stdout, self.stderr = self.channels[0].writer, self.channels[-1].writer
 
     def started(self) -> None:
@@ -241,3 +256,98 @@ def _wait_until_writable(descriptor: int) -> None:
     import select
 
     select.select([], [descriptor], [], 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLogs:
+    """The files of one rank; None for a stream that goes to the screen only. ``prefix`` is for the screen."""
+
+    stdout: Path | None
+    stderr: Path | None
+    prefix: str
+    error_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """The folder of one run: ``attempt_0/0/stdout.log`` is what local rank 0 wrote before the first restart."""
+
+    path: Path
+    settings: LogSettings
+
+    def of(self, attempt: int, local_rank: int) -> RankLogs:
+        """Make the folder of a rank and return its files."""
+        folder = self.path / f"attempt_{attempt}" / str(local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        streams = streams_to_tee(self.settings.tee, local_rank)
+        return RankLogs(
+            folder / "stdout.log" if streams & _STDOUT else None,
+            folder / "stderr.log" if streams & _STDERR else None,
+            f"[{self.settings.role}{local_rank}]:",
+            folder / "error.json",
+        )
+
+
+def streams_to_tee(tee: str, local_rank: int) -> int:
+    """Return 1 for stdout, 2 for stderr, 3 for both and 0 for none, as ``--tee`` asks for this rank."""
+    if ":" not in tee:
+        return int(tee)
+    return {int(rank): int(streams) for rank, streams in (pair.split(":") for pair in tee.split(","))}.get(
+        local_rank, 0
+    )
+
+
+@contextmanager
+def log_folder(settings: LogSettings | None) -> Iterator[LogFolder | None]:
+    """Make the folder of a run, None if nothing needs one. It is kept, unless nothing but errors go there.
+
+    Raises:
+        LaunchError: If it cannot be made.
+    """
+    if settings is None:
+        yield None
+    elif settings.folder is None and settings.tee == "0":
+        with tempfile.TemporaryDirectory(prefix="accel-errors-") as folder:
+            yield LogFolder(Path(folder), settings)
+    else:
+        folder = _make(settings)
+        if settings.folder is None:
+            inform(f"The output of the ranks is kept in {folder}")
+        yield LogFolder(Path(folder), settings)
+
+
+def _make(settings: LogSettings) -> str:
+    if settings.folder is None:
+        return tempfile.mkdtemp(prefix="accel-logs-")
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.mkdtemp(prefix="run_", dir=settings.folder)
+    except OSError as error:
+        raise LaunchError(
+            f"`--log_dir` is `{settings.folder}`, where no folder can be made: {error.strerror}. "
+            "Name another folder."
+        ) from error
+
+
+class LogFile:
+    """A file that a stream is copied to; if that fails, as on a full disk, the rest goes to the screen only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    def write(self, data: bytes) -> None:
+        """Write all of ``data``."""
+        if self._descriptor is None:
+            return
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            write_beside(f"warning: `{self._path}` cannot be written any more: {error.strerror}.")
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -20,8 +20,7 @@ from typing import NoReturn
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.attempt import NO_RESTARTS, Restarts
-from accel_launch.processes.ending import describe_ending
-from accel_launch.processes.relay import Relay, relays_of_this_process, take_over_streams
+from accel_launch.processes.child import describe_ending
 from accel_launch.processes.signals import (
     FORWARDED_SIGNALS,
     RemoteSignals,
@@ -30,7 +29,6 @@ from accel_launch.processes.signals import (
     signals_as_events,
 )
 from accel_launch.processes.supervisor import RunEnding, Supervisor
-from accel_launch.processes.terminal import LentTerminal, lend_terminal
 from accel_state.errors import LaunchError, NotAvailableError
 
 _CHUNK = 65536
@@ -49,24 +47,24 @@ def run_processes(
 ) -> RunEnding:
     """Run the processes of ``plans`` in a process group of their own and wait until all have ended.
 
-    SIGINT, SIGTERM and SIGHUP that reach this process are passed on to the whole group, and to children that have
-    left it; SIGUSR1 and SIGUSR2, which mean what the children take them for, to the children alone. After one of
-    the first three, all that the run has started has ``grace_period_s`` seconds before it is killed, programs that
-    the children started among it; a second SIGINT kills it at once. Once a child fails, the others get a SIGTERM and
-    the same time. Only what a run that succeeded has left in the background goes on. On Linux all of this holds for
-    processes in sessions of their own, too, and nothing of a run outlives this process if it is killed.
+    ============================  =================================  ==============================================
+    event                         who gets it                        what follows
+    ============================  =================================  ==============================================
+    SIGINT, SIGTERM, SIGHUP here  the group, and children outside    after ``grace_period_s`` all of the run is killed
+    SIGINT a second time          everything of the run              it is killed at once
+    SIGUSR1, SIGUSR2 here         the children                       what they take it for
+    Ctrl-C, Ctrl-Z at a terminal  the group (the kernel sends it)    as for SIGINT; we stop and continue with the run
+    a line of ``remote_signals``  as the signal of that number here  as for that signal
+    a child fails                 the other children: SIGTERM        the same grace period, then perhaps a restart
+    all children succeed          nobody                             what they left in the background goes on
+    ``remote_signals`` ends, we   everything of the run              it is killed at once (on Linux also in sessions
+    or the supervisor are killed                                     of its own)
+    ============================  =================================  ==============================================
 
-    A terminal is lent to the children: they can read the keyboard, and Ctrl-C and Ctrl-Z work as without us. What
-    they write is passed on at once; of several children in whole lines, each after its entry in ``prefixes``, if
-    given, in which ``${rank}`` stands for the rank. Children with ``orders`` get those, and signals as lines, through
-    their standard input (see `Child`), and no terminal. ``remote_signals`` is a further source of signals; at its end
-    the run is killed. ``restarts`` says whether all processes start again after one of them has failed; a signal that
-    ends the run ends that, too.
-
-    Where ``plans`` have functions, the processes have no terminal either, and what they write goes through
-    `sys.stdout` and `sys.stderr` of this one.
-
-    In a thread other than the main one nothing is heard of signals to this process.
+    Children write to the screen at once, several of them in whole lines, each after its entry in ``prefixes``, in which
+    ``${rank}`` stands for the rank. They have the terminal, unless ``orders`` are given, which each reads, with signals
+    as lines, from its standard input (see `Child`). ``restarts`` says whether all start again after one has failed; a
+    signal that ends the run ends that, too. In a thread other than the main one, signals to this process are ignored.
 
     Raises:
         NotAvailableError: On Windows, which cannot fork.
@@ -88,7 +86,6 @@ def run_processes(
         )
         return supervisor.run(host_environ)
 
-    relays = relays_of_this_process() if any(plan.function is not None for plan in plans) else ()
     pending: list[int] = []
     with signals_as_events(pending.append) as events, blocked(FORWARDED_SIGNALS) as blocked_before:
         guard_end, supervisor_end = socket.socketpair()
@@ -98,16 +95,12 @@ def run_processes(
             pid = os.fork()
         if pid == 0:
             guard_end.close()
-            if relays:
-                take_over_streams(*relays)
             _become_supervisor(supervise, supervisor_end)
         supervisor_end.close()
-        for relay in relays:
-            relay.started()
         with guard_end:
-            guard = _Guard(pid, guard_end, pending, remote_signals, relays)
+            guard = _Guard(pid, guard_end, pending, remote_signals)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
-            outcome = guard.watch(events, lends_terminal=orders is None and not relays)
+            outcome = guard.watch(events, lends_terminal=orders is None)
     if isinstance(outcome, OSError):
         raise outcome
     return outcome
@@ -150,13 +143,11 @@ class _Guard:
         supervisor: socket.socket,
         pending: list[int],
         remote: RemoteSignals | None,
-        relays: Sequence[Relay],
     ) -> None:
         self._pid = pid  # also the number of its process group
         self._supervisor = supervisor
         self._pending = pending
         self._remote = remote
-        self._relays = relays
         self._terminal: LentTerminal | None = None
         self._return_code: int | None = None
         self._answer = b""
@@ -171,24 +162,15 @@ class _Guard:
                 selector.register(self._supervisor, selectors.EVENT_READ)
                 if self._remote is not None:
                     selector.register(self._remote, selectors.EVENT_READ)
-                for relay in self._relays:
-                    selector.register(relay, selectors.EVENT_READ)
                 while self._return_code is None:
                     ready = {key.fileobj for key, _ in selector.select()}
                     clear_events(events)
                     if self._remote in ready and not self._hear_remote():
                         selector.unregister(self._remote)
-                    for relay in self._relays:
-                        relay.pump()
                     self._pass_on_signals()
                     has_ended = self._supervisor in ready and not self._hear_supervisor()
                     self._look_after_supervisor(has_ended=has_ended)
-            for relay in self._relays:
-                while relay.pump():
-                    pass
         finally:
-            for relay in self._relays:
-                relay.close()
             if self._terminal is not None:
                 self._terminal.close()
             if self._return_code is None:
@@ -240,3 +222,67 @@ class _Guard:
         raise LaunchError(
             f"The process that supervised the run {describe_ending(return_code)}; the run was ended."
         )
+
+
+def lend_terminal(group: int) -> LentTerminal | None:
+    """Make ``group`` the one that reads the keyboard and gets Ctrl-C; None without a terminal of ours to lend.
+
+    If standard input is something else, or we are in the background, the group gets it once it stops for want of it.
+    """
+    if os.name != "posix" or (descriptor := controlling_terminal()) is None:
+        return None
+    terminal = LentTerminal(descriptor, group)
+    if sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty():
+        terminal.lend()
+    return terminal
+
+
+def controlling_terminal() -> int | None:
+    """Return a new descriptor of the terminal that the session of this process has; None without one."""
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+class LentTerminal:
+    """A terminal and the process group that it is lent to."""
+
+    def __init__(self, descriptor: int, group: int) -> None:
+        self._descriptor = descriptor
+        self._group = group
+
+    def lend(self) -> None:
+        """Give it to the group, if it is ours."""
+        if self._is_of(os.getpgrp()):
+            self._give(self._group)
+
+    def close(self) -> None:
+        """Take it back for good."""
+        self.take_back()
+        os.close(self._descriptor)
+
+    def take_back(self) -> None:
+        """Take it, if the group has it."""
+        if self._is_of(self._group):
+            self._give(os.getpgrp())
+
+    def on_stop(self, stop_signal: int) -> None:
+        """Stop with the group, as one job, and continue with it; or give it the terminal that it stopped for."""
+        wants_terminal = stop_signal in (signal.SIGTTIN, signal.SIGTTOU)
+        if not (wants_terminal and self._is_of(os.getpgrp())):
+            self.take_back()
+            os.killpg(os.getpgrp(), signal.SIGTSTP)  # the shell takes over here, until `fg` or `bg`
+        self.lend()
+        os.killpg(self._group, signal.SIGCONT)
+
+    def _is_of(self, group: int) -> bool:
+        try:
+            return os.tcgetpgrp(self._descriptor) == group
+        except OSError:  # it has been closed
+            return False
+
+    def _give(self, group: int) -> None:
+        # The kernel stops a background process that asks for this otherwise; the terminal may be closed meanwhile.
+        with blocked([signal.SIGTTOU]), contextlib.suppress(OSError):
+            os.tcsetpgrp(self._descriptor, group)

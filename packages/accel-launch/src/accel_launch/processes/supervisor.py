@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from accel_launch.messages import compact, write_beside
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.attempt import Attempt, Restarts
-from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import counter_files, describe_ending, num_memory_kills
+from accel_launch.processes.child import ChildEnding, counter_files, describe_ending, num_memory_kills
 from accel_launch.processes.output import Channel
-from accel_launch.processes.rendezvous_client import RendezvousClient, placed
 from accel_launch.processes.signals import (
     ENDING_SIGNALS,
     FORWARDED_SIGNALS,
@@ -33,12 +31,11 @@ _CHUNK = 4096
 class RunEnding:
     """How a run ended: each child of the last attempt, in the order given, and the signal that ended it, if one did.
 
-    ``children`` is empty, and so is ``ranks``, if machines did not meet. ``num_memory_kills`` counts what the
-    kernel killed for want of memory meanwhile.
+    ``children`` is empty if a signal came before they were started. ``num_memory_kills`` counts what the kernel killed
+    meanwhile because memory ran out.
     """
 
     children: tuple[ChildEnding, ...]
-    ranks: tuple[int | None, ...] = ()
     interrupted_by: int | None = None
     num_memory_kills: int = 0
 
@@ -66,10 +63,8 @@ class Supervisor:
         self._orders: Sequence[bytes | None] = orders or [None] * len(plans)
         self._grace_period_s = grace_period_s
         self._restarts = restarts
-        self._num_attempts = 0
         self._num_restarts = 0
         self._attempt = Attempt((), grace_period_s=grace_period_s)
-        self._rendezvous: RendezvousClient | None = None
         self._guard = guard
         self._is_guard_gone = False
         self._gives_notice = gives_notice
@@ -92,24 +87,19 @@ class Supervisor:
             self._selector.register(events, selectors.EVENT_READ)
             self._selector.register(self._guard, selectors.EVENT_READ)
             try:
-                self._open_rendezvous(host_environ)
-                while self._prepare(events):
+                while self._prepare():
                     self._attempt.start(host_environ, self._selector)
                     while self._attempt.has_work(is_interrupted=self._interrupted_by is not None):
                         self._step(events)
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
-                self._close_rendezvous(events)
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
-                if self._rendezvous is not None:
-                    self._rendezvous.kill()
                 raise
         children = self._attempt.children
         return RunEnding(
             tuple(child.ending() for child in children),
-            tuple(child.plan.rank for child in children),
             self._interrupted_by,
             num_memory_kills(counters) - kills_before,
         )
@@ -118,17 +108,8 @@ class Supervisor:
     def _is_to_end(self) -> bool:
         return self._interrupted_by is not None or self._is_guard_gone
 
-    def _prepare(self, events: int) -> bool:
-        """Decide on the processes of the next attempt; False if there is none, as machines do not meet."""
-        plans = self._plans
-        if self._rendezvous is not None:
-            self._rendezvous.meet(self._num_restarts)
-            while self._rendezvous.meeting is None and self._rendezvous.is_running and not self._is_to_end:
-                self._step(events)
-            if self._rendezvous.meeting is None:
-                return False
-            plans = placed(self._plans, self._rendezvous.meeting)
-            self._num_restarts = self._rendezvous.meeting["restarts"]
+    def _prepare(self) -> bool:
+        """Prepare the processes of the next attempt; False if the run is to end."""
         self._hear_group()
         if self._is_to_end:
             return False
@@ -136,29 +117,20 @@ class Supervisor:
             self._restarts.child(
                 plan,
                 place,
-                attempt=self._num_attempts,
-                restarts=self._num_restarts,
+                attempt=self._num_restarts,
                 prefix=self._prefixes[place].replace("${rank}", str(plan.rank)),
-                is_by_line=len(plans) > 1,
+                is_by_line=len(self._plans) > 1 or self._restarts.is_by_line,
                 orders=self._orders[place],
             )
-            for place, plan in enumerate(plans)
+            for place, plan in enumerate(self._plans)
         ]
-        spared = None if self._rendezvous is None else self._rendezvous.pid
-        self._attempt = Attempt(children, grace_period_s=self._grace_period_s, spared=spared)
-        self._num_attempts += 1
+        self._attempt = Attempt(children, grace_period_s=self._grace_period_s)
         return True
 
     def _starts_again(self) -> bool:
-        """Decide whether the processes start again: after a failure of one here, or with those of other machines."""
-        rendezvous, failed = self._rendezvous, self._attempt.first_failure
-        if self._is_to_end or self._attempt.has_succeeded:
-            return False
-        if rendezvous is not None and rendezvous.is_called:
-            write_beside("The ranks start again, since those of another machine do.")
-            return True
-        can_meet = rendezvous is None or rendezvous.is_running
-        if failed is None or not can_meet or self._num_restarts >= self._restarts.maximum:
+        """Decide whether the processes start again after a failure of one."""
+        failed = self._attempt.first_failure
+        if self._is_to_end or failed is None or self._num_restarts >= self._restarts.maximum:
             return False
         self._num_restarts += 1
         assert failed.return_code is not None
@@ -168,22 +140,6 @@ class Supervisor:
             f"({self._num_restarts} of {self._restarts.maximum})."
         )
         return True
-
-    def _open_rendezvous(self, host_environ: Mapping[str, str]) -> None:
-        if self._restarts.rendezvous is not None:
-            self._rendezvous = RendezvousClient(self._restarts.rendezvous, host_environ)
-            self._selector.register(self._rendezvous, selectors.EVENT_READ, self._rendezvous)
-
-    def _close_rendezvous(self, events: int) -> None:
-        rendezvous = self._rendezvous
-        if rendezvous is None:
-            return
-        if not self._is_to_end:
-            rendezvous.leave(has_failed=not self._attempt.has_succeeded)
-        while rendezvous.is_running and not self._is_to_end:
-            self._step(events)
-        if rendezvous.is_running:
-            rendezvous.kill()
 
     def _step(self, events: int) -> None:
         ready = [
@@ -201,8 +157,6 @@ class Supervisor:
         for source in ready:
             if isinstance(source, Channel):
                 self._pump(source)
-            elif isinstance(source, RendezvousClient):
-                self._hear_rendezvous(source)
         if self._attempt.time_left_s == 0:
             self._attempt.kill()
         if self._notice_at is not None and time.monotonic() >= self._notice_at:
@@ -219,13 +173,6 @@ class Supervisor:
         channel.pump()
         if not channel.is_open:
             self._selector.unregister(reader)
-
-    def _hear_rendezvous(self, rendezvous: RendezvousClient) -> None:
-        rendezvous.take()
-        if not rendezvous.is_running:
-            self._selector.unregister(rendezvous)
-        if rendezvous.is_called:
-            self._attempt.end_others()
 
     def _hear_guard(self) -> None:
         signums = self._guard.recv(_CHUNK)

@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from accel_launch.messages import complain
-from accel_launch.processes.output import MESSAGE_MARK, complete_lines
+from accel_launch.processes.output import MESSAGE_MARK, complete_lines, write_all
 from accel_launch.processes.signals import ENDING_SIGNALS, FORWARDED_SIGNALS
 from accel_launch.ray.placement import Place, PlacedRank, placed_ranks
 from accel_launch.ray.rank_actor import RankActor
@@ -269,11 +270,8 @@ class _Run:
 
 
 def _write(descriptor: int, data: bytes | bytearray) -> None:
-    while data:
-        try:
-            data = data[os.write(descriptor, data) :]
-        except BrokenPipeError:  # nobody reads any more
-            return
+    with suppress(BrokenPipeError):  # of a reader that is gone
+        write_all(descriptor, data)
 
 
 if __name__ == "__main__":

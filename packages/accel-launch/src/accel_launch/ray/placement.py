@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_launch.launchers.ranks import rank_variables
+from accel_launch.launchers.local import rank_variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from accel_launch.launchers.local import free_port
 from accel_launch.launchers.ray import FOLDER_THERE, PYTHON_THERE
 from accel_launch.ray.placement import Place
 from accel_state.environment import snapshot
@@ -54,10 +55,7 @@ class RankActor:
 
     def free_port(self) -> int:
         """Return a port that is free here."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
     def run(self, plan: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
         """Run the rank of ``plan``; yield what it writes, each time with 1 for stdout or 2 for stderr."""

@@ -74,7 +74,7 @@ def rebuild_dataclass(data: Any, values: Mapping[str, Any]) -> Any:
         return dataclasses.replace(data, **values)
     rebuilt = copy.copy(data)
     for name, value in values.items():
-        object.__setattr__(rebuilt, name, value)
+        object.__setattr__(rebuilt, name, value)  # a frozen dataclass refuses `setattr`
     return rebuilt
 
 

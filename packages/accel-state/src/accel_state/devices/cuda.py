@@ -59,7 +59,7 @@ class CudaBackend(DeviceBackend):
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
         if dtype.itemsize == 1:
-            return torch.version.hip is not None or self.module.get_device_capability() >= (8, 9)
+            return torch.version.hip is not None or self.module.get_device_capability() >= (8, 9)  # fp8: Ada
         return super()._computes_in(dtype)
 
     def barrier(self, device: torch.device) -> None:

@@ -27,7 +27,7 @@ class MpsBackend(DeviceBackend):
         return "Apple's GPUs have no 64-bit floating point."
 
     def _computes_in(self, dtype: torch.dtype) -> bool:
-        return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))
+        return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))  # Metal's bf16
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         total = int(torch.mps.recommended_max_memory())

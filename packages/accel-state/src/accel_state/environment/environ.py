@@ -44,7 +44,13 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
 def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:
     """Whether the setting ``name`` is set, and not empty."""
     variables = os.environ if environ is None else environ
-    return bool(variables.get(find_setting(name).variable, "").strip())
+    setting = SETTINGS.get(name) or find_setting(name)
+    return bool(variables.get(setting.variable, "").strip())
+
+
+def names_set(prefix: str) -> frozenset[str]:
+    """Return the settings whose names begin with ``prefix`` and that are set, and not empty."""
+    return frozenset(name for name in SETTINGS if name.startswith(prefix) and is_set(name))
 
 
 def write(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from accel_state.environment import find_setting, read
 from accel_state.errors import ConfigError
 from accel_state.topology import Topology, check_within, is_set, required_int
 
-_DEFAULT_PORT = 29500
+_DEFAULT_PORT = 29500  # as torchrun's
 
 
 class Variables(NamedTuple):

@@ -302,7 +302,7 @@ class Checkpointer:
         safe_serialization: bool,
     ) -> None:
         """Write the weights of `model`; see `Accelerator.save_model`. If it is sharded, every rank must call it."""
-        from accel_backends.sharding.full_state import deferred_state
+        from accel_backends.fsdp.state import deferred_state
         from accel_checkpoint.saving.model_weights import save_weights
 
         is_sharded, name = self._strategy.capabilities.shards_parameters, resolved(folder).name
@@ -310,7 +310,7 @@ class Checkpointer:
             self._get_saver().call("save_model", folder=name, step=self._stepper.num_windows, needs_all=True)
         is_writer = self.is_model_writer
         bare = self._strategy.unwrap(model, keep_torch_compile=False)
-        state = deferred_state(self._strategy.exported_model_state(bare), is_writer=is_writer)
+        state = deferred_state(self._strategy.model_tensors(bare, as_computed=True), is_writer=is_writer)
         save_weights(state, folder, max_shard_size, safe_serialization, is_writer=is_writer)
         if is_sharded:
             self._processes.wait_for_everyone()

@@ -25,7 +25,8 @@ from accel_backends.checkpoint_formats.protocol import (
     SaveChoices,
     SavedModel,
 )
-from accel_backends.unwrap import inner_optimizer
+from accel_backends.strategies.open_gradients import OpenGradients
+from accel_backends.unwrap import inner_optimizer, stepped_optimizer
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (
     ACCUMULATED_GRADIENTS,
@@ -195,7 +196,7 @@ class ModelItem(StateItem):
         """Reject parameters on the meta device, except offloaded weights and deferred ones, which can be loaded."""
         parameters = self.value.named_parameters()
         on_meta = [name for name, one in parameters if one.is_meta and weight_of(one) is None]
-        own = self.run.strategy.state_to_fill(self.value) if on_meta else {}
+        own = self.run.strategy.model_tensors(self.value, to_fill=True) if on_meta else {}
         for name in on_meta:
             if not isinstance(own.get(name), DeferredTensor):
                 raise CheckpointError(
@@ -218,7 +219,8 @@ class OptimizerItem(StateItem):
 
     @property
     def of_class(self) -> type:
-        return self.run.strategy.optimizer_class(self.value)
+        made = getattr(self.value, "user_optimizer", None)
+        return type(stepped_optimizer(self.value) if made is None else made)
 
     def file_in(self, saved: SavedRun) -> str | None:
         form = saved.formats.optimizers.get(self.index)
@@ -239,10 +241,8 @@ class OptimizerItem(StateItem):
         content()
 
     def _prepared(self, names_in_file: Mapping[str, str]) -> PreparedOptimizer:
-        strategy = self.run.strategy
-        return PreparedOptimizer(
-            strategy, strategy.bare_optimizer(self.value), self.run.models, names_in_file
-        )
+        inner = stepped_optimizer(self.value)
+        return PreparedOptimizer(self.run.strategy, inner, self.run.models, names_in_file)
 
 
 class CustomItem(StateItem):
@@ -294,7 +294,7 @@ class SchedulerItem(CustomItem):
 def keep_rates_together(run: RunObjects, loaded: Sequence[StateItem]) -> None:
     """Copy the learning rates of schedules to their optimizers if only one of both was loaded, with a warning."""
     values = {id(item.value) for item in loaded}
-    optimizers = {id(run.strategy.bare_optimizer(optimizer)): optimizer for optimizer in run.optimizers}
+    optimizers = {id(stepped_optimizer(optimizer)): optimizer for optimizer in run.optimizers}
     for scheduler in run.schedulers:
         schedule = getattr(scheduler, "scheduler", scheduler)
         its_own: Any = getattr(schedule, "optimizer", None)
@@ -417,8 +417,11 @@ class RankItem(StateItem):
     def save(self, choices: SaveChoices) -> Sequence[PendingFile]:
         """Return this rank's gradients within an accumulation, and its random states as they are now."""
         run, files = self.run, list[PendingFile]()
-        if run.accumulation["is_accumulating"]:
-            name, gradients = ACCUMULATED_GRADIENTS.name(self.index), run.strategy.open_gradients(run.models)
+        if run.accumulation["is_accumulating"] and run.strategy.open_gradients is not None:
+            name, gradients = (
+                ACCUMULATED_GRADIENTS.name(self.index),
+                run.strategy.open_gradients.take(run.models),
+            )
             # The gradients of a scaled loss may overflow.
             files.append(SafetensorsFile(name, gradients, is_trained=False))
         states = states_to_file(
@@ -436,10 +439,11 @@ class RankItem(StateItem):
         window = state.window(saved, num_steps=run.accumulation["num_steps"])
         num_windows = None if manifest is None else manifest.step
         run.stepper.load_state_dict(window or {"step": 0}, num_windows=num_windows)
-        run.strategy.restore_gradients(run.models, {})  # instead of those from before the load
+        open_gradients = run.strategy.open_gradients or OpenGradients()
+        open_gradients.restore(run.models, {})  # instead of those from before the load
         if window is not None and state.gradients is not None:
             with saved.strict.loading(ACCUMULATED_GRADIENTS.name(self.index), GRADIENTS):
-                run.strategy.restore_gradients(run.models, state.gradients)
+                open_gradients.restore(run.models, state.gradients)
         loaders = (loader for loader in run.loaders.values() if isinstance(loader, PreparedLoader))
         state.restore_generators(saved, orders_follow=any(loader.follows_random_state for loader in loaders))
 
@@ -506,7 +510,7 @@ def files_to_save(
     Raises:
         CheckpointError: If gradients of an unfinished accumulation would be lost.
     """
-    if run.accumulation["is_accumulating"] and not run.strategy.has_gradients_in_parameters:
+    if run.accumulation["is_accumulating"] and run.strategy.open_gradients is None:
         raise CheckpointError(
             "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."

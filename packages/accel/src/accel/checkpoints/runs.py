@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from accel_backends import Precision, Strategy
-from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat
+from accel_backends.checkpoint_formats.protocol import FORMATS, CheckpointFormat, refuse_local_states
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.file_names import ACCUMULATED_GRADIENTS, RANDOM_STATES
 from accel_checkpoint.files import SavedFiles
@@ -103,6 +103,7 @@ def saved_formats(
 
     Raises:
         UnknownNameError: If no format is called ``saved_as``.
+        CheckpointError: If the files are of a format that was removed.
     """
     saved = SavedFormats()
     for candidate in _in_turn(form, saved_as):
@@ -113,6 +114,8 @@ def saved_formats(
             saved.optimizers.setdefault(index, candidate)
         if len(saved.models) >= num_models and len(saved.optimizers) >= num_optimizers:
             break
+    else:
+        refuse_local_states(names)
     return saved
 
 

@@ -1,6 +1,5 @@
 import accel_launch.cli
 import accel_launch.commands.launch_kinds
-import accel_launch.commands.parsing
 from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_launch import DYNAMO_BACKENDS as DYNAMO_BACKENDS
 from accel_launch import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
@@ -43,5 +42,5 @@ from accel_state.environment import patch_environment as patch_environment
 from accel_state.environment import str_to_bool as str_to_bool
 
 main = accel_launch.cli.launch
-CustomHelpFormatter = accel_launch.commands.parsing.HelpFormatter
+CustomHelpFormatter = accel_launch.cli.HelpFormatter
 _validate_launch_command = accel_launch.commands.launch_kinds.validate_launch_command

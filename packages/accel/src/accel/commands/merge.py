@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from accel_checkpoint.merge_command import command
-from accel_launch.cli import run_command
-from accel_launch.commands.parsing import make_parser
+from accel_launch.cli import make_parser, run_command
 
 
 def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from accel_launch.cli import check as main
+from accel_launch.commands.launch import add_common_flags
 from accel_launch.commands.launch import command as launch_command
-from accel_launch.commands.launch_flags import add_common_flags
 from accel_launch.options import add_options
 
 CHECK_MODULE = "accel.commands.setup_check"

@@ -123,7 +123,7 @@ def deactivate() -> None:
     """Make later imports of `accelerate` fail again; names that were imported from it stay valid."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, DropInFinder)]
     for name in list(_modules()):
-        del sys.modules[name]
+        del sys.modules[name]  # else later imports would return these, past the finder
 
 
 def is_active() -> bool:

@@ -9,18 +9,18 @@ from accel_backends.checkpoint_formats.single_files import load_fsdp_model as lo
 from accel_backends.checkpoint_formats.single_files import load_fsdp_optimizer as load_fsdp_optimizer
 from accel_backends.checkpoint_formats.single_files import save_fsdp_model as save_fsdp_model
 from accel_backends.checkpoint_formats.single_files import save_fsdp_optimizer as save_fsdp_optimizer
-from accel_backends.plugins.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accel_backends.sharding.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
-from accel_backends.sharding.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
-from accel_backends.sharding.single_steps import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
-from accel_backends.sharding.single_steps import (
+from accel_backends.fsdp.single_steps import fsdp2_apply_ac as fsdp2_apply_ac
+from accel_backends.fsdp.single_steps import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from accel_backends.fsdp.single_steps import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
+from accel_backends.fsdp.single_steps import (
     fsdp2_prepare_auto_wrap_policy as fsdp2_prepare_auto_wrap_policy,
 )
-from accel_backends.sharding.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
-from accel_backends.sharding.single_steps import (
+from accel_backends.fsdp.single_steps import fsdp2_prepare_model as fsdp2_prepare_model
+from accel_backends.fsdp.single_steps import (
     fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
 )
-from accel_backends.sharding.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_backends.fsdp.single_steps import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from accel_backends.plugins.fsdp_constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accel_bigmodel import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
 from accel_bigmodel import WEIGHTS_NAME as WEIGHTS_NAME
 from accel_bigmodel import ensure_weights_retied as ensure_weights_retied

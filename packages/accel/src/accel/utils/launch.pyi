@@ -1,4 +1,4 @@
-import accel_launch.launchers.ports
+import accel_launch.launchers.local
 import accel_launch.sagemaker.inputs
 from accel.functions import is_port_in_use as is_port_in_use
 from accel.functions import merge_dicts as merge_dicts
@@ -32,4 +32,4 @@ from accel_state.environment import env_var_path_add as env_var_path_add
 from accel_state.environment import str_to_bool as str_to_bool
 
 _convert_nargs_to_dict = accel_launch.sagemaker.inputs.hyperparameters_of
-get_free_port = accel_launch.launchers.ports.free_port
+get_free_port = accel_launch.launchers.local.free_port

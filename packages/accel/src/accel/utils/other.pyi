@@ -1,4 +1,4 @@
-import accel_launch.launchers.ports
+import accel_launch.launchers.local
 from accel.functions import get_pretty_name as get_pretty_name
 from accel.functions import is_port_in_use as is_port_in_use
 from accel.functions import merge_dicts as merge_dicts
@@ -14,8 +14,8 @@ from accel_backends import has_repeated_blocks as has_repeated_blocks
 from accel_backends import is_compiled_module as is_compiled_module
 from accel_backends import is_repeated_blocks as is_repeated_blocks
 from accel_backends import model_has_dtensor as model_has_dtensor
+from accel_backends.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_backends.plugins.fsdp_constants import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel_backends.transforms.compile import compile_regions_fsdp2 as compile_regions_fsdp2
 from accel_bigmodel import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
 from accel_bigmodel import convert_bytes as convert_bytes
 from accel_bigmodel import id_tensor_storage as id_tensor_storage
@@ -35,4 +35,4 @@ from accel_state.availability import is_torch_distributed_available as is_torch_
 from accel_state.availability import is_torch_xla_available as is_torch_xla_available
 from accel_state.availability import is_weights_only_available as is_weights_only_available
 
-get_free_port = accel_launch.launchers.ports.free_port
+get_free_port = accel_launch.launchers.local.free_port

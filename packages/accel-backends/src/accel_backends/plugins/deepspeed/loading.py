@@ -6,7 +6,6 @@ from types import ModuleType
 
 from torch.torch_version import TorchVersion
 
-from accel_backends.own_group import ensure_group
 from accel_state.availability import is_deepspeed_available
 from accel_state.environment import export, patch_environment, variable
 from accel_state.errors import ConfigError, NotAvailableError
@@ -55,7 +54,7 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
             f"DeepSpeed was imported for `{found}` before the run chose `{wanted}`. Build the `Accelerator` before "
             f"anything imports `deepspeed`, or set `DS_ACCELERATOR={wanted}`."
         )
-    ensure_group(runtime)
+    runtime.ensure_group()
     module: ModuleType = deepspeed
     return module
 

@@ -25,6 +25,8 @@ class ScaledForward(WrappedForward):
         use_during_eval: Compute in 8 bits in evaluation too.
     """
 
+    is_traceable = False  # torch traces no change of the library's state
+
     def __init__(
         self, original: Callable[..., Any], model: nn.Module, *, recipe: Any, use_during_eval: bool
     ) -> None:
@@ -42,12 +44,6 @@ class ScaledForward(WrappedForward):
     def _run(self, forward: Callable[..., Any], enabled: bool, /, *args: Any, **kwargs: Any) -> Any:
         with self._autocast(enabled=enabled, recipe=self.recipe):
             return forward(*args, **kwargs)
-
-    def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> ScaledForward:
-        """Return one around ``rebind(original)``, for a shallow copy of the model."""
-        return ScaledForward(
-            rebind(self.original), copied, recipe=self.recipe, use_during_eval=self.use_during_eval
-        )
 
 
 def contextual_fp8_autocast(

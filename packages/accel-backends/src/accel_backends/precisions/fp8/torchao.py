@@ -51,12 +51,7 @@ class TorchAOPrecision(FP8Precision):
                 "`AORecipeKwargs(config=Float8LinearConfig(emulate=True))`, which is slower than bf16."
             )
         self._filter = recipe.module_filter_func
-        self._gathering = _gathering(recipe, self.config)
-
-    @property
-    def gathering(self) -> GatheredWeights | None:
-        """What gathers weights in 8 bits where they are sharded."""
-        return self._gathering
+        self.gathering = _gathering(recipe, self.config)
 
     def is_converted(self, model: nn.Module) -> bool:
         """Whether layers of ``model`` are torchao's."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.parts import wrap_like
+from accel_checkpoint.pieces import wrap_like
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger
 

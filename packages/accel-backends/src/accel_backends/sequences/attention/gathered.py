@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from accel_backends.sequences.attention.call import AttentionCall
 
-# Named anew in torch 2.13, which warns of the old names. Delete these when we require that release.
+# Named anew in torch 2.13, which warns of the old names (docs/decisions/0020-torch-2-9-is-the-oldest-release.md).
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from accel_backends.pipelining.placeholders import is_placeholder
 from accel_backends.sequences.attention.call import AttentionCall, SharedAttention
 from accel_backends.sequences.sharing import SequenceSharing
 from accel_backends.sequences.tokens import SharedTokens, is_alike
@@ -145,9 +144,6 @@ class _Interception(TorchFunctionMode):
                 f"`{attention.name}` lets tokens see {attention.window} others on both sides (`sliding_window`), which "
                 "ranks that share sequences do for earlier tokens only. Set `cp_size` and `sp_size` to 1."
             )
-        without_values = next(filter(is_placeholder, (query, key, value)), None)
-        if without_values is not None:  # of a stage that another rank computes
-            return without_values.new_empty((*query.shape[:-1], value.shape[-1]))
         call = AttentionCall(
             tokens,
             is_causal=is_causal,

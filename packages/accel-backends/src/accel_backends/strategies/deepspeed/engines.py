@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from accel_backends.compile import compile_regions_deepspeed
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
@@ -19,7 +20,6 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.strategies.placement import place_model
-from accel_backends.transforms.compile import compile_regions_deepspeed
 from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import ConfigError
 
@@ -75,6 +75,8 @@ def start_engine(
         options["mpu"] = sequences.attach(part.model, config, device=context.device)
     if layers is not None:
         options["mpu"] = layers.attach(part.model, config)
+    if _dtype_of(config) is torch.float16 and not deepspeed.get_accelerator().is_fp16_supported():
+        raise ConfigError(f"DeepSpeed has no fp16 on `{context.device.type}`. Use `mixed_precision=bf16`.")
     engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
     check_swapped_gradients(engine)
     if layers is not None:

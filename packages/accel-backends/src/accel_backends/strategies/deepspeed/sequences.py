@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -114,7 +115,13 @@ class SharedSequences:
         self._attention = self._model = None
         _release_groups()
 
-    def part_of(self, loader: Any) -> SequencePart:
+    def shard_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: loaders shard all sequences."""
+        return nullcontext()
+
+    def wrap_loader(self, loader: Any) -> SequencePart:
         """Return a loader of this rank's part of each sequence while the model trains; an adapted one as it is."""
         return (
             loader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement, register_kind
 from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
+from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineFullStates, EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
@@ -44,6 +44,7 @@ class DeepSpeedStrategy(EngineStates):
     """Hands models to DeepSpeed, one engine each, and keeps to itself when they reduce, clip and step."""
 
     name: ClassVar[str] = "deepspeed"
+    sequences: SharedSequences | None
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         needs_optimizer=True,
@@ -60,10 +61,7 @@ class DeepSpeedStrategy(EngineStates):
         },
     )
 
-    @property
-    def has_gradients_in_parameters(self) -> bool:
-        """Not with ZeRO, which takes them out in backward."""
-        return False
+    open_gradients = None  # ZeRO takes them out of the parameters in backward
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run, and import DeepSpeed for its device.
@@ -90,7 +88,8 @@ class DeepSpeedStrategy(EngineStates):
         context.precision.leave_scaling_to_engine()
         self._is_deferred = False
         self._engines = EngineSet()
-        self._sequences = self._shared_sequences()
+        self.full_states = EngineFullStates(self)
+        self.sequences = self._shared_sequences()
         self._layers = self._shared_layers()
 
     @property
@@ -114,7 +113,6 @@ class DeepSpeedStrategy(EngineStates):
             ready[id(part.optimizer)] = optimizer
             ready[id(part.scheduler)] = scheduler
         wrapped = [ready[id(optimizer)] for optimizer in bundle.optimizers]
-        chosen = device_placement or Placement()
         return Bundle(
             models=prepared_models,
             optimizers=wrapped,
@@ -122,19 +120,15 @@ class DeepSpeedStrategy(EngineStates):
                 ready.get(id(scheduler)) or self.prepare_scheduler(scheduler, optimizers=wrapped)
                 for scheduler in bundle.schedulers
             ],
-            loaders=[
-                self._parts_of(loader, of_model=bool(models), device_placement=place)
-                for loader, place in self._placed(bundle.loaders, chosen.loaders)
-            ],
+            loaders=bundle.loaders,
         )
 
-    def _parts_of(self, loader: Any, *, of_model: bool, device_placement: bool | None) -> Any:
-        prepared = self.prepare_loader(loader, device_placement=device_placement)
-        return self.share_sequences(prepared) if of_model else prepared
-
-    def share_sequences(self, loader: Any) -> Any:
-        """Return a loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
-        return loader if self._sequences is None else self._sequences.part_of(loader)
+    def prepare_loader(
+        self, loader: Any, prepare: Callable[[Any], Any], *, models: Sequence[nn.Module] = ()
+    ) -> Any:
+        """Return a prepared loader, of this rank's part of each sequence if it came with a model."""
+        prepared = prepare(loader)
+        return self.sequences.wrap_loader(prepared) if models and self.sequences is not None else prepared
 
     def _shared_sequences(self) -> SharedSequences | None:
         layout = self.context.layout
@@ -218,7 +212,7 @@ class DeepSpeedStrategy(EngineStates):
         if stage == 3:
             plugin.set_moe_leaf_modules(part.model)
         engine = start_engine(
-            part, config, context=self.context, sequences=self._sequences, layers=self._layers
+            part, config, context=self.context, sequences=self.sequences, layers=self._layers
         )
         if not is_trained:
             self._engines.add_evaluated(engine)
@@ -251,8 +245,8 @@ class DeepSpeedStrategy(EngineStates):
         is_last = self.context.gradient.sync_gradients and not self._is_deferred
         if kwargs.pop("scale_wrt_gas", True) and num_steps != 1:
             loss = loss / num_steps
-        if self._sequences is not None:
-            loss = loss / self._sequences.num_summed
+        if self.sequences is not None:
+            loss = loss / self.sequences.num_summed
         self._engines.backward(loss, is_last=is_last, **kwargs)
 
     def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
@@ -307,7 +301,7 @@ class DeepSpeedStrategy(EngineStates):
         """End all engines: their models may then get new ones."""
         self._engines.clear()
         self._optimizers.clear()
-        if self._sequences is not None:
-            self._sequences.detach()
+        if self.sequences is not None:
+            self.sequences.detach()
         if self._layers is not None:
             self._layers.detach()

@@ -10,6 +10,8 @@ import torch
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import stepping_optimizer
+from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.deepspeed.engine_gradients import gradients_of
 from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
@@ -147,7 +149,17 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
     ) -> None:
         super().__init__(optimizer, device_placement=False, scaler=None)
         self.engine = engine
-        self.client = client
+        self.client: Any = client
+
+    @property
+    def engine_optimizer(self) -> torch.optim.Optimizer | None:  # type: ignore[override]
+        """The optimizer that steps the values in the engine."""
+        return None if self.engine is None else stepping_optimizer(self.engine.engine)
+
+    @property
+    def user_optimizer(self) -> torch.optim.Optimizer | None:  # type: ignore[override]
+        """The optimizer that the user made, also where DeepSpeed steps another one on the CPU."""
+        return None if isinstance(self.client, DummyOptim) else self.client
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step if this micro-batch completes the gradients; else do nothing.
@@ -161,6 +173,19 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
             )
         if self.engine is not None and self.gradient_state.sync_gradients:
             self.engine.step()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, where the engine's optimizer can.
+
+        Raises:
+            StateError: If it is one of ZeRO.
+        """
+        if not hasattr(self.optimizer, "add_param_group"):
+            raise StateError(
+                "DeepSpeed's ZeRO takes no parameters after `prepare`. Give all to the optimizer before, and set "
+                "`lr` of their group to 0 until they are trained."
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Forget gradients that were not stepped, if this micro-batch completed them; else do nothing."""

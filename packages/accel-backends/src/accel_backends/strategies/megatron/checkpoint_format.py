@@ -9,15 +9,21 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from accel_backends.checkpoint_formats.per_rank import PartsFormat
-from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices, SavedModel
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    PreparedModel,
+    PreparedOptimizer,
+    SaveChoices,
+    SavedModel,
+)
 from accel_backends.strategies.megatron.packages import core
+from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.file_names import ENGINES
 from accel_checkpoint.files import SavedFiles
-from accel_checkpoint.formats.distributed import DistributedState, Entry
+from accel_checkpoint.formats.distributed import Destination, DistributedState, Entry
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.distributed_files import DistributedPart, part_of_rank
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 _MODEL = re.compile(r"pytorch_model(?:_(\d+))?/megatron_model/\.metadata")
 _OPTIMIZER = re.compile(r"pytorch_model/megatron_optimizer_(\d+)/\.metadata")
@@ -88,14 +94,13 @@ class ShardedState(_Opaque):
         self.load(cast(SavedParts, saved).values_of(self.describe(True)))
 
 
-class MegatronFormat(PartsFormat):
+class MegatronFormat(CheckpointFormat):
     """`pytorch_model/megatron_model/` and `pytorch_model/megatron_optimizer_0/`: of each rank the parts that it holds.
 
     Ranks in any layout read them with megatron-core, which describes what each holds.
     """
 
     name: ClassVar[str] = "megatron"
-    parts: ClassVar[str] = "parts of a model of megatron-core"
     needs_shared_disk: ClassVar[bool] = True
 
     def indexes_in(self, names: Collection[str]) -> tuple[list[int], list[int]]:
@@ -116,10 +121,20 @@ class MegatronFormat(PartsFormat):
         own = self._parts_of(optimizer)
         return [_part(self.optimizer_file(index), own, choices)] if own.is_saved else []
 
-    def open_parts(self, files: SavedFiles, own: Mapping[str, Any], *, index: int) -> SavedModel:
-        """Return the parts; each rank reads what overlaps its own."""
+    def model_state(self, model: PreparedModel) -> Mapping[str, Any]:
+        """Return which parts of a model are here."""
+        parts: ShardedState = _holder(model.strategy).parts_of_model(model.model)
+        return parts
+
+    def open_model(self, files: SavedFiles, model: PreparedModel, *, index: int) -> SavedModel:
+        """Return the parts of a model; each rank reads what overlaps its own."""
         name = self.model_file(index)
-        return _SavedModel(SavedParts(DistributedState(files, name), name), cast(ShardedState, own))
+        if model.key_map:
+            raise ConfigError(
+                f"`key_map` does not apply to `{name}`, whose names are those of megatron-core. Leave it out."
+            )
+        own = cast(ShardedState, self.model_state(model))
+        return _SavedModel(SavedParts(DistributedState(files, name), name), own)
 
     def model_file(self, index: int) -> str:
         """Return the folder of a model."""
@@ -148,7 +163,8 @@ class MegatronFormat(PartsFormat):
         return partial(own.load, saved.values_of(description))
 
     def _parts_of(self, optimizer: PreparedOptimizer) -> ShardedState:
-        return cast(ShardedState, self.holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer))
+        parts: ShardedState = _holder(optimizer.strategy).parts_of_optimizer(optimizer.optimizer)
+        return parts
 
 
 class SavedParts(_Opaque):
@@ -179,8 +195,8 @@ class SavedParts(_Opaque):
         mapping = core("dist_checkpointing.mapping")
         for leaf in core("dist_checkpointing.dict_utils").nested_values(tree):
             if isinstance(leaf, mapping.ShardedTensor):
-                sizes = (1,) * leaf.prepend_axis_num + tuple(leaf.local_shape)
-                self._saved.open(self._entry_of(leaf), sizes, tuple(leaf.global_offset))
+                part = torch.empty((1,) * leaf.prepend_axis_num + tuple(leaf.local_shape), device="meta")
+                self._saved.open([Destination(part, self._entry_of(leaf), tuple(leaf.global_offset))])
 
     def values_of(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return the state that is described, with values in place of the parts."""
@@ -221,7 +237,7 @@ class SavedParts(_Opaque):
             if start + size > total:  # padding, which another number of ranks has less of
                 part = part.narrow(dim, 0, max(total - start, 0))
         if part.numel():
-            self._saved.read_into(part, entry, tuple(leaf.global_offset))
+            self._saved.read([Destination(part, entry, tuple(leaf.global_offset))])
         return value
 
 
@@ -242,6 +258,15 @@ class _SavedModel(SavedModel):
     def load(self) -> list[str]:
         self._own.fill(self._parts)
         return []
+
+
+def _holder(strategy: Strategy) -> Any:
+    if strategy.checkpoint_format != MegatronFormat.name:
+        raise CheckpointError(
+            "The checkpoint holds parts of a model of megatron-core, and this run has none. Load it with the "
+            "MegatronLMPlugin."
+        )
+    return strategy
 
 
 def _part(folder: str, state: Mapping[str, Any], choices: SaveChoices) -> DistributedPart:

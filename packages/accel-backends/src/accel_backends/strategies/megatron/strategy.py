@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
-from accel_backends.own_group import ensure_group
 from accel_backends.plugins.megatron import MegatronLMPlugin
 from accel_backends.plugins.megatron_parsers import optimizer_settings
 from accel_backends.strategies.bundle import Bundle, InTurn, Placement, register_kind
@@ -75,10 +74,7 @@ class MegatronStrategy(Strategy):
         """The format in which model and optimizer are saved: the parts of each rank."""
         return "megatron"
 
-    @property
-    def has_gradients_in_parameters(self) -> bool:
-        """No: megatron-core keeps them in buffers."""
-        return False
+    open_gradients = None  # megatron-core keeps them in buffers
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run, and make the process groups of megatron-core. Communicates: all ranks.
@@ -97,7 +93,7 @@ class MegatronStrategy(Strategy):
         if context.dynamo is not None:
             self.capabilities.refuse(Feature.COMPILE, strategy=self.name)
         context.precision.leave_scaling_to_engine()
-        ensure_group(context.runtime)
+        context.runtime.ensure_group()
         self._plugin = context.plugin if isinstance(context.plugin, MegatronLMPlugin) else MegatronLMPlugin()
         self._engine: MegatronEngine | None = None
         self._source: weakref.ref[nn.Module] | None = None
@@ -126,13 +122,8 @@ class MegatronStrategy(Strategy):
         elif trained:
             optimizers = [self.prepare_optimizer(one) for one in trained]
         schedulers = [self.prepare_scheduler(one, optimizers=optimizers) for one in bundle.schedulers]
-        chosen = device_placement or Placement()
-        loaders = [
-            self._prepared_loader(loader, place)
-            for loader, place in self._placed(bundle.loaders, chosen.loaders)
-        ]
         models: list[nn.Module] = [engine] if bundle.models else []
-        return Bundle(models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
+        return Bundle(models=models, optimizers=optimizers, schedulers=schedulers, loaders=bundle.loaders)
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -249,14 +240,15 @@ class MegatronStrategy(Strategy):
             sizes = [max(1, size // ranks // plugin.num_micro_batches) for size in sizes]
         plugin.micro_batch_size = min(sizes) if plugin.is_train_batch_min else max(sizes)
 
-    def _prepared_loader(self, loader: Any, place: bool | None) -> Any:
-        """Return a loader that gives all micro-batches of a step at once."""
+    def prepare_loader(
+        self, loader: Any, prepare: Callable[[Any], Any], *, models: Sequence[nn.Module] = ()
+    ) -> Any:
+        """Return a prepared loader of all micro-batches of a step at once."""
         if isinstance(loader, MegatronLMDummyDataLoader):
-            make: Callable[[Any], Any] = lambda one: self.prepare_loader(one, device_placement=place)  # noqa: E731
-            return InTurn(*loader.build_train_valid_test_data_iterators(RunView(), make))
+            return InTurn(*loader.build_train_valid_test_data_iterators(RunView(), prepare))
         if not self.context.scheduling.split_batches:
             loader = with_larger_batches(loader, self._plugin.num_micro_batches)
-        return self.prepare_loader(loader, device_placement=place)
+        return prepare(loader)
 
     def unwrap(
         self,
@@ -355,11 +347,9 @@ class MegatronStrategy(Strategy):
         """Return which parts of the state are here. Communicates: all ranks, with a distributed optimizer."""
         return optimizer_state(self._checked(self._engine))
 
-    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class of the optimizer that the user made."""
-        return type(getattr(optimizer, "client", optimizer))
-
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
+    def model_tensors(
+        self, model: nn.Module, *, to_fill: bool = False, as_computed: bool = False
+    ) -> dict[str, Any]:
         """Refuse: the layers are not those of the user's model.
 
         Raises:
@@ -367,15 +357,11 @@ class MegatronStrategy(Strategy):
         """
         self._refuse_state()
 
-    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Refuse: the layers are not those of the user's model."""
-        self._refuse_state()
-
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Refuse: the layers are not those of the user's model."""
         self._refuse_state()
 
-    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Refuse: the parameters are not those of the user's model."""
         self._refuse_state()
 

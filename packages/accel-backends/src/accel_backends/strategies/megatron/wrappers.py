@@ -57,6 +57,11 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
         self.engine = engine
         self.client = client
 
+    @property
+    def user_optimizer(self) -> torch.optim.Optimizer | None:  # type: ignore[override]
+        """The optimizer that the user made."""
+        return self.client
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip and step, if there are gradients.
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
-from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.strategy import Strategy
@@ -19,6 +19,7 @@ from accel_backends.strategies.xla import packages
 from accel_backends.strategies.xla.gradients import GradientReduction
 from accel_backends.strategies.xla.number_formats import set_storage
 from accel_backends.strategies.xla.sharding import FullyShardedModels, mesh_of_run
+from accel_backends.unwrap import stepped_optimizer
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 
@@ -71,8 +72,7 @@ class XlaStrategy(Strategy):
         prepared = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode
         )
-        for found in before:
-            self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
+        self._replaced.record((found.tensor, model.get_parameter(found.names[0])) for found in before)
         return prepared
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
@@ -88,7 +88,7 @@ class XlaStrategy(Strategy):
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """Let ``optimizer`` step the parameters on the device, with gradients of all processes, and wrap it."""
-        inner = self.bare_optimizer(optimizer)
+        inner = stepped_optimizer(optimizer)
         self._replaced.repoint(inner)
         if self._sharding is not None:
             self._sharding.spread_states(inner)

@@ -47,12 +47,12 @@ def test_an_optimizer_without_an_engine_is_refused():
 
 
 class FakeStrategy:
-    """What the format asks a strategy about an optimizer whose parameters have these names."""
+    """What the format requires of a strategy for an optimizer whose parameters have these names."""
 
     def __init__(self, named):
         self._named = named
 
-    def local_optimizer_state(self, optimizer):
+    def optimizer_tensors(self, optimizer):
         return optimizer.state_dict()
 
     def optimizer_parameters(self, optimizer, models):

@@ -20,7 +20,7 @@ def test_an_engine_continues_counting_and_scaling_where_another_was():
     assert not hasattr(here.optimizer, "dynamic_loss_scale")  # which this kind of optimizer does not have
 
 
-def test_a_scale_of_another_kind_is_left_alone():
+def test_a_scale_of_another_kind_is_left_unchanged():
     here = engine(cur_scale=1.0, cur_iter=0)
     restore_counters(here, counters_in({}, SAVED))
     assert here.optimizer.loss_scaler.cur_scale == 1.0

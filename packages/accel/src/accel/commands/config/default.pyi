@@ -1,5 +1,5 @@
+import accel_launch.cli
 import accel_launch.commands.config
-import accel_launch.commands.parsing
 from accel_launch import ClusterConfig as ClusterConfig
 from accel_launch import write_basic_config as write_basic_config
 from accel_launch.commands.config import default_command_parser as default_command_parser
@@ -12,4 +12,4 @@ from accel_state.availability import is_sdaa_available as is_sdaa_available
 from accel_state.availability import is_xpu_available as is_xpu_available
 
 default_config_command = accel_launch.commands.config.write_default
-SubcommandHelpFormatter = accel_launch.commands.parsing.HelpFormatter
+SubcommandHelpFormatter = accel_launch.cli.HelpFormatter

@@ -74,7 +74,7 @@ class DeepSpeedFormat(NamedFormat):
         self, optimizer: PreparedOptimizer, *, index: int, choices: SaveChoices
     ) -> Sequence[PendingFile]:
         """Return a file with the engine of the optimizer; the engine has saved its state."""
-        state = optimizer.strategy.local_optimizer_state(optimizer.optimizer)
+        state = optimizer.strategy.optimizer_tensors(optimizer.optimizer)
         if not isinstance(state, EngineState):
             raise CheckpointError(
                 "The format `deepspeed` holds what a DeepSpeed engine saves, but the optimizer is in none. Save in the "

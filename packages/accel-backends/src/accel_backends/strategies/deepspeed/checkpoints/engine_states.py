@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,26 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
     has_swapped_states,
     stepping_optimizer,
 )
-from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
+
+
+class EngineFullStates:
+    """Gathers many parameters of an engine together; see `whole_model_state`.
+
+    Args:
+        strategy: That of the engines.
+    """
+
+    def __init__(self, strategy: EngineStates) -> None:
+        self._strategy = weakref.proxy(strategy)
+
+    def take(self, model: nn.Module) -> dict[str, Any]:
+        """Return the full state on the CPU of rank 0, an empty dict on the others; without an engine the model's."""
+        engine = self._strategy._engine_of(model)
+        if engine is None:
+            return model.state_dict()
+        return model_state.whole_model_state(engine, is_receiver=self._strategy.context.topology.rank == 0)
 
 
 class EngineStates(Strategy):
@@ -37,36 +55,17 @@ class EngineStates(Strategy):
         """Return the `deepspeed.DeepSpeedEngine`s of the run."""
         raise NotImplementedError
 
-    def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer that steps the values in the engine."""
-        engine = self._engine_with(optimizer)
-        inner = None if engine is None else stepping_optimizer(engine)
-        return super().bare_optimizer(optimizer) if inner is None else inner
+    def model_tensors(
+        self, model: nn.Module, *, to_fill: bool = False, as_computed: bool = False
+    ) -> dict[str, Any]:
+        """Return the state with parameters that all ranks fetch together, as fp32 where the optimizer steps them so.
 
-    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
-        """Return the class that the user chose, also where DeepSpeed steps another one on the CPU."""
-        client = getattr(optimizer, "client", None)
-        chosen = None if isinstance(client, DummyOptim) else client
-        return super().optimizer_class(optimizer) if chosen is None else type(chosen)
-
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        engine = self._engine_of(self.unwrap(model, keep_torch_compile=False))
-        if engine is None:
-            return super().model_state(model)
-        return model_state.whole_model_state(engine, is_receiver=self.context.topology.rank == 0)
-
-    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state with parameters that all ranks fetch together, as fp32 where the optimizer steps them so."""
-        engine = self._engine_of(model)
-        return super().local_model_state(model) if engine is None else model_state.local_model_state(engine)
-
-    def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the same in the number formats in which the model computes."""
+        ``as_computed``: in the dtypes in which the model computes.
+        """
         engine = self._engine_of(model)
         if engine is None:
-            return super().exported_model_state(model)
-        return model_state.local_model_state(engine, in_training_precision=True)
+            return super().model_tensors(model, to_fill=to_fill, as_computed=as_computed)
+        return model_state.local_model_state(engine, in_training_precision=as_computed)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
@@ -75,11 +74,11 @@ class EngineStates(Strategy):
             return super().load_model_state(model, state, strict=strict)
         return model_state.load_model_state(engine, state, strict=strict)
 
-    def local_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state with tensors that all ranks fetch together."""
         engine = self._engine_with(optimizer)
         if engine is None:
-            return super().local_optimizer_state(optimizer)
+            return super().optimizer_tensors(optimizer)
         return optimizer_state.local_optimizer_state(engine)
 
     def optimizer_parameters(

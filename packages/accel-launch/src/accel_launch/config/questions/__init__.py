@@ -1,1 +1,0 @@
-"""The questions, by topic, in the order in which they are asked."""

@@ -1,0 +1,378 @@
+"""How a run failed: the first cause, from the endings and last lines of its ranks, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from accel_launch.messages import compact, complain
+from accel_launch.processes.child import ChildEnding, describe_ending, exit_code_for_shell, signal_name
+from accel_launch.processes.signals import known_signals
+from accel_state.errors import ConfigError, LaunchError
+
+_RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?")  # torch writes it before each line once ranks have met
+_HEADER = "Traceback (most recent call last):"
+_GROUP_HEADER, _GROUP_MARGIN = f"  + Exception Group {_HEADER}", "  | "
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (?P<message>.*))?$")
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+# Where code lives that the person did not write.
+_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/accel_\w+/")
+
+# What a rank says that lost another one: the cause is to be looked for there.
+_LOST_PEER = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused)|broken pipe|remote process exited|lost connection"
+    r"|ncclRemoteError|NCCL communicator was aborted|NCCL watchdog|socketProgress"
+    r"|failed to recv, got 0 bytes|Timed out waiting .*ms for (?:recv|send)|heartbeat",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundException:
+    """An exception as its traceback tells it: in one's own code if any frame is, else where it was raised."""
+
+    type: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    ends_output: bool = field(default=True, compare=False)
+
+    def describe(self) -> str:
+        """Return ``ValueError: told to (train.py:9 in step)``."""
+        told = f"{self.type}: {self.message}" if self.message else self.type
+        if self.file is None:
+            return told
+        where = f"{self.file}:{self.line}"
+        return (
+            f"{told} ({where})"
+            if self.function in (None, "<module>")
+            else f"{told} ({where} in {self.function})"
+        )
+
+    @property
+    def is_about_a_lost_peer(self) -> bool:
+        """Whether it says that another rank had gone before."""
+        return bool(_LOST_PEER.search(f"{self.type}: {self.message}"))
+
+
+def find_exception(lines: Sequence[str]) -> FoundException | None:
+    """Return the exception whose traceback ends ``lines``, or None if there is none."""
+    plain = [_RANK_PREFIX.sub("", line) for line in lines]
+    headers = [index for index, line in enumerate(plain) if line in (_HEADER, _GROUP_HEADER)]
+    if not headers:
+        return _syntax_error(plain)
+    margin = _GROUP_MARGIN if plain[headers[-1]] == _GROUP_HEADER else ""
+    return _in_block([line.removeprefix(margin) for line in plain[headers[-1] + 1 :]])
+
+
+def _in_block(block: Sequence[str]) -> FoundException | None:
+    end = next((i for i, line in enumerate(block) if line and not line[0].isspace()), None)
+    match = _EXCEPTION.match(block[end]) if end is not None else None
+    if match is None or end is None:
+        return None
+    return replace(_found(match, block[:end]), ends_output=not any(block[end + 1 :]))
+
+
+def _syntax_error(lines: Sequence[str]) -> FoundException | None:
+    """Find what Python says of a script that it cannot read; there is no traceback then."""
+    for index in range(len(lines) - 1, 0, -1):
+        match = _EXCEPTION.match(lines[index])
+        if match is not None and match["type"] in _SYNTAX_ERRORS:
+            return _found(match, lines[max(0, index - 4) : index])
+    return None
+
+
+def _found(exception: re.Match[str], block: Sequence[str]) -> FoundException:
+    frames = [frame for frame in map(_FRAME.match, block) if frame is not None]
+    own = [frame for frame in frames if not _FOREIGN.search(frame["file"])]
+    kind, message = exception["type"], exception["message"] or ""
+    if not frames:
+        return FoundException(kind, message)
+    frame = (own or frames)[-1]
+    return FoundException(kind, message, frame["file"], int(frame["line"]), frame["function"])
+
+
+Outcome = Literal["succeeded", "failed", "interrupted"]
+RankOutcome = Literal["finished", "failed first", "failed too", "died of it"]
+
+_NUM_LAST_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
+
+    ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
+    ``had_ended`` tells that it finished before another rank failed.
+    """
+
+    rank: int
+    host: str
+    outcome: RankOutcome
+    return_code: int
+    reason: str
+    exception: FoundException | None = None
+    last_lines: tuple[str, ...] = ()
+    failed_at: datetime | None = None
+    had_ended: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        exception = self.exception
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "outcome": self.outcome,
+            "exit_code": self.return_code if self.return_code >= 0 else None,
+            "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
+            "reason": self.reason,
+            "failed_at": self.failed_at and self.failed_at.isoformat(timespec="milliseconds"),
+            "exception": exception
+            and {
+                "type": exception.type,
+                "message": exception.message,
+                "file": exception.file,
+                "line": exception.line,
+                "function": exception.function,
+            },
+            "last_lines": list(self.last_lines),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How a run ended; ``exit_code`` is the one that the launcher ends with.
+
+    ``ranks`` are those of which the end is known, ``num_ranks`` counts all of the run.
+    """
+
+    outcome: Outcome
+    exit_code: int
+    ranks: tuple[RankReport, ...]
+    num_ranks: int
+
+    @property
+    def first(self) -> RankReport | None:
+        """The rank that failed first; None if none failed by itself."""
+        return next((rank for rank in self.ranks if rank.outcome == "failed first"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "first_failure": None if self.first is None else self.first.to_dict(),
+            "ranks": [rank.to_dict() for rank in self.ranks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnding:
+    """How the process of one rank on one host ended."""
+
+    rank: int
+    host: str
+    ending: ChildEnding
+
+
+def make_report(
+    ranks: Sequence[RankEnding],
+    *,
+    num_ranks: int | None = None,
+    interrupted_by: int | None = None,
+    num_memory_kills: int = 0,
+) -> RunReport:
+    """Find the first cause among the endings of ranks.
+
+    It is the rank whose failure showed first, but one that only complains of a lost peer comes after all
+    others, however quick it was. Ranks that were asked to end, or that lost a peer, died of it.
+
+    Args:
+        ranks: The ranks of which the end is known.
+        num_ranks: How many the run had; as many as ``ranks`` if None.
+        interrupted_by: The signal that ended the run, if one did.
+        num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
+    """
+    found = {rank.rank: find_exception(rank.ending.last_lines) for rank in ranks}
+    named = {match[1] for each in found.values() if each and (match := _NAMED_RANK.search(each.message))}
+    weights = {rank.rank: _weight(rank, found[rank.rank], named) for rank in ranks}
+    failed = [rank for rank in ranks if rank.ending.return_code != 0]
+    first = min(
+        failed, key=lambda rank: (weights[rank.rank], rank.ending.failed_at or 0.0, rank.rank), default=None
+    )
+    was_stopped = interrupted_by is not None or (
+        first is not None and first.ending.return_code == -signal.SIGINT
+    )
+    outcome: Outcome = "interrupted" if was_stopped else "succeeded" if first is None else "failed"
+    cause = None if was_stopped else first
+    has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
+    before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
+    reports = [
+        _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), before_s, num_memory_kills)
+        for rank in ranks
+    ]
+    return RunReport(
+        outcome,
+        _exit_code(first, cause, interrupted_by),
+        tuple(reports),
+        len(ranks) if num_ranks is None else num_ranks,
+    )
+
+
+def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_by: int | None) -> int:
+    if first is None:
+        return 0
+    if interrupted_by == signal.SIGINT and first.ending.return_code == 1:
+        # After a `KeyboardInterrupt`, Python ends with 1 instead of by SIGINT if an exit handler has evaluated code,
+        # as one of torch's compiler does (Python 3.11, torch 2.13).
+        return 128 + signal.SIGINT
+    if cause is not None and cause.ending.was_ended and cause.ending.return_code in _ENDED_BY_US:
+        return 1  # what Python would have ended with, had there been time
+    return exit_code_for_shell(first.ending.return_code)
+
+
+# How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
+_NAMED, _CAUSE, _WAS_FAILING, _WAS_ENDING, _LOST_A_PEER, _WAS_ENDED = range(6)
+_NAMED_RANK = re.compile(r"\(rank (\d+): ")  # by the error of a checkpoint, on every rank
+_ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + signal.SIGTERM)
+
+
+def _weight(rank: RankEnding, exception: FoundException | None, named: Set[str]) -> int:
+    if str(rank.rank) in named and exception is not None:
+        return _NAMED
+    has_lost_peer = exception is not None and exception.is_about_a_lost_peer
+    if rank.ending.was_ended:
+        # It may have ended with any code. One that is slow to end may have printed its exception long before; what
+        # follows that may be more of its message, or show that it was handled.
+        if exception is None and rank.ending.return_code not in (1, *_ENDED_BY_US):
+            return _WAS_ENDING  # as by `sys.exit(5)`, while its exit handlers ran, so that others lost it
+        if exception is None or has_lost_peer:
+            return _WAS_ENDED
+        if rank.ending.return_code in _ENDED_BY_US or not exception.ends_output:
+            return _WAS_FAILING
+    return _LOST_A_PEER if has_lost_peer else _CAUSE
+
+
+def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> RankOutcome:
+    if rank.ending.return_code == 0:
+        return "finished"
+    if rank is first:
+        return "failed first"
+    return "died of it" if first is None or weight not in (_NAMED, _CAUSE) else "failed too"
+
+
+def _rank_report(
+    rank: RankEnding, outcome: RankOutcome, before_s: float, num_memory_kills: int
+) -> RankReport:
+    ending = rank.ending
+    was_failing = outcome == "failed first" and ending.was_ended and ending.return_code in _ENDED_BY_US
+    return RankReport(
+        rank.rank,
+        rank.host,
+        outcome,
+        ending.return_code,
+        "was failing"
+        if was_failing
+        else describe_ending(ending.return_code, num_memory_kills=num_memory_kills),
+        find_exception(ending.last_lines) if ending.return_code != 0 else None,
+        ending.last_lines[-_NUM_LAST_LINES:],
+        None if ending.failed_at is None else _moment(ending.failed_at),
+        ending.return_code == 0 and (ending.ended_at or math.inf) < before_s,
+    )
+
+
+def _moment(monotonic_s: float) -> datetime:
+    """Return what the clock on the wall said at a moment of `time.monotonic`."""
+    return datetime.now(UTC) - timedelta(seconds=time.monotonic() - monotonic_s)
+
+
+_NUM_SHOWN_LINES = 6
+_MARKS = " ^~"  # Python writes them under a line, to point at a part of it
+
+
+def tell(report: RunReport, *, is_quiet: bool = False, file: Path | None = None) -> int:
+    """Say what failed, if anything did, write the report to ``file``, and return the exit code of the run."""
+    if file is not None:
+        write_report(report, file)
+    if report.outcome == "failed" and not is_quiet:
+        complain(describe(report))
+    return report.exit_code
+
+
+def check_report_file(file: Path) -> None:
+    """Make sure before a run that a report can be written after it.
+
+    Raises:
+        ConfigError: If its folder does not exist, or nobody may write there.
+    """
+    if not file.parent.is_dir():
+        raise ConfigError(f"The folder of `--report {file}` does not exist. Make it first.")
+    if not os.access(file.parent, os.W_OK) or file.is_dir():
+        raise ConfigError(f"`--report` is `{file}`, which cannot be written. Name a file elsewhere.")
+
+
+def describe(report: RunReport) -> str:
+    """Return the report of a failure as text for the end of the screen.
+
+    A run of one rank needs one sentence, since what the script wrote stands right above it.
+    """
+    first = report.first
+    assert first is not None
+    if report.num_ranks == 1:
+        return f"The script {_how(first)}."
+    has_lost_peer = first.exception is not None and first.exception.is_about_a_lost_peer
+    lines = [f"Rank {first.rank} on {first.host} failed first: it {_how(first)}."]
+    others = [rank for rank in report.ranks if rank is not first]
+    too: dict[str, list[int]] = {}
+    for rank in others:
+        if rank.outcome == "failed too":
+            too.setdefault(_how(rank), []).append(rank.rank)
+    lines += [f"  {_ranks(numbers)} {how}, too." for how, numbers in too.items()]
+    had_ended = [rank.rank for rank in others if rank.had_ended]
+    if had_ended:
+        lines.append(f"  {_ranks(had_ended)} had ended with exit code 0 before.")
+    died = [rank.rank for rank in others if rank.outcome == "died of it"]
+    if died:
+        lines.append(f"  {_ranks(died)} {'failed, too' if has_lost_peer else 'only died of it'}.")
+    if has_lost_peer and not had_ended:
+        lines.append("  It lost a rank, or waited for one that made another call.")
+    last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
+    if last_lines:
+        lines.append(f"  The last lines of rank {first.rank}:")
+        lines += [f"    | {line}" for line in last_lines[-_NUM_SHOWN_LINES:]]
+    return "\n".join(lines)
+
+
+def write_report(report: RunReport, file: Path) -> None:
+    """Write the report as JSON, whole or not at all.
+
+    Raises:
+        LaunchError: If the file cannot be written.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        raise LaunchError(
+            f"The report `{file}` cannot be written: {error.strerror}. Name a file elsewhere."
+        ) from error
+
+
+def _how(rank: RankReport) -> str:
+    return rank.reason if rank.exception is None else f"{rank.reason}: {rank.exception.describe()}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"Rank {numbers[0]}" if len(numbers) == 1 else f"Ranks {compact(numbers)}"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_launch.processes.child import ChildEnding
+from accel_launch.report import RankEnding, check_report_file, compact, describe, make_report, tell
+from accel_state.errors import ConfigError, LaunchError
+
+
+def report(*return_codes: int, last_lines: tuple[str, ...] = ()):
+    endings = [
+        RankEnding(rank, f"node{rank}", ChildEnding(code, float(rank) if code else None, False, last_lines))
+        for rank, code in enumerate(return_codes)
+    ]
+    return make_report(endings)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([3, 1, 2], "1-3"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
+)
+def test_ranks_in_a_row_are_shortened(numbers, text):
+    assert compact(numbers) == text
+
+
+def test_only_the_last_lines_are_shown():
+    told = describe(report(0, 3, last_lines=tuple(f"line {number}" for number in range(50))))
+    assert told.splitlines() == [
+        "Rank 1 on node1 failed first: it ended with exit code 3.",
+        "  The last lines of rank 1:",
+        *(f"    | line {number}" for number in range(44, 50)),
+    ]
+
+
+def test_lines_that_only_point_at_others_take_no_place():
+    told = describe(report(0, 3, last_lines=("Traceback", "    f(x)", "    ~^^^", "E: no")))
+    assert [line.removeprefix("    | ") for line in told.splitlines()[2:]] == [
+        "Traceback",
+        "    f(x)",
+        "E: no",
+    ]
+
+
+def test_a_quiet_run_writes_its_report_but_prints_nothing(tmp_path: Path, capsys):
+    assert tell(report(3), is_quiet=True, file=tmp_path / "r.json") == 3
+    assert capsys.readouterr().err == ""
+    assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(LaunchError, match="cannot be written: No such file or directory"):
+        tell(report(0), file=tmp_path / "missing" / "r.json")
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
+    check_report_file(tmp_path / "r.json")
+    with pytest.raises(ConfigError, match=r"The folder of `--report /.*/no/r\.json` does not exist"):
+        check_report_file(tmp_path / "no" / "r.json")
+    with pytest.raises(ConfigError, match=r"`--report` is `/.*`, which cannot be written"):
+        check_report_file(tmp_path)
+
+
+def test_ranks_that_all_lost_each_other_blame_none():
+    lost = (
+        "Traceback (most recent call last):",
+        "RuntimeError: Timed out waiting 20000ms for recv operation",
+    )
+    told = describe(report(1, 1, last_lines=lost))
+    assert "  Rank 1 failed, too." in told.splitlines()
+    assert "  It lost a rank, or waited for one that made another call." in told.splitlines()

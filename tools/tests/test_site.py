@@ -1,0 +1,93 @@
+import re
+
+import pytest
+import yaml
+
+from accel_launch.options import OPTIONS
+from accel_state.environment.settings import SETTINGS
+from tools.setup.running import SetupError
+from tools.site.gallery import PICTURES
+from tools.site.hooks import generated_pages
+from tools.site.installed import SHIPPED, install
+from tools.site.places import for_site, page_of
+from tools.workspace import ROOT, read_packages
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return generated_pages(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"])
+
+
+def test_every_command_flag_setting_and_example_is_there(pages):
+    for package in read_packages().values():
+        for name in package.project.get("entry-points", {}).get("accel.commands", {}):
+            assert f"[`accel {name}`]({name}.md)" in pages["reference/cli/index.md"]
+            assert pages[f"reference/cli/{name}.md"]
+    flags = {setting.flag for setting in OPTIONS if setting.flag}
+    assert flags <= set(re.findall(r"--?\w+", pages["reference/cli/launch.md"]))
+    assert {setting.variable for setting in SETTINGS.values()} <= set(
+        re.findall(r"^\| `(\w+)`", pages["reference/settings.md"], re.MULTILINE)
+    )
+    for script in (ROOT / "docs" / "examples").glob("*.py"):
+        assert f"]({script.stem}.md)** `{script.name}`" in pages["examples/index.md"]
+        page = pages[f"examples/{script.stem}.md"]
+        assert f"](../images/{script.stem}.png)" in page
+        assert "\n```text\n$ " in page
+
+
+def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested(pages):
+    """Scripts and commands of examples, README files, and what commands print: all tested where they come from."""
+    fences = {line.strip() for page in pages.values() for line in page.splitlines() if "```" in line}
+    assert fences <= {"```", "```bash", "```python", "```text", "```toml"}
+
+
+def test_pictures_are_there_and_small():
+    images = {file.stem: file.stat().st_size for file in (ROOT / "docs" / "images").glob("*.png")}
+    assert set(PICTURES) <= set(images)
+    assert max(images.values()) <= 60_000
+
+
+def test_each_decision_is_named_at_the_line_that_it_rules():
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "packages").glob("*/src/**/*.py")]
+    decisions = {f"docs/decisions/{file.name}" for file in (ROOT / "docs" / "decisions").glob("*.md")}
+    assert decisions == {name for text in sources for name in re.findall(r"docs/decisions/[\w-]+\.md", text)}
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        ("docs/train/data.md", "train/data.md"),
+        ("docs/examples/digits.py", "examples/digits.md"),
+        ("docs/examples/own_strategy", "examples/own_strategy.md"),
+        ("docs/examples/", "examples/index.md"),
+        ("packages/accel-ops/README.md", "reference/packages/accel-ops.md"),
+        ("packages/accel-ops/CHANGELOG.md", "project/changelogs/accel-ops.md"),
+        ("packages/accel-ops/src", None),
+    ],
+)
+def test_files_have_their_page(path, page):
+    assert page_of(path) == page
+
+
+def test_links_lead_to_pages_and_others_become_text():
+    text = "[a](../guides/a.md#there) [b](../../packages/accel-ops) [d](../../pyproject.toml) `[a](b.md)` [e](#e)"
+    assert for_site(text, source="docs/start/x.md", page="start/x.md") == (
+        "[a](../guides/a.md#there) [b](../reference/packages/accel-ops.md) d `[a](b.md)` [e](#e)"
+    )
+
+
+def test_an_installed_site_has_the_licenses_of_what_it_ships(tmp_path):
+    site, packages, copy = (tmp_path / name for name in ("site", "packages", "copy"))
+    site.mkdir()
+    for name in ("index.html", "search.js.map"):
+        (site / name).touch()
+    for name in SHIPPED:
+        folder = packages / f"{name}-9.8.1.dist-info" / "licenses"
+        folder.mkdir(parents=True)
+        (folder / "LICENSE").write_text(name)
+    install(site, packages, into=copy)
+    names = {"index.html", "licenses/lunr.txt", *(f"licenses/{name}.txt" for name in SHIPPED)}
+    assert {file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file()} == names
+    (packages / f"{SHIPPED[0]}-9.8.1.dist-info" / "licenses" / "LICENSE").unlink()
+    with pytest.raises(SetupError, match="without a file with its license"):
+        install(site, packages, into=copy)
