@@ -23,7 +23,6 @@ class Run:
 
     def __init__(self, folder="", **arguments):
         self.rank = PartialState(cpu=True).process_index
-        self.bring_into_step()
         current_runtime().debug = True
         self.accelerator = Accelerator(cpu=True, **arguments)
         self.folder = folder
@@ -31,14 +30,6 @@ class Run:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-
-    def bring_into_step(self):
-        """Give all ranks the same number of calls, whatever they called before."""
-        store = dist.PrefixStore("accel_debug", dist.group.WORLD.get_group_store())
-        num_calls = [store.add(f"calls/{rank}", 0) for rank in range(dist.get_world_size())]
-        dist.barrier()
-        store.set(f"calls/{self.rank}", str(max(num_calls)))
-        dist.barrier()
 
     def step(self):
         self.accelerator.backward(self.model(torch.ones(1, 2)).sum())
