@@ -26,7 +26,7 @@ from accel_state.environment import restore, snapshot
 from accel_state.errors import StateError
 from accel_state.group_exit import is_group_owned, leave_group
 from accel_state.partial_state import PartialState
-from accel_state.runtime import current_runtime, reset_runtime
+from accel_state.runtime import current_runtime, has_runtime, reset_runtime
 from tools.harness.fork_server import STACKS_SIGNAL
 from tools.harness.leaks import changed_variables, freeze_imported_objects
 from tools.harness.world import Call, Outcome
@@ -80,7 +80,8 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
             raise StateError(f"The body left environment variables changed: {', '.join(changed)}.")
         has_only_default_group = dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) == 1
         # The store of a group keeps the calls of debug mode, of which ranks may have made different numbers.
-        is_intact = has_only_default_group and is_group_owned() and not current_runtime().debug
+        was_in_debug_mode = has_runtime() and current_runtime().debug
+        is_intact = has_only_default_group and is_group_owned() and not was_in_debug_mode
         return Outcome(pickle.dumps(result), has_intact_group=is_intact)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test should see it
         trace = "".join(traceback.format_exception(error))
