@@ -125,7 +125,8 @@ class UnexpectedSkips:
 def engines_of(item: pytest.Item) -> set[str]:
     """Return the engines of which the test needs at least one; its own mark counts, and not also its file's."""
     marker = item.get_closest_marker("engine")
-    return set(map(str, marker.args)) if marker else set()
+    engines = set(map(str, marker.args)) if marker else set()
+    return engines - {"long"} if is_device_pass() else engines  # on a GPU the whole matrix runs
 
 
 def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -130,7 +130,7 @@ def run(command: Sequence[str | Path], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.engine("long")
 @pytest.mark.timeout(1200)  # without its cache, mypy reads all of torch
 def test_mypy_sees_the_names_and_finds_nothing_in_the_documentation(tmp_path):
     pages, script = write_scripts(tmp_path), write_script(tmp_path)

@@ -96,6 +96,8 @@ def test_of_a_gpu(): pass
 @pytest.fixture
 def device(): pass
 def test_of_any_device(device): pass
+@pytest.mark.engine("long")
+def test_that_takes_long(device): pass
 def test_of_none(): pass
 """
 
@@ -103,7 +105,10 @@ def test_of_none(): pass
 @pytest.mark.leaks_environment("ACCEL_TEST_DEVICE")
 @pytest.mark.parametrize(
     ("device", "options", "outcome"),
-    [("", [], {"passed": 2, "skipped": 1}), ("cuda", ["-m", "gpu"], {"passed": 2, "deselected": 1})],
+    [
+        ("", [], {"passed": 2, "skipped": 1, "deselected": 1}),
+        ("cuda", ["-m", "gpu"], {"passed": 3, "deselected": 1}),
+    ],
 )
 def test_tests_of_a_device_run_on_the_cpu_and_in_a_second_pass_on_it(
     run, monkeypatch, device, options, outcome
