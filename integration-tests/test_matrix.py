@@ -37,9 +37,8 @@ def cells():
             if cell == "untested":
                 continue
             # The plain suite has every third cell, some of each axis and of each feature.
-            is_long = (number + place) % 3 != 0
-            engine = "deepspeed" if "DeepSpeed" in axis else "long" if is_long else None
-            marks = [pytest.mark.engine(engine)] if engine else []
+            long = [pytest.mark.engine("long")] if (number + place) % 3 else []
+            marks = [pytest.mark.engine("deepspeed")] if "DeepSpeed" in axis else long
             if cell == "wrong":
                 ends = "DeepSpeed" in axis  # gloo ends the process
                 marks.append(pytest.mark.xfail(reason=note_of(feature, axis), strict=True, run=not ends))
