@@ -114,7 +114,7 @@ def test_a_rank_that_hangs_is_killed_after_the_grace_period(start, num_processes
     run.process.terminate()
     began = time.monotonic()
     assert run.end() == (137 if num_processes == 1 else 143)
-    assert time.monotonic() - began < GRACE_PERIOD_S + 2
+    assert time.monotonic() - began < 15  # of a grace period of 30, if the flag had no effect
 
 
 def test_a_process_that_the_launcher_did_not_start_is_left_unchanged(start):

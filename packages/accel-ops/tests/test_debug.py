@@ -164,7 +164,7 @@ def run_fault(table: str, name: str, deadline_s: float) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_alike_on_every_rank(world, fault):
-    messages = world(2).run(run_fault, "FAULTS", fault, 5)
+    messages = world(2).run(run_fault, "FAULTS", fault, 20)
     assert messages[0] == messages[1]
     for part in [*FAULTS[fault][1], "Called from:", "test_debug.py:"]:
         assert part in messages[0]
