@@ -8,8 +8,8 @@ from tools.engines import ENGINES, Engine, marked_files
 from tools.engines.debian import install_packages, missing_packages
 from tools.engines.running import require_root, set_up_all
 from tools.front_door import main
-from tools.setup.environment import Environment
-from tools.setup.running import SetupError
+from tools.environments import Environment
+from tools.running import SetupError
 from tools.workspace import ROOT
 
 

@@ -1,0 +1,42 @@
+"""Relative links lead to files, tests that pages name are there, and no file speaks of one person's machine."""
+
+import re
+import subprocess
+
+import pytest
+
+from tools.site.places import for_site
+from tools.workspace import ROOT
+
+FORBIDDEN = (
+    r"(?<![\w./])/(?:home|Users)/(?!you\b|user\b|me\b|<)\w+",
+    r"(?<![\w./-])/(?:root|work|workspace|mnt|scratch)/[\w.]",
+    r"(?<![\w./-])/(?:tmp/w\b|opt/(?:wheels|pypi))(?!\.)",
+    r"[A-Z]:\\\\?Users\\",
+    r"^(?:<{7} |>{7} |={7}$)",  # a merge conflict
+)
+NOT_READ = (":!LICENSE", ":!packages/*/LICENSE", f":!{__file__}")
+TEST = re.compile(r"`([\w/-]+\.py)::(\w+)`")
+FILE = re.compile(r"`([\w./-]+/[\w.-]+\.\w+)`")
+
+
+def git(*words):
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+def test_no_file_names_a_folder_of_one_machine_or_is_left_of_a_merge():
+    assert git("grep", "-nIP", "--untracked", "|".join(FORBIDDEN), "--", ".", *NOT_READ) == []
+
+
+@pytest.mark.parametrize("page", git("ls-files", "--cached", "--others", "--exclude-standard", "*.md"))
+def test_what_a_page_links_to_or_names_is_there(page):
+    """Building the site checks the headings that links name."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert for_site(text, source=page, page=page)
+    places = (ROOT, ROOT / "tools", *ROOT.glob("packages/*/src"))
+    for file in FILE.findall(text) if not page.startswith(("docs/", "packages/", "README")) else ():
+        assert any((place / file).exists() for place in places), file
+    for file, test in TEST.findall(text):
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
