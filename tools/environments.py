@@ -94,7 +94,13 @@ def inputs_of(constraints: Path, *, root: Path = ROOT) -> str:
     """Return a digest of what an environment is made from."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     packages = [(package.version, package.project) for package in read_packages(root).values()]
-    described = [sys.version, str(root), project["dependency-groups"], project["tool"]["hatch"]["envs"], packages]
+    described = [
+        sys.version,
+        str(root),
+        project["dependency-groups"],
+        project["tool"]["hatch"]["envs"],
+        packages,
+    ]
     text = json.dumps(described) + constraints.read_text(encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -108,8 +114,12 @@ def installed_hatch() -> Path:
         say("installing hatch …")
         python, uv = program_in(HATCH, "python"), program_in(HATCH, "uv")
         must_run([sys.executable, "-m", "venv", HATCH])
-        must_run([python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"])
-        must_run([uv, "pip", "install", "--quiet", "--python", python, *pins], environment_with(uv_variables()))
+        must_run(
+            [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
+        )
+        must_run(
+            [uv, "pip", "install", "--quiet", "--python", python, *pins], environment_with(uv_variables())
+        )
         stamp.write_text(wanted, encoding="utf-8")
     return program_in(HATCH, "hatch")
 
@@ -132,7 +142,9 @@ def uv_variables_of(settings: str) -> dict[str, str]:
     """Return uv's variables for the ``settings`` that ``pip config list`` prints; uv reads none of them."""
     listed = re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", settings, re.MULTILINE)[::-1]  # of the environment last
     places = {UV_NAMES[name]: text.replace("\\n", " ").split() for name, text in listed if name in UV_NAMES}
-    variables = {name: ("," if name == "UV_FIND_LINKS" else " ").join(texts) for name, texts in places.items()}
+    variables = {
+        name: ("," if name == "UV_FIND_LINKS" else " ").join(texts) for name, texts in places.items()
+    }
     # As pip: the best version of all indexes.
     return variables | ({"UV_INDEX_STRATEGY": "unsafe-best-match"} if "UV_INDEX" in variables else {})
 

@@ -65,11 +65,17 @@ def build_parser() -> argparse.ArgumentParser:
     option("--engines", nargs="*", type=one_of(ENGINES, "engine"), metavar="NAME",
            help="test engines instead, all but `disks` if none is named; installs what they need")  # fmt: skip
     option = add(check)
-    option("names", nargs="*", metavar="CHECK", type=one_of(CHECKS, "check"), help=f"any of: {', '.join(CHECKS)}")
+    option(
+        "names", nargs="*", metavar="CHECK", type=one_of(CHECKS, "check"), help=f"any of: {', '.join(CHECKS)}"
+    )
     option("--update", action="store_true", help=f"let {', '.join(UPDATES)} repair what they can")
     option = add(docs, to.format("mkdocs", "docs -- --verbose"))
     option("--serve", action="store_true", help="serve it, and build it again whenever a page changes")
-    option("--install", action="store_true", help="copy it to where `accel docs` and wheels of accel-launch find it")
+    option(
+        "--install",
+        action="store_true",
+        help="copy it to where `accel docs` and wheels of accel-launch find it",
+    )
     of_torch: Any = {"metavar": "RELEASE", "help": "a release of torch instead of the pinned one, e.g. 2.9"}
     option = add(isolated, to.format("pytest", "isolated accel-ops -- -x"))
     option("packages", nargs="*", metavar="PACKAGE", help="e.g. accel-ops; every package if left out")

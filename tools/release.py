@@ -63,7 +63,7 @@ def bump(root: Path, name: str, part: str, *, date: str) -> str:
             f"`{name}` may need changes of {', '.join(unreleased)} that were not released. Bump that first."
         )
     installed_hatch()
-    command = [program_in(HATCH, "python"), "-m", "hatchling", "version", part]
+    command = [str(program_in(HATCH, "python")), "-m", "hatchling", "version", part]
     subprocess.run(command, cwd=package.folder, stdout=subprocess.DEVNULL, check=True)
     version = read_packages(root)[name].version
     text = package.changelog.read_text(encoding="utf-8")

@@ -34,11 +34,10 @@ def say(text: str) -> None:
 
 def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment for a child: one thread by default, and ``changes``."""
-    environ = {"OMP_NUM_THREADS": "1", **os.environ}
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **(changes or {})}
     # Tests start Python often, which would compile our sources each time.
-    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"):
-        environ.pop(name, None)
-    return environ | (changes or {})
+    left_out = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"} - (changes or {}).keys()
+    return {name: value for name, value in environ.items() if name not in left_out}
 
 
 def is_ci() -> bool:

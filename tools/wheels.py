@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tools.environments import CONSTRAINTS, HATCH, Environment, installed_hatch, must_run, program_in
-from tools.running import run, say
+from tools.environments import CONSTRAINTS, HATCH, Environment, installed_hatch, program_in
+from tools.running import must_run, run, say
 from tools.workspace import ROOT, Package, as_numbers, read_packages, requirement_name, with_siblings
 
 DIST = ROOT / "dist"

@@ -49,7 +49,9 @@ def run_checks(checks: Mapping[str, Sequence[str]], *, at_once: int, environ: Ma
 
     def run_check(name: str) -> tuple[int, str, str]:
         begun = time.monotonic()
-        done = subprocess.run(checks[name], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            checks[name], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
         verdict = "FAILED" if done.returncode else "ok"
         print(f"[dev] {name}: {verdict}", file=sys.stderr, flush=True)
         output = f"--- {name} ---\n{(done.stdout + done.stderr).rstrip()}\n"

@@ -35,7 +35,7 @@ print(json.dumps({"torch": torch.__version__, "python": platform.python_version(
 
 
 def gpu(arguments: argparse.Namespace) -> int:
-    """Run device tests and measure speed on a GPU; each row goes to a file; a page and a table are generated from it."""
+    """Run tests of devices and measure speed on a GPU; each row goes to a file, and a page is made from it."""
     if arguments.write:
         rows = merged(read(STORED), read(arguments.out))
         STORED.unlink()

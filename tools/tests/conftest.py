@@ -27,8 +27,12 @@ class Checkout:
         self.write("pyproject.toml", '[dependency-groups]\nbench = ["rich"]\n\n[tool.hatch]\nenvs = {}\n')
         for name in ("accel", "accel-data", "accel-ops", "accel-state"):
             import_name = name.replace("-", "_")
-            self.write(f"packages/{name}/pyproject.toml", PYPROJECT.format(name=name, import_name=import_name))
-            self.write(f"packages/{name}/CHANGELOG.md", "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First version.\n")
+            self.write(
+                f"packages/{name}/pyproject.toml", PYPROJECT.format(name=name, import_name=import_name)
+            )
+            self.write(
+                f"packages/{name}/CHANGELOG.md", "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First version.\n"
+            )
             self.write(f"packages/{name}/src/{import_name}/__init__.py", '__version__ = "0.1.0"\n')
 
     def write(self, path: str, text: str) -> Path:

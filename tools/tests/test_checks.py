@@ -55,7 +55,9 @@ def test_a_change_of_the_surface_is_found(checkout, monkeypatch, old, new, diffe
 
 
 def test_one_check_that_fails_fails_them_all(capsys):
-    checks = {name: (sys.executable, "-c", f"raise SystemExit({code})") for name, code in (("a", 0), ("b", 3))}
+    checks = {
+        name: (sys.executable, "-c", f"raise SystemExit({code})") for name, code in (("a", 0), ("b", 3))
+    }
     assert run_checks(checks, at_once=2, environ=os.environ) == 1
     assert capsys.readouterr().out.endswith("1 of 2 checks failed\n")
 

@@ -2,14 +2,11 @@ import os
 import re
 import threading
 
-import pytest
-
 from tools.engines import ENGINES, Engine, marked_files
-from tools.engines.debian import install_packages, missing_packages
+from tools.engines.debian import missing_packages
 from tools.engines.running import require_root, set_up_all
-from tools.front_door import main
 from tools.environments import Environment
-from tools.running import SetupError
+from tools.front_door import main
 from tools.workspace import ROOT
 
 
@@ -47,25 +44,11 @@ def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn():
     assert [name for name in log if name != "c"] == ["a", "b", "d"]
 
 
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Return a function that puts a shell script on a PATH that has nothing else of Debian."""
+def test_a_package_that_was_removed_is_missing_like_one_that_never_was_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    def install(name, body):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return install
-
-
-def test_a_package_that_was_removed_is_missing_like_one_that_never_was_there(program):
     assert missing_packages(["munge"]) == ["munge"]
-    program("dpkg-query", "echo 'munge installed'; echo 'mpich config-files'; exit 1")
+    (tmp_path / "dpkg-query").write_text(
+        "#!/bin/sh\necho 'munge installed'; echo 'mpich config-files'; exit 1\n"
+    )
+    (tmp_path / "dpkg-query").chmod(0o755)
     assert missing_packages(["mpich", "munge", "slurmd", "munge"]) == ["mpich", "slurmd"]
-
-
-def test_what_apt_get_refuses_is_an_error(program):
-    program("apt-get", "echo 'E: Unable to locate package slurmd'; exit 100")
-    with pytest.raises(SetupError, match="apt-get -qq update` failed"):
-        install_packages(["slurmd"])

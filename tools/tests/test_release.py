@@ -2,7 +2,6 @@ import pytest
 
 from tools.release import bump, bump_all
 from tools.running import SetupError
-from tools.workspace import read_packages
 
 DATE = "2031-02-03"
 DATA = "packages/accel-data"

@@ -6,9 +6,9 @@ import yaml
 from accel_launch.options import OPTIONS
 from accel_state.environment.settings import SETTINGS
 from tools.running import SetupError
+from tools.site.build import SHIPPED, install
 from tools.site.gallery import PICTURES
 from tools.site.hooks import generated_pages
-from tools.site.build import SHIPPED, install
 from tools.site.places import for_site, page_of
 from tools.workspace import ROOT, read_packages
 

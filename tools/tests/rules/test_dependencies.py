@@ -50,7 +50,9 @@ def test_what_is_declared_and_imported_by_name_is_named(package):
 @each_package
 @pytest.mark.parametrize("suffix", SIBLING)
 def test_siblings_in_strings_and_stubs_are_declared(package, suffix):
-    declared = {name.replace("-", "_") for name in (package.name, *package.required_names, *package.extra_names)}
+    declared = {
+        name.replace("-", "_") for name in (package.name, *package.required_names, *package.extra_names)
+    }
     assert set(re.findall(SIBLING[suffix], text_of(package, suffix))) <= declared
 
 

@@ -10,7 +10,9 @@ from tools.workspace import read_packages
 PACKAGES = read_packages()
 CHECKED = [PACKAGES[name] for name in PACKAGES if name not in ("accel-backends", "accel-launch")]
 """Those of the other two do not pass yet."""
-ERRORS = re.findall(r"(?m)^class (\w+)", (PACKAGES["accel-state"].source / "errors.py").read_text(encoding="utf-8"))
+ERRORS = re.findall(
+    r"(?m)^class (\w+)", (PACKAGES["accel-state"].source / "errors.py").read_text(encoding="utf-8")
+)
 SHAPE = re.compile(
     r"\bshapes?\b|\d-dim|\bdim(ension)?s?\b|\bscalars?\b|\belements?\b|\brows?\b|\bviews?\b|``\([^`]*,[^`]*\)``",
     re.I,
@@ -50,7 +52,9 @@ def own_nodes(function):
 
 def raised(function):
     """Return the errors of ours that the function raises itself: `raise X(...)`, `raise X.of(...)`."""
-    causes = [node.exc for node in own_nodes(function) if isinstance(node, ast.Raise) and node.exc is not None]
+    causes = [
+        node.exc for node in own_nodes(function) if isinstance(node, ast.Raise) and node.exc is not None
+    ]
     return {re.split(r"\W", ast.unparse(cause))[0] for cause in causes} & set(ERRORS)
 
 

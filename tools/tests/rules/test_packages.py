@@ -1,7 +1,9 @@
 """Every package has the same parts, its tests mirror its sources, and no stub hides code from type checkers."""
 
 import ast
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 
 from tools.workspace import read_packages
@@ -31,3 +33,22 @@ def test_no_stub_hides_code_from_type_checkers(package):
         code = ast.parse(modules[name].read_text(encoding="utf-8") if name in modules else "").body
         hidden = [node.name for node in code if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         assert set(hidden) <= {"__getattr__"}, stub
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    """Nor in functions, nor for the type checker, where a package names modules of its own that it re-exports lazily."""
+    names = [package.import_name for package in PACKAGES.values()]
+    graph, at_runtime = (
+        grimp.build_graph(*names, exclude_type_checking_imports=excluded, cache_dir=None)
+        for excluded in (False, True)
+    )
+    imports = {}
+    for module in graph.modules:
+        inside = {
+            each for each in graph.find_modules_directly_imported_by(module) if each.startswith(f"{module}.")
+        }
+        lazy = {
+            each for each in inside if not at_runtime.direct_import_exists(importer=module, imported=each)
+        }
+        imports[module] = graph.find_modules_directly_imported_by(module) - lazy
+    TopologicalSorter(imports).prepare()  # its CycleError names the circle
