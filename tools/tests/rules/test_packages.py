@@ -36,7 +36,7 @@ def test_no_stub_hides_code_from_type_checkers(package):
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    """Nor in functions, nor for the type checker, where a package names modules of its own that it re-exports lazily."""
+    """Nor in functions, nor for the type checker, where a package names modules that it re-exports lazily."""
     names = [package.import_name for package in PACKAGES.values()]
     graph, at_runtime = (
         grimp.build_graph(*names, exclude_type_checking_imports=excluded, cache_dir=None)
