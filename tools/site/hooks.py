@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.site.commands import command_pages
-from tools.site.gallery import gallery_pages, subjects_of
+from tools.site.gallery import gallery_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
 from tools.site.settings import reference_page
@@ -28,7 +28,7 @@ def generated_pages(nav: Any) -> dict[str, str]:
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
     pages["reference/settings.md"] = reference_page()
-    pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
+    pages |= dict(gallery_pages(nav))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":
             text = (ROOT / source).read_text(encoding="utf-8")
