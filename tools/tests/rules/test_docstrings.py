@@ -76,7 +76,7 @@ def left_out(file):
     imported = {each.name for names in ours for each in names}
     for function, owner in public_functions(tree):
         text, where = ast.get_docstring(function) or "", f"{file}:{function.lineno}: `{function.name}`"
-        signature = ast.unparse(function.args) + ast.unparse(function.returns or ast.Pass())
+        signature = " ".join(ast.unparse(each) for each in (function.args, function.returns) if each)
         if owner is not None and function.name in CONSTRUCTORS:
             text += ast.get_docstring(owner) or ""
         elif owner is not None and owner.bases and not text:
