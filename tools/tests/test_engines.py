@@ -1,11 +1,9 @@
 import os
 import re
-import threading
 
-from tools.engines import ENGINES, Engine, marked_files
+from tools.engines import ENGINES, marked_files
 from tools.engines.debian import missing_packages
-from tools.engines.running import require_root, set_up_all
-from tools.environments import Environment
+from tools.engines.running import require_root
 from tools.front_door import main
 from tools.workspace import ROOT
 
@@ -21,27 +19,6 @@ def test_root_is_asked_for_before_anything_is_made(monkeypatch, capsys):
     assert main(["test", "--engines", "slurm"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: `--engines` needs root here: ")
-
-
-class Ready(Environment):
-    def ensure(self):
-        return self
-
-
-def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn():
-    both_have_begun, log = threading.Barrier(2, timeout=30), []
-
-    def engine(name, environment, *, waits=False):
-        def prepare(environment):
-            log.append(name)
-            if waits:
-                both_have_begun.wait()
-
-        return Engine("", Ready(environment), prepare=prepare)
-
-    engines = [engine("a", "x", waits=True), engine("b", "x"), engine("c", "y", waits=True), engine("d", "x")]
-    assert len(set_up_all(engines)) == 4
-    assert [name for name in log if name != "c"] == ["a", "b", "d"]
 
 
 def test_a_package_that_was_removed_is_missing_like_one_that_never_was_there(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from tools.running import SetupError
 from tools.site.build import SHIPPED, install
 from tools.site.gallery import PICTURES
 from tools.site.hooks import generated_pages
-from tools.site.places import for_site, page_of
+from tools.site.places import for_site
 from tools.workspace import ROOT, read_packages
 
 
@@ -51,22 +51,6 @@ def test_each_decision_is_named_at_the_line_that_it_rules():
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "packages").glob("*/src/**/*.py")]
     decisions = {f"docs/decisions/{file.name}" for file in (ROOT / "docs" / "decisions").glob("*.md")}
     assert decisions == {name for text in sources for name in re.findall(r"docs/decisions/[\w-]+\.md", text)}
-
-
-@pytest.mark.parametrize(
-    ("path", "page"),
-    [
-        ("docs/train/data.md", "train/data.md"),
-        ("docs/examples/digits.py", "examples/digits.md"),
-        ("docs/examples/own_strategy", "examples/own_strategy.md"),
-        ("docs/examples/", "examples/index.md"),
-        ("packages/accel-ops/README.md", "reference/packages/accel-ops.md"),
-        ("packages/accel-ops/CHANGELOG.md", "project/changelogs/accel-ops.md"),
-        ("packages/accel-ops/src", None),
-    ],
-)
-def test_files_have_their_page(path, page):
-    assert page_of(path) == page
 
 
 def test_links_lead_to_pages_and_others_become_text():
