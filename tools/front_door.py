@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tools.checks import CHECKS, UPDATES, check
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def one_of(known: Sequence[str] | Any, kind: str) -> Callable[[str], str]:
+def one_of(known: Collection[str], kind: str) -> Callable[[str], str]:
     """Return a parser of a name that is among the ``known`` ones."""
 
     def parse(name: str) -> str:

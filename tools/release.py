@@ -29,6 +29,10 @@ def release(arguments: argparse.Namespace) -> int:
         date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         print("\n".join(bump_all(ROOT, arguments.bump, date=date, names=arguments.names)))
         return 0
+    if not arguments.names:
+        raise SetupError(
+            "Name the tags of the releases, such as accel-data-v0.2.1; `--bump PART` prints them."
+        )
     shutil.rmtree(DIST, ignore_errors=True)
     if any(tag.startswith("accel-launch-v") for tag in arguments.names) and build_site_for_wheel() != 0:
         raise SetupError("The documentation could not be built; see mkdocs's message above.")
