@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 import pytest
 from reference_pages import installed_with
 
-from tools.setup.environment import Environment
+from tools.environments import Environment
 from tools.workspace import ROOT, read_packages, requirement_name
 
 pytestmark = pytest.mark.engine("alone")

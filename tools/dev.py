@@ -19,7 +19,7 @@ if __name__ == "__main__":
         __import__("pathlib").Path(__file__).resolve().parent.parent.as_posix()
     )  # makes `tools` a package
     from tools.front_door import main
-    from tools.setup.running import end_on_sigterm
+    from tools.running import end_on_sigterm
 
     end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -26,11 +26,6 @@ def as_numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def is_admitted(version: str, floor: str) -> bool:
-    """Return True if ``~=floor`` admits ``version``."""
-    return as_numbers(version)[:2] == as_numbers(floor)[:2] and as_numbers(version) >= as_numbers(floor)
-
-
 @dataclass(frozen=True)
 class Package:
     """One folder of ``packages/``."""
@@ -83,29 +78,20 @@ class Package:
             raise ValueError(f"`{self.source}/__init__.py` sets no `__version__`.")
         return found[1]
 
-    def modules(self) -> Iterator[tuple[str, Path]]:
-        """Yield ``(dotted name, file)`` of every module, sorted."""
-        return self._files("*.py")
-
-    def stubs(self) -> Iterator[tuple[str, Path]]:
-        """Yield ``(dotted name, file)`` of every stub, sorted."""
-        return self._files("*.pyi")
-
-    def _files(self, pattern: str) -> Iterator[tuple[str, Path]]:
-        for file in sorted(self.source.rglob(pattern)):
+    def modules(self, suffix: str = ".py") -> Iterator[tuple[str, Path]]:
+        """Yield ``(dotted name, file)`` of every module, or stub with ``.pyi``, sorted."""
+        for file in sorted(self.source.rglob(f"*{suffix}")):
             parts = [self.import_name, *file.relative_to(self.source).with_suffix("").parts]
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
-def read_package(folder: Path) -> Package:
-    """Return the package that lies in ``folder``."""
-    return Package(folder, tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"])
-
-
 def read_packages(root: Path = ROOT) -> dict[str, Package]:
     """Return the packages under ``root/packages``, by name."""
-    found = [read_package(file.parent) for file in sorted((root / "packages").glob("*/pyproject.toml"))]
-    return {package.name: package for package in found}
+    packages = {}
+    for file in sorted((root / "packages").glob("*/pyproject.toml")):
+        package = Package(file.parent, tomllib.loads(file.read_text(encoding="utf-8"))["project"])
+        packages[package.name] = package
+    return packages
 
 
 def with_siblings(packages: Mapping[str, Package], name: str) -> list[Package]:
@@ -121,10 +107,7 @@ def lowest_first(packages: Mapping[str, Package]) -> list[Package]:
     return list(ordered.values())
 
 
-def dependency_group(name: str, root: Path = ROOT) -> list[str]:
-    """Return the requirements of a dependency group (PEP 735) of the root ``pyproject.toml``."""
-    entries = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"][name]
-    nested = (
-        [each] if isinstance(each, str) else dependency_group(each["include-group"], root) for each in entries
-    )
-    return [requirement for each in nested for requirement in each]
+def dependency_group(name: str) -> list[str]:
+    """Return the requirements of a dependency group of the root ``pyproject.toml`` that includes no other."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return list(project["dependency-groups"][name])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tools.engines import preparing
 from tools.engines.deepspeed import VARIABLES, compile_disk_operators, prepare_deepspeed
-from tools.setup.environment import Environment
+from tools.environments import Environment
 from tools.workspace import ROOT
 
 

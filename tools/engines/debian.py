@@ -6,8 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 
-from tools.setup.environment import must_run
-from tools.setup.running import SetupError, environment_with, timed
+from tools.running import SetupError, environment_with, must_run, say
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
@@ -27,6 +26,6 @@ def install_packages(names: Iterable[str]) -> None:
     if shutil.which("apt-get") is None:
         raise SetupError(f"There is no apt-get here to install {', '.join(wanted)}. Use Debian or Ubuntu.")
     environ = environment_with({"DEBIAN_FRONTEND": "noninteractive"})
-    with timed(f"apt-get installs {' '.join(wanted)}"):
-        must_run(["apt-get", "-qq", "update"], environ)
-        must_run(["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *wanted], environ)
+    say(f"apt-get installs {' '.join(wanted)} …")
+    must_run(["apt-get", "-qq", "update"], environ)
+    must_run(["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *wanted], environ)

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 
 from tools.engines.preparing import PEER_FOLDER, install_apart, install_peer
-from tools.setup.environment import Environment, shown
-from tools.setup.running import SetupError, timed
+from tools.environments import Environment
+from tools.running import SetupError, say
 from tools.workspace import ROOT
 
 OPERATORS = ("cpu.ShareMemCommBuilder", "cpu.CPUAdamBuilder")
@@ -57,12 +57,10 @@ def compile_operators(environment: Environment, operators: Sequence[str]) -> Non
         return
     LOG.parent.mkdir(parents=True, exist_ok=True)
     command = [str(environment.python), "-c", COMPILE, *missing]
-    with timed(f"compiling DeepSpeed's operators into {shown(CACHE)}, some minutes (log: {shown(LOG)})"):
-        with LOG.open("w", encoding="utf-8") as log:
-            environ = environment.child_environ() | VARIABLES
-            done = subprocess.run(
-                command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, check=False
-            )
+    say(f"compiling DeepSpeed's operators into {CACHE}, some minutes; log: {LOG}")
+    environ = environment.child_environ() | VARIABLES
+    with LOG.open("w", encoding="utf-8") as log:
+        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=log, stderr=log, check=False)
     if done.returncode != 0:
         raise SetupError(f"DeepSpeed's operators could not be compiled. Log: {LOG}")
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ import subprocess
 from pathlib import Path
 from threading import Lock
 
-from tools.commands import docs
 from tools.engines.cuda_stubs import make_stubs
-from tools.setup.environment import CONSTRAINTS, HATCH, Environment, must_run, program_in, shown, uv_variables
-from tools.setup.running import SetupError, environment_with, timed
-from tools.setup.wheels import build, pinned
+from tools.environments import CONSTRAINTS, HATCH, Environment, program_in, uv_variables
+from tools.running import SetupError, environment_with, must_run, say
+from tools.site.build import build_site as build_docs
+from tools.wheels import build, pinned
 from tools.workspace import ROOT, dependency_group, read_packages, requirement_name
 
 PEER_FOLDER = ROOT / "build" / "peer"
@@ -48,9 +48,7 @@ def install_each_alone(environment: Environment) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     constraints = pinned(build([STRATEGY, *(package.folder for package in packages.values())], wheels))
     for name in packages:
-        alone = Environment(f"alone.{name}", constraints)
-        alone.remove()  # it has wheels of earlier sources
-        alone.ensure()
+        Environment(f"alone.{name}", constraints).ensure(anew=True)  # else with wheels of earlier sources
 
 
 def leave_accelerate_out(environment: Environment) -> None:
@@ -63,7 +61,7 @@ def leave_accelerate_out(environment: Environment) -> None:
 
 def build_site(environment: Environment) -> None:
     """Build the site, in a separate environment. Raises ``SetupError`` if that fails."""
-    if docs.build() != 0:
+    if build_docs() != 0:
         raise SetupError("The documentation site could not be built; see mkdocs's message above.")
 
 
@@ -71,5 +69,5 @@ def stub_cuda(environment: Environment) -> None:
     """Stub the CUDA libraries of torch_xla's torch, 6.6 GB of wheels that a CPU does not need."""
     (libraries,) = environment.folder.glob("lib/python*/site-packages/torch/lib")
     if not STUBS.exists():
-        with timed(f"making stubs of CUDA's libraries in {shown(STUBS)}"):
-            make_stubs(libraries, STUBS)
+        say(f"making stubs of CUDA's libraries in {STUBS}")
+        make_stubs(libraries, STUBS)

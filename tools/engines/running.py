@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tools.engines import ENGINES, Engine, marked_files
 from tools.engines.debian import install_packages, missing_packages
-from tools.setup.running import SetupError, run, say
-from tools.workspace import ROOT
+from tools.running import SetupError, options_in_ci, run, say
 
 
 def require_root(names: Sequence[str], missing: Sequence[str]) -> None:
@@ -51,11 +50,19 @@ def set_up_all(engines: Sequence[Engine]) -> list[float]:
 def run_tests(name: str, handed_on: Sequence[str]) -> int:
     """Run the tests of one engine; a skipped test is a failure."""
     engine = ENGINES[name]
-    command = [engine.environment.python, "-m", "pytest", "--engine", name, *marked_files(name)]
+    command = [
+        engine.environment.python,
+        "-m",
+        "pytest",
+        *options_in_ci(),
+        "--engine",
+        name,
+        *marked_files(name),
+    ]
     if engine.num_workers > 1:
         command += ["-n", str(engine.num_workers), "--dist", engine.distribution]
     environ = engine.environment.child_environ() | dict(engine.variables)
-    return run([*command, *handed_on], cwd=ROOT, environ=environ)
+    return run([*command, *handed_on], environ=environ)
 
 
 def run_engines(names: Sequence[str], handed_on: Sequence[str]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tools.setup.environment import CONSTRAINTS, inputs_of
-from tools.setup.running import environment_with, run
+from tools.environments import CONSTRAINTS, inputs_of
+from tools.running import environment_with, run
 from tools.workspace import ROOT, dependency_group, lowest_first, read_packages
 
 SITE = ROOT / "build" / "gpu" / "site"
@@ -31,7 +31,7 @@ def environ_of(python: str) -> dict[str, str]:
 def _install(python: str, *requirements: str) -> int:
     # With `--prefix`, and not `--target`, pip counts what is installed already: torch is not installed again.
     command = [python, "-m", "pip", "install", "--quiet", "--prefix", SITE, *requirements]
-    return run(command, cwd=ROOT, environ=_environ())
+    return run(command, environ=_environ())
 
 
 def _environ() -> dict[str, str]:

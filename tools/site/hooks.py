@@ -6,11 +6,10 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from tools.site.commands import command_pages
-from tools.site.gallery import gallery_pages, subjects_of
+from tools.site.gallery import gallery_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
-from tools.site.settings import reference_page
+from tools.site.reference import command_pages, settings_page
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
@@ -27,8 +26,8 @@ def generated_pages(nav: Any) -> dict[str, str]:
     packages = read_packages()
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
-    pages["reference/settings.md"] = reference_page()
-    pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
+    pages["reference/settings.md"] = settings_page()
+    pages |= dict(gallery_pages(nav))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":
             text = (ROOT / source).read_text(encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 
+from tools.workspace import ROOT
+
 TOP_LEVEL = {
     "CONTRIBUTING.md": "project/contributing.md",
     "README.md": "index.md",
@@ -43,11 +45,6 @@ def page_of(path: str) -> str | None:
             return TOP_LEVEL.get(path)
 
 
-def is_made(path: str) -> bool:
-    """Return True if ``path``, relative to the root of the checkout, is a page that only the site has."""
-    return MADE.fullmatch(path) is not None
-
-
 def for_site(text: str, *, source: str, page: str) -> str:
     """Return Markdown with relative links that lead from ``page`` to pages of the site.
 
@@ -57,13 +54,19 @@ def for_site(text: str, *, source: str, page: str) -> str:
         text: The Markdown of the file ``source``.
         source: That file, relative to the root of the checkout.
         page: Its page on the site.
+
+    Raises:
+        ValueError: If a link leads to a file that is not there.
     """
 
     def link(found: re.Match[str]) -> str:
         if found["code"] or OUTSIDE.match(found["target"]):
             return found[0]
         path, hash_sign, anchor = found["target"].partition("#")
-        target = page_of(posixpath.normpath(posixpath.join(posixpath.dirname(source), path)))
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if not (ROOT / file).exists() and MADE.fullmatch(file) is None:
+            raise ValueError(f"`{source}` links to `{file}`, which is not there.")
+        target = page_of(file)
         if target is None:
             return found["text"]
         where = posixpath.relpath(target, posixpath.dirname(page) or ".")

@@ -1,4 +1,4 @@
-"""A small checkout to check."""
+"""A small checkout to work on."""
 
 from pathlib import Path
 
@@ -15,37 +15,25 @@ path = "src/{import_name}/__init__.py"
 [project]
 name = "{name}"
 dynamic = ["version"]
-requires-python = ">=3.11"
-classifiers = ["Programming Language :: Python :: 3.13", "Programming Language :: Python :: 3.11"]
 dependencies = ["numpy>=1.26"]
-
-[project.optional-dependencies]
-yaml = ["pyyaml>=6.0"]
 """
-PACKAGE = {
-    "README.md": "# A package\n",
-    "LICENSE": "Apache-2.0\n",
-    "CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First version.\n",
-    "src/{import_name}/__init__.py": '__version__ = "0.1.0"\n__all__ = []\n',
-    "src/{import_name}/py.typed": "",
-    "src/{import_name}/reading.py": "import numpy\n\n\ndef load():\n    import yaml\n\n    return numpy, yaml\n",
-    "src/{import_name}/errors.py": "class ConfigError(ValueError): ...\n",
-    "tests/test_reading.py": "def test_nothing():\n    pass\n",
-}
 
 
 class Checkout:
-    """A small checkout, in which every check passes until a test plants something."""
+    """A small checkout of four packages."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.write("README.md", "Tested with torch 2.9 to 2.15, Python 3.11 to 3.13.\n")
         self.write("pyproject.toml", '[dependency-groups]\nbench = ["rich"]\n\n[tool.hatch]\nenvs = {}\n')
         for name in ("accel", "accel-data", "accel-ops", "accel-state"):
-            names = {"name": name, "import_name": name.replace("-", "_")}
-            self.write(f"packages/{name}/pyproject.toml", PYPROJECT.format(**names))
-            for path, text in PACKAGE.items():
-                self.write(f"packages/{name}/{path.format(**names)}", text)
+            import_name = name.replace("-", "_")
+            self.write(
+                f"packages/{name}/pyproject.toml", PYPROJECT.format(name=name, import_name=import_name)
+            )
+            self.write(
+                f"packages/{name}/CHANGELOG.md", "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First version.\n"
+            )
+            self.write(f"packages/{name}/src/{import_name}/__init__.py", '__version__ = "0.1.0"\n')
 
     def write(self, path: str, text: str) -> Path:
         """Write a file of the checkout."""

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tools.commands.docs import SITE
+from tools.site.build import SITE
 from tools.workspace import ROOT
 
 pytestmark = pytest.mark.engine("site")

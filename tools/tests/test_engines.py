@@ -1,15 +1,10 @@
 import os
 import re
-import threading
 
-import pytest
-
-from tools.engines import ENGINES, Engine, marked_files
-from tools.engines.debian import install_packages, missing_packages
-from tools.engines.running import require_root, set_up_all
+from tools.engines import ENGINES, marked_files
+from tools.engines.debian import missing_packages
+from tools.engines.running import require_root
 from tools.front_door import main
-from tools.setup.environment import Environment
-from tools.setup.running import SetupError
 from tools.workspace import ROOT
 
 
@@ -26,46 +21,11 @@ def test_root_is_asked_for_before_anything_is_made(monkeypatch, capsys):
     assert line.startswith("error: `--engines` needs root here: ")
 
 
-class Ready(Environment):
-    def ensure(self):
-        return self
-
-
-def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn():
-    both_have_begun, log = threading.Barrier(2, timeout=30), []
-
-    def engine(name, environment, *, waits=False):
-        def prepare(environment):
-            log.append(name)
-            if waits:
-                both_have_begun.wait()
-
-        return Engine("", Ready(environment), prepare=prepare)
-
-    engines = [engine("a", "x", waits=True), engine("b", "x"), engine("c", "y", waits=True), engine("d", "x")]
-    assert len(set_up_all(engines)) == 4
-    assert [name for name in log if name != "c"] == ["a", "b", "d"]
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Return a function that puts a shell script on a PATH that has nothing else of Debian."""
+def test_a_package_that_was_removed_is_missing_like_one_that_never_was_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    def install(name, body):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return install
-
-
-def test_a_package_that_was_removed_is_missing_like_one_that_never_was_there(program):
     assert missing_packages(["munge"]) == ["munge"]
-    program("dpkg-query", "echo 'munge installed'; echo 'mpich config-files'; exit 1")
+    (tmp_path / "dpkg-query").write_text(
+        "#!/bin/sh\necho 'munge installed'; echo 'mpich config-files'; exit 1\n"
+    )
+    (tmp_path / "dpkg-query").chmod(0o755)
     assert missing_packages(["mpich", "munge", "slurmd", "munge"]) == ["mpich", "slurmd"]
-
-
-def test_what_apt_get_refuses_is_an_error(program):
-    program("apt-get", "echo 'E: Unable to locate package slurmd'; exit 100")
-    with pytest.raises(SetupError, match="apt-get -qq update` failed"):
-        install_packages(["slurmd"])

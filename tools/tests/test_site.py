@@ -5,11 +5,11 @@ import yaml
 
 from accel_launch.options import OPTIONS
 from accel_state.environment.settings import SETTINGS
-from tools.setup.running import SetupError
+from tools.running import SetupError
+from tools.site.build import SHIPPED, install
 from tools.site.gallery import PICTURES
 from tools.site.hooks import generated_pages
-from tools.site.installed import SHIPPED, install
-from tools.site.places import for_site, page_of
+from tools.site.places import for_site
 from tools.workspace import ROOT, read_packages
 
 
@@ -53,27 +53,13 @@ def test_each_decision_is_named_at_the_line_that_it_rules():
     assert decisions == {name for text in sources for name in re.findall(r"docs/decisions/[\w-]+\.md", text)}
 
 
-@pytest.mark.parametrize(
-    ("path", "page"),
-    [
-        ("docs/train/data.md", "train/data.md"),
-        ("docs/examples/digits.py", "examples/digits.md"),
-        ("docs/examples/own_strategy", "examples/own_strategy.md"),
-        ("docs/examples/", "examples/index.md"),
-        ("packages/accel-ops/README.md", "reference/packages/accel-ops.md"),
-        ("packages/accel-ops/CHANGELOG.md", "project/changelogs/accel-ops.md"),
-        ("packages/accel-ops/src", None),
-    ],
-)
-def test_files_have_their_page(path, page):
-    assert page_of(path) == page
-
-
 def test_links_lead_to_pages_and_others_become_text():
-    text = "[a](../guides/a.md#there) [b](../../packages/accel-ops) [d](../../pyproject.toml) `[a](b.md)` [e](#e)"
+    text = "[a](../train/data.md#there) [b](../../packages/accel-ops) [d](../../pyproject.toml) `[a](b.md)` [e](#e)"
     assert for_site(text, source="docs/start/x.md", page="start/x.md") == (
-        "[a](../guides/a.md#there) [b](../reference/packages/accel-ops.md) d `[a](b.md)` [e](#e)"
+        "[a](../train/data.md#there) [b](../reference/packages/accel-ops.md) d `[a](b.md)` [e](#e)"
     )
+    with pytest.raises(ValueError, match="`docs/x.md` links to `docs/gone.md`, which is not there"):
+        for_site("![picture](gone.md)", source="docs/x.md", page="x.md")
 
 
 def test_an_installed_site_has_the_licenses_of_what_it_ships(tmp_path):

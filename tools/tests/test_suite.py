@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from tools.commands.test import environ_of_suite, options_in_ci
+from tools.running import options_in_ci
+from tools.suite import environ_of_suite
 
 
 @pytest.mark.parametrize(("ci", "are_hidden"), [("true", True), ("", False)])

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tools.commands import gpu
+from tools.gpu import command as gpu
 from tools.gpu.results import append, read
 
 
@@ -14,7 +14,7 @@ def call(tmp_path):
 
     def run(part, *words):
         parser = argparse.ArgumentParser()
-        gpu.add_arguments(parser)
+        gpu.add_arguments(parser.add_argument)
         out = tmp_path / "rows.jsonl"
         common = ["--device", "cpu", "--small", "--commit", "abc", "--out", str(out), "--part", part]
         outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

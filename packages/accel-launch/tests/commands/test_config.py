@@ -12,7 +12,7 @@ import yaml
 from accel_launch.cli import config, main
 from accel_launch.config.file import read_config
 from accel_launch.options import OPTIONS
-from tools.site.settings import reference_page
+from tools.site.reference import settings_page
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_no_command_decides_what_a_file_leaves_open(tmp_path, capsys, command):
 def test_show_lists_the_settings_that_the_reference_page_leaves_out_as_the_page_promises(capsys):
     assert main(["config", "show", "--all", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out).keys()
-    page = reference_page()
+    page = settings_page()
     left_out = {setting.name for setting in OPTIONS if f"| `{setting.variable}` |" not in page}
     launching = {"launcher", "ray_address", "slurm_options", "hosts", "kubernetes_image", "tee", "tpu_zone"}
     assert launching <= left_out

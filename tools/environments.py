@@ -6,12 +6,10 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,13 +18,22 @@ from threading import Lock
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tools.setup.running import SetupError, environment_with, say, timed
+from tools.running import environment_with, must_run, say
 from tools.workspace import ROOT, read_packages
 
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 HATCH = ROOT / ".venvs" / "hatch"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 GPU_SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/kfd")
+UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+}
+"""uv's variables for settings of pip."""
 
 _lock = Lock()  # engines are set up side by side
 
@@ -60,50 +67,42 @@ class Environment:
         path = os.pathsep.join([str(self.python.parent), os.environ.get("PATH", "")])
         return environment_with({"VIRTUAL_ENV": str(self.folder), "PATH": path})
 
-    def ensure(self) -> Environment:
+    def ensure(self, *, anew: bool = False) -> Environment:
         """Make the environment if it does not exist, or from other inputs. Raises ``SetupError`` if that fails."""
         stamp, inputs = self.folder / f"made-{self.name}.txt", inputs_of(self.constraints)
-        if stamp.is_file() and stamp.read_text(encoding="utf-8") == inputs:
+        if not anew and stamp.is_file() and stamp.read_text(encoding="utf-8") == inputs:
             return self
         with _lock:
             hatch = installed_hatch()
-        if made_from(self.folder) != {inputs}:  # unfinished, or of other inputs
-            self.remove()
-        with timed(f"making {shown(self.folder)}"), TemporaryDirectory() as data:
-            environ = environment_with(
-                {
-                    **uv_variables(),
-                    "ACCEL_CONSTRAINTS": str(self.constraints),
-                    "HATCH_CONFIG": str(ROOT / "tools" / "hatch.toml"),
-                    "HATCH_DATA_DIR": data,  # what hatch remembers of a folder is wrong when it is deleted
-                }
-            )
-            must_run([hatch, "--no-color", "run", f"{self.name}:python", "-c", ""], environ)
+        made_from = {each.read_text(encoding="utf-8") for each in self.folder.glob("made-*.txt")}
+        if anew or made_from != {inputs}:  # unfinished, or of other inputs
+            shutil.rmtree(self.folder, ignore_errors=True)
+        say(f"making {self.folder.relative_to(ROOT)} …")
+        with TemporaryDirectory() as data:
+            changes = {
+                "ACCEL_CONSTRAINTS": str(self.constraints),
+                "HATCH_CONFIG": str(ROOT / "tools" / "hatch.toml"),
+                "HATCH_DATA_DIR": data,  # what hatch remembers of a folder is wrong when it is deleted
+            }
+            command = [hatch, "--no-color", "run", f"{self.name}:python", "-c", ""]
+            must_run(command, environment_with(uv_variables() | changes))
         stamp.write_text(inputs, encoding="utf-8")
         return self
-
-    def remove(self) -> None:
-        """Delete the environment."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def made_from(folder: Path) -> set[str]:
-    """Return the inputs of the environments in ``folder``: none if it was not finished."""
-    return {each.read_text(encoding="utf-8") for each in folder.glob("made-*.txt")}
 
 
 def inputs_of(constraints: Path, *, root: Path = ROOT) -> str:
     """Return a digest of what an environment is made from."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    described = [project["dependency-groups"], project["tool"]["hatch"]["envs"]]
     packages = [(package.version, package.project) for package in read_packages(root).values()]
-    texts = [
+    described = [
         sys.version,
         str(root),
-        json.dumps([described, packages]),
-        constraints.read_text(encoding="utf-8"),
+        project["dependency-groups"],
+        project["tool"]["hatch"]["envs"],
+        packages,
     ]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    text = json.dumps(described) + constraints.read_text(encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def installed_hatch() -> Path:
@@ -112,22 +111,17 @@ def installed_hatch() -> Path:
     stamp, wanted = HATCH / "made.txt", "\n".join([sys.version, *pins])
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(HATCH, ignore_errors=True)
-        python = program_in(HATCH, "python")
-        with timed("installing hatch"):
-            must_run([sys.executable, "-m", "venv", HATCH], environment_with())
-            install = ["install", "-qq", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
-            must_run([python, "-m", "pip", *install], environment_with())
-            install = ["install", "--quiet", "--python", python, *pins]
-            must_run([program_in(HATCH, "uv"), "pip", *install], environment_with(uv_variables()))
+        say("installing hatch …")
+        python, uv = program_in(HATCH, "python"), program_in(HATCH, "uv")
+        must_run([sys.executable, "-m", "venv", HATCH])
+        must_run(
+            [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", CONSTRAINTS, "uv"]
+        )
+        must_run(
+            [uv, "pip", "install", "--quiet", "--python", python, *pins], environment_with(uv_variables())
+        )
         stamp.write_text(wanted, encoding="utf-8")
     return program_in(HATCH, "hatch")
-
-
-def must_run(command: Sequence[object], environ: Mapping[str, str], *, cwd: Path = ROOT) -> None:
-    """Run a program of the set-up. Raises ``SetupError`` that names it; the program's output is above."""
-    words = [str(word) for word in command]
-    if subprocess.run(words, cwd=cwd, env=environ, check=False).returncode != 0:
-        raise SetupError(f"`{shlex.join(words)}` failed; the reason is above.")
 
 
 @cache
@@ -146,23 +140,13 @@ def uv_variables() -> dict[str, str]:
 
 def uv_variables_of(settings: str) -> dict[str, str]:
     """Return uv's variables for the ``settings`` that ``pip config list`` prints; uv reads none of them."""
-    found = dict(
-        re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", settings, re.MULTILINE)[::-1]
-    )  # of the environment first
-    places = {name: value.replace("\\n", " ").split() for name, value in found.items()}
-    variables = {}
-    if "index-url" in places:
-        variables["UV_DEFAULT_INDEX"] = places["index-url"][0]
-    if "extra-index-url" in places:  # as pip: the best version of all indexes
-        variables |= {
-            "UV_INDEX": " ".join(places["extra-index-url"]),
-            "UV_INDEX_STRATEGY": "unsafe-best-match",
-        }
-    same = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
-    variables |= {same[name]: places[name][0] for name in same.keys() & places.keys()}
-    if "find-links" in places:
-        variables["UV_FIND_LINKS"] = ",".join(places["find-links"])
-    return variables
+    listed = re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", settings, re.MULTILINE)[::-1]  # of the environment last
+    places = {UV_NAMES[name]: text.replace("\\n", " ").split() for name, text in listed if name in UV_NAMES}
+    variables = {
+        name: ("," if name == "UV_FIND_LINKS" else " ").join(texts) for name, texts in places.items()
+    }
+    # As pip: the best version of all indexes.
+    return variables | ({"UV_INDEX_STRATEGY": "unsafe-best-match"} if "UV_INDEX" in variables else {})
 
 
 def has_gpu() -> bool:
@@ -183,8 +167,3 @@ def is_reachable(url: str) -> bool:
 def program_in(folder: Path, name: str) -> Path:
     """Return the path of a program in the virtual environment ``folder``."""
     return folder / "Scripts" / f"{name}.exe" if os.name == "nt" else folder / "bin" / name
-
-
-def shown(path: Path) -> str:
-    """Return ``path`` as a person in the checkout would type it."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

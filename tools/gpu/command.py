@@ -1,4 +1,4 @@
-"""Run device tests and measure speed on a GPU; each row goes to a file; a page and a table are generated from it."""
+"""The command ``gpu``: which parts and cases run, each in a process of its own within what is left of the time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.environments import Environment
 from tools.gpu.interpreter import environ_of
 from tools.gpu.results import STORED, TRIAL, Row, append, merged, read, update_page
-from tools.setup.environment import Environment
-from tools.setup.running import TIMED_OUT, SetupError, run, say
+from tools.running import TIMED_OUT, SetupError, run, say
 from tools.workspace import ROOT
 
 PARTS = ("right", "fast", "suite")
@@ -34,7 +34,8 @@ print(json.dumps({"torch": torch.__version__, "python": platform.python_version(
 """
 
 
-def main(arguments: argparse.Namespace) -> int:
+def gpu(arguments: argparse.Namespace) -> int:
+    """Run tests of devices and measure speed on a GPU; each row goes to a file, and a page is made from it."""
     if arguments.write:
         rows = merged(read(STORED), read(arguments.out))
         STORED.unlink()
@@ -72,7 +73,7 @@ def run_parts(arguments: argparse.Namespace, python: str, environ: dict[str, str
                 variables |= {"ACCEL_GPU_SIZE": "small" if arguments.small else "full", "HF_HUB_OFFLINE": "1"}
                 variables |= {"ACCEL_FP16_ON_CPU": "1", "OMP_NUM_THREADS": str(num_threads)}
             command = [python, "-m", "pytest", "-q", "-p", "tools.gpu.pytest_rows", *options]
-            code = run(command, cwd=ROOT, environ=variables, limit_s=limit_s) if left_s > 0 else TIMED_OUT
+            code = run(command, environ=variables, limit_s=limit_s) if left_s > 0 else TIMED_OUT
             what = about.get("case", "some tests")
             if code == TIMED_OUT and limit_s == left_s:
                 say(f"not reached: {what}. The same command continues with it.")
@@ -117,8 +118,8 @@ def report(rows: list[Row]) -> int:
     return int(num_wrong > 0)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of the command by ``add``, the method of a parser."""
     add("only", nargs="*", metavar="NAME", help="speed cases or paths of tests; all of the part if left out")
     add("--part", action="append", choices=PARTS, help="may be given several times (default: all)")
     add("--out", type=Path, default=Path("build/gpu/rows.jsonl"), metavar="FILE",

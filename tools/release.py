@@ -1,52 +1,100 @@
-"""Make the files of releases as CI does, or rehearse the release of all packages in a clone of this checkout."""
+"""The files of releases, made as CI does, and the next versions of packages."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import filecmp
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.commands.docs import build_into_wheel
-from tools.release.bump import bump_all, today
-from tools.setup.environment import HATCH, installed_hatch, must_run, program_in, uv_variables
-from tools.setup.running import SetupError, environment_with, run, say
-from tools.setup.wheels import DIST
-from tools.site.installed import INSTALLED
+from tools.environments import HATCH, installed_hatch, program_in, uv_variables
+from tools.running import SetupError, environment_with, must_run, say
+from tools.site.build import INSTALLED, build_site_for_wheel
+from tools.wheels import DIST
 from tools.workspace import ROOT, Package, as_numbers, lowest_first, read_packages
 
 NOTES = ROOT / "build" / "notes"
+OPEN = re.compile(r"^## Unreleased[ \t]*$(?=\s+[^\s#])", re.MULTILINE)
+"""The heading of an open section of a changelog with some text."""
 
 
-def main(arguments: argparse.Namespace) -> int:
-    if not arguments.tags:
-        return rehearse()
+def release(arguments: argparse.Namespace) -> int:
+    """Give packages their next version with --bump, or make the files of released ones, as CI does for a tag."""
+    if arguments.bump:
+        date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        print("\n".join(bump_all(ROOT, arguments.bump, date=date, names=arguments.names)))
+        return 0
+    if not arguments.names:
+        raise SetupError(
+            "Name the tags of the releases, such as accel-data-v0.2.1; `--bump PART` prints them."
+        )
     shutil.rmtree(DIST, ignore_errors=True)
-    if any(tag.startswith("accel-launch-v") for tag in arguments.tags) and build_into_wheel() != 0:
+    if any(tag.startswith("accel-launch-v") for tag in arguments.names) and build_site_for_wheel() != 0:
         raise SetupError("The documentation could not be built; see mkdocs's message above.")
-    for tag in arguments.tags:
+    for tag in arguments.names:
         make(tag)
     return 0
 
 
-def rehearse() -> int:
-    """Bump and tag in a clone, then run this command there with the tags."""
-    folder = Path(tempfile.mkdtemp(prefix="accel-release-"))
-    say(f"rehearsing in {folder}, a clone of the last commit")
-    git = ["git", "-c", "user.name=A rehearsal", "-c", "user.email=rehearsal@localhost"]
-    subprocess.run([*git, "clone", "--quiet", ROOT, folder], check=True)
-    bump_all(folder, "minor", date=today())
-    subprocess.run([*git, "commit", "--quiet", "--all", "--message", "Release"], cwd=folder, check=True)
-    tags = [f"{each.name}-v{each.version}" for each in lowest_first(read_packages(folder))]
-    code = run([sys.executable, folder / "tools" / "dev.py", "release", *tags], cwd=folder)
-    if code == 0:
-        shutil.rmtree(folder)
-    return code
+def bump_all(root: Path, part: str, *, date: str, names: Sequence[str] = ()) -> list[str]:
+    """Bump the packages with ``names``, or every one with an open section, and return the tags, the lowest first."""
+    ordered = lowest_first(read_packages(root))
+    chosen = [each.name for each in ordered if (each.name in names if names else is_open(each))]
+    return [bump(root, name, part, date=date) for name in chosen]
+
+
+def bump(root: Path, name: str, part: str, *, date: str) -> str:
+    """Give package ``name`` under ``root`` its next version, and return its tag.
+
+    Sets the version with hatchling, dates the open section of the changelog, raises the floors of siblings to the
+    versions it was tested with, and widens the ranges of dependents that would no longer match.
+
+    Raises:
+        SetupError: If its changelog has no open section, or that of a sibling has one, which it may need.
+    """
+    packages = read_packages(root)
+    package = packages[name]
+    if not is_open(package):
+        raise SetupError(f"`{name}`: the changelog has no changes under `## Unreleased`. Write them there.")
+    needed = [packages[each] for each in (package.required_names | package.extra_names) & packages.keys()]
+    if unreleased := [each.name for each in needed if is_open(each)]:
+        raise SetupError(
+            f"`{name}` may need changes of {', '.join(unreleased)} that were not released. Bump that first."
+        )
+    installed_hatch()
+    command = [str(program_in(HATCH, "python")), "-m", "hatchling", "version", part]
+    subprocess.run(command, cwd=package.folder, stdout=subprocess.DEVNULL, check=True)
+    version = read_packages(root)[name].version
+    text = package.changelog.read_text(encoding="utf-8")
+    package.changelog.write_text(OPEN.sub(f"## {version} ({date})", text, count=1), encoding="utf-8")
+    for sibling in needed:
+        set_floor(package, sibling.name, sibling.version)
+    for dependent in packages.values():
+        set_floor(dependent, name, version, if_needed=True)
+    return f"{name}-v{version}"
+
+
+def is_open(package: Package) -> bool:
+    """Return True if the changelog has changes that were not released."""
+    return OPEN.search(package.changelog.read_text(encoding="utf-8")) is not None
+
+
+def set_floor(package: Package, sibling: str, version: str, *, if_needed: bool = False) -> None:
+    """Require ``~=version`` of ``sibling``; ``if_needed``: only where the present range does not admit it."""
+
+    def range_of(match: re.Match[str]) -> str:
+        floor, new = as_numbers(match[2]), as_numbers(version)
+        is_admitted = new[:2] == floor[:2] and new >= floor
+        return match[0] if if_needed and is_admitted else f"{match[1]}{version}{match[3]}"
+
+    file = package.folder / "pyproject.toml"
+    pattern = rf'("{re.escape(sibling)}(?:\[[^\]]*\])?\s*~=)\s*([\d.]+)(")'
+    file.write_text(re.sub(pattern, range_of, file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def make(tag: str) -> None:
@@ -91,7 +139,7 @@ def notes_of(package: Package) -> str:
     if found is None or "## Unreleased" in text:
         raise SetupError(
             f"{package.changelog}: no section `## {package.version} (DATE)`, or one that is `Unreleased`."
-            " `python -m tools.release.bump` dates it."
+            " `python tools/dev.py release --bump PART` dates it."
         )
     return found[1].strip() + "\n"
 
@@ -119,7 +167,3 @@ def breakage_of(package: Package, notes: str) -> str:
     if broken and not re.search(r"\*\*(?:Removed|Changed|Breaking)", notes):
         raise SetupError(f"The changelog of `{package.name}` announces nothing of what breaks:\n{broken}")
     return f"\n## What griffe finds changed since {last}\n\n```text\n{broken}```\n" if broken else ""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tags", nargs="*", metavar="TAG", help="e.g. accel-data-v0.2.1; none: a rehearsal")

@@ -1,4 +1,4 @@
-"""Start programs, and print progress and duration."""
+"""Start programs, and print what is started."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+from tools.workspace import ROOT
 
 GRACE_S = 20.0
 """How long a program may take to end after SIGTERM."""
 TIMED_OUT = 124
 """The exit code of a program that was ended since it took too long, as of `timeout`."""
+
+SEED = 47
+"""Of the order of tests in CI, where a commit that was green must stay so. Every night another order is tried."""
 
 
 class SetupError(Exception):
@@ -28,33 +32,26 @@ def say(text: str) -> None:
     print(f"[dev] {text}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def timed(what: str) -> Iterator[None]:
-    """Say ``what`` is begun, and after it how long it took."""
-    say(f"{what} …")
-    begun = time.monotonic()
-    yield
-    say(f"{what}: {time.monotonic() - begun:.1f} s")
-
-
 def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment for a child: one thread by default, and ``changes``."""
-    environ = dict(os.environ)
-    environ.setdefault("OMP_NUM_THREADS", "1")
-    environ.pop("PYTHONPATH", None)
-    environ.pop("PYTHONHOME", None)
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **(changes or {})}
     # Tests start Python often, which would compile our sources each time.
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    environ.update(changes or {})
-    return environ
+    left_out = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"} - (changes or {}).keys()
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def is_ci() -> bool:
+    """Return True if a CI service runs this, which sets ``CI``."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def options_in_ci() -> list[str]:
+    """Return pytest's arguments in CI: a skip for an unknown reason is a failure, and slow tests are listed."""
+    return ["--no-unexpected-skips", "--durations=20", f"--randomly-seed={SEED}"] if is_ci() else []
 
 
 def run(
-    command: Sequence[object],
-    *,
-    cwd: Path,
-    environ: Mapping[str, str] | None = None,
-    limit_s: float | None = None,
+    command: Sequence[object], *, environ: Mapping[str, str] | None = None, limit_s: float | None = None
 ) -> int:
     """Run ``command`` in the foreground and return its exit code. It ends when this process is ended.
 
@@ -62,30 +59,31 @@ def run(
     """
     words = [str(word) for word in command]
     say("$ " + shlex.join(words))
-    with subprocess.Popen(words, cwd=cwd, env=dict(environ or environment_with())) as process:
+    with subprocess.Popen(words, cwd=ROOT, env=environ or environment_with()) as process:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            end(process)
             say(f"`{Path(words[0]).name}` was ended: it took longer than {limit_s:g} s. Something hangs.")
             return TIMED_OUT
         except KeyboardInterrupt:  # Ctrl-C reached it as well: wait until it has ended its processes
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-            end(process)
             raise
-        except BaseException:
-            end(process)
-            raise
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
+                process.kill()
 
 
-def end(process: subprocess.Popen[bytes], *, grace_s: float = GRACE_S) -> None:
-    """Ask ``process`` to end and wait for it; kill it if it takes too long."""
-    process.terminate()
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
+def must_run(
+    command: Sequence[object], environ: Mapping[str, str] | None = None, *, cwd: Path = ROOT
+) -> None:
+    """Run a program of the set-up. Raises ``SetupError`` that names it; the program's output is above."""
+    words = [str(word) for word in command]
+    if subprocess.run(words, cwd=cwd, env=environ or environment_with(), check=False).returncode != 0:
+        raise SetupError(f"`{shlex.join(words)}` failed; the reason is above.")
 
 
 def end_on_sigterm() -> None:

@@ -1,1 +1,0 @@
-"""Programs for releasing a package."""

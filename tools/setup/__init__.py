@@ -1,1 +1,0 @@
-"""Environments for developers: made, filled and renewed only when something changed."""
