@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file, save_model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from accel_backends.fsdp.apply import shard_model
-from accel_backends.fsdp.config import ShardSettings
+from accel_backends.fsdp.apply import RunAxes, shard_model
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.groups import shard_groups, whole_parameters
 from accel_backends.fsdp.values import FileValues
 from accel_ops.named_tensors import named_tensors
@@ -43,11 +43,9 @@ def shard(model, files, *, offload=None, ignored=None, **settings):
         model,
         named_tensors(model),
         shard_groups(model, named_tensors(model, include_buffers=False), units=units, whole=whole),
-        ShardSettings(
-            mesh, torch.device("cpu"), MixedPrecisionPolicy(), offload or OffloadPolicy(), **settings
-        ),
+        FSDPConfig(offload=offload or OffloadPolicy(), files=files, **settings),
+        RunAxes(torch.device("cpu"), mesh),
         whole=whole,
-        files=files,
     )
     return {
         name: value.full_tensor() if isinstance(value, DTensor) else value

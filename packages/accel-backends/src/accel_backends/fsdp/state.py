@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,12 +87,17 @@ def _on_device_of_mesh(tensor: DTensor) -> DTensor:
     local, mesh = tensor.to_local(), tensor.device_mesh
     if local.device.type != "cpu" or mesh.device_type == "cpu":
         return tensor
-    return cast(DTensor, wrap_like(tensor, local.to(mesh.device_type)))
+    return wrap_like(tensor, local.to(mesh.device_type))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor as bytes, which every backend can send."""
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def has_shards(values: Iterable[Any]) -> bool:
+    """Whether a tensor of a state is sharded over ranks, or deferred."""
+    return any(isinstance(value, (DTensor, DeferredTensor)) for value in values)
 
 
 def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., Any]
 
-STATEFUL_HOOKS = frozenset({HookType.POWER_SGD, HookType.BATCHED_POWER_SGD})
 WRAPPERS = frozenset({HookType.FP16, HookType.BF16})
 
 
@@ -22,19 +21,24 @@ def check_combination(hook: HookType, wrapper: HookType, state_options: Mapping[
     """Refuse choices that would have no effect or that torch cannot combine.
 
     Raises:
-        ConfigError: If ``wrapper`` is no wrapper or wraps nothing, or if ``state_options`` meet a hook
-            without state.
+        ConfigError: If ``hook`` is that of torch which fails, ``wrapper`` is no wrapper or wraps nothing, or
+            ``state_options`` meet a hook without state.
     """
+    if hook == HookType.BATCHED_POWER_SGD:
+        raise ConfigError(
+            f"`comm_hook={hook}` fails in torch (as of 2.13): it multiplies matrices that do not fit. Use "
+            "`comm_hook=power_sgd`."
+        )
     if wrapper != HookType.NO and wrapper not in WRAPPERS:
         raise ConfigError(f"`comm_wrapper` must be one of no, fp16, bf16, got `{wrapper}`.")
     if wrapper != HookType.NO and hook == HookType.NO:
         raise ConfigError(
             f"`comm_wrapper={wrapper}` wraps no hook. Choose a `comm_hook`, or drop `comm_wrapper`."
         )
-    if state_options and hook not in STATEFUL_HOOKS:
+    if state_options and hook != HookType.POWER_SGD:
         raise ConfigError(
             f"`comm_state_option` has no effect with `comm_hook={hook}`, which keeps no state. "
-            "Drop it, or choose power_sgd or batched_power_sgd."
+            "Drop it, or choose power_sgd."
         )
 
 
@@ -75,13 +79,10 @@ def restart(state: object) -> None:
 def _hook(hook: HookType) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    from accel_backends.handlers.batched_power_sgd import batched_power_sgd_hook
-
     hooks: dict[HookType, Hook] = {
         HookType.FP16: default_hooks.fp16_compress_hook,
         HookType.BF16: default_hooks.bf16_compress_hook,
         HookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
-        HookType.BATCHED_POWER_SGD: batched_power_sgd_hook,
     }
     return hooks[hook]
 
@@ -97,7 +98,7 @@ def _wrapper(wrapper: HookType) -> Callable[[Hook], Hook]:
 
 
 def _state(hook: HookType, options: Mapping[str, Any]) -> object | None:
-    if hook not in STATEFUL_HOOKS:
+    if hook != HookType.POWER_SGD:
         return None
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.collection import Handlers
 from accel_backends.handlers.fp8 import RECIPE_KINDS
-from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
 from accel_backends.precisions.loss_scaler import LossScaler, unscale_once
 from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import NamedTensor
