@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file, save_model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from accel_backends.fsdp.apply import RunAxes, shard_model
@@ -130,7 +130,8 @@ def test_files_of_another_dtype_are_converted(world, save):
 
 def test_master_weights_get_the_precision_of_the_files(world, save):
     expected = make_model("odd")
-    found = world(2).run(load, "odd", save("odd"), dtype=torch.bfloat16, has_master_weights=True)
+    policy = MixedPrecisionPolicy(torch.bfloat16)
+    found = world(2).run(load, "odd", save("odd"), dtype=torch.bfloat16, policy=policy)
     for values, _ in found:
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())
 

@@ -460,7 +460,6 @@ class TestVersions:
             ),
             ({"mixed_precision_policy": MixedPrecision()}, {"policy": MixedPrecisionPolicy()}),
             ({"reduce_dtype": "bf16"}, {"policy": policy(None, torch.bfloat16)}),
-            ({"state_dict_type": "SHARDED_STATE_DICT"}, {"checkpoint_format": "sharded"}),
         ],
     )
     def test_words_of_version_1_are_those_of_fully_shard(self, fields, expected):

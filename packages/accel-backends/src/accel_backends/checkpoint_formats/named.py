@@ -189,7 +189,7 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
     """
     inner = optimizer.optimizer
     groups = list(state["param_groups"])
-    parameters = optimizer.strategy.optimizer_parameters(inner, optimizer.models)
+    parameters = optimizer.strategy.optimizer_parameters(inner, models=())
     shapes = [[parameter.shape for parameter in group.values()] for group in parameters]
     added: dict[str, Any] = {}
     if len(groups) != len(shapes):

@@ -298,7 +298,8 @@ def shard_model(
                 values.fill_shard(found, device=config.shard_device(axes.device))
     if values is not None:
         values.finish()
-    UnusedParameters(model, reduces_all=axes.mesh.ndim > 1)
+    if axes.mesh.size() > 1:
+        UnusedParameters(model, reduces_all=axes.mesh.ndim > 1)
 
 
 def shard_group(
@@ -336,7 +337,7 @@ def shard_group(
         mesh=mesh,
         reshard_after_forward=not group.is_tail
         and ROOT not in group.modules
-        and config.resharding(mesh.size(mesh.ndim - 1)),
+        and _resharding(config, mesh.size(mesh.ndim - 1)),
         mp_policy=replace(policy, param_dtype=None) if group.keeps_fp32 else policy,
         offload_policy=config.offload,
         ignored_params=set(ignored) or None,
@@ -358,6 +359,15 @@ def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
     is_container = isinstance(first, (nn.ModuleList, nn.ModuleDict))
     is_called = type(first).forward is not nn.Module.forward
     return members if others or (is_container and is_called) else first
+
+
+def _resharding(config: FSDPConfig, num_shards: int) -> bool | int:
+    """Return what `fully_shard` takes, which refuses more ranks than share the parameters."""
+    reshard = config.reshard_after_forward
+    if isinstance(reshard, bool) or reshard >= num_shards:
+        return bool(reshard)
+    config.check_resharding(num_shards)
+    return reshard
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,7 +41,6 @@ class FSDPConfig:
         cpu_ram_efficient_loading: Libraries that load models load the weights on rank 0 alone.
         forward_methods: Methods that use parameters and are called in place of the forward.
         reduces_once: Reduce gradients in the last micro-batch of a window only.
-        checkpoint_format: The format in which models and optimizers are saved.
         shard_output: Marks on XLA devices how the outputs of units are sharded; None: by rows.
     """
 
@@ -63,24 +62,20 @@ class FSDPConfig:
     cpu_ram_efficient_loading: bool = False
     forward_methods: Sequence[str] = ()
     reduces_once: bool = False
-    checkpoint_format: Literal["full", "sharded"] = "sharded"
     shard_output: Callable[[Any, Any], None] | None = None
 
-    def resharding(self, num_shards: int) -> bool | int:
-        """Return ``reshard_after_forward`` for parameters that so many ranks share.
+    def check_resharding(self, num_shards: int) -> None:
+        """Check a number of ranks in ``reshard_after_forward`` against those that share parameters.
 
         Raises:
-            ConfigError: If it is a number of ranks that does not divide them.
+            ConfigError: If it does not divide them.
         """
-        reshard = self.reshard_after_forward
-        if type(reshard) is bool or reshard >= num_shards:
-            return bool(reshard)
-        if num_shards % reshard:
+        number = self.reshard_after_forward
+        if number < num_shards and num_shards % number:
             raise ConfigError(
-                f"`reshard_after_forward` is {reshard}, which does not divide the {num_shards} ranks that share "
+                f"`reshard_after_forward` is {number}, which does not divide the {num_shards} ranks that share "
                 "parameters. Set it to a number that does, or to True or False."
             )
-        return reshard
 
     def shard_device(self, device: torch.device) -> torch.device:
         """Return where a rank that computes on ``device`` keeps its shards."""

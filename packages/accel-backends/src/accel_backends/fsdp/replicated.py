@@ -134,7 +134,7 @@ class UnusedParameters:
     backward pass that reduces gradients, by one small all-reduce; a rank that has used all does not wait for it.
 
     Args:
-        model: Sharded by `fully_shard`; on one rank nothing is done.
+        model: Sharded by `fully_shard`.
         reduces_all: Also reduce units that did not run. Ranks that gather units together run the same ones; replicas
             may not.
     """

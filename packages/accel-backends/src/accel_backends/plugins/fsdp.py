@@ -271,7 +271,6 @@ class FullyShardedDataParallelPlugin:
             cpu_ram_efficient_loading=bool(self.cpu_ram_efficient_loading),
             forward_methods=self.forward_methods,
             reduces_once=self.reduce_once,
-            checkpoint_format="full" if self.state_dict_type is StateDictType.FULL_STATE_DICT else "sharded",
             shard_output=(self.xla_fsdp_settings or {}).get("shard_output"),
         )
 
@@ -555,12 +554,13 @@ class FullyShardedDataParallelPlugin:
         return {kind for kind in found.values() if kind is not None}
 
 
-def config_reader(
+def settings_of_run(
     plugin: object, *, dtype: torch.dtype | None = None, has_autocast: bool = True
-) -> Callable[[], FSDPConfig]:
-    """Return a function that returns the settings of a run: libraries change its plugin until they prepare a model.
+) -> tuple[Callable[[], FSDPConfig], Callable[[], StateDictType]]:
+    """Return a function that returns the settings of a run, and one that returns how it is saved.
 
-    The plugin shows the policy of mixed precision that the run follows.
+    Libraries change the first until they prepare a model, the second until they save it. The plugin shows the policy of
+    mixed precision that the run follows.
 
     Args:
         plugin: That of the run; without one of FSDP, those of version 2 from the environment.
@@ -571,7 +571,7 @@ def config_reader(
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     read = functools.partial(plugin.config, dtype, has_autocast=has_autocast)
     plugin.show_policy(read().policy)
-    return read
+    return read, functools.partial(getattr, plugin, "state_dict_type")
 
 
 def _listed(names: Iterable[str]) -> str:

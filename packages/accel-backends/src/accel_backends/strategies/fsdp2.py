@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel_backends.fsdp.apply import RunAxes, apply_sharding, is_sharded
@@ -29,7 +29,7 @@ from accel_backends.fsdp.state import (
 )
 from accel_backends.handlers.precision import AutocastKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plugins.fsdp import config_reader
+from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequences.axis import SequenceAxis, sequence_axis
@@ -79,7 +79,7 @@ class FullyShardedStrategy(Strategy):
     @property
     def checkpoint_format(self) -> str:
         """The format in which models and optimizers are saved."""
-        return self._read_config().checkpoint_format
+        return "full" if self._state_dict_type() is StateDictType.FULL_STATE_DICT else "sharded"
 
     def setup(self, context: StrategyContext) -> None:
         """Bind the strategy to the run; a single process gets a process group.
@@ -95,12 +95,11 @@ class FullyShardedStrategy(Strategy):
         _check_own_layers(context, layout)
         runtime.ensure_group()
         autocast = context.handlers.get(AutocastKwargs)
-        self._read_config = config_reader(
+        self._read_config, self._state_dict_type = settings_of_run(
             context.plugin,
             dtype=context.precision.dtype,
             has_autocast=autocast is None or autocast.enabled,
         )
-        """Libraries change the settings until they prepare a model, and how it is saved until then."""
         config = self._read_config()
         if config.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
@@ -108,13 +107,14 @@ class FullyShardedStrategy(Strategy):
             context.precision.scaler.share_overflows()
         self._device = device
         self._mesh, self._layer_mesh = _meshes_of(layout, device.type)
-        config.resharding(layout.num_param_shards)
+        if not isinstance(config.reshard_after_forward, bool):
+            config.check_resharding(layout.num_param_shards)
         self._reduces_once = config.reduces_once
         if self._mesh.ndim > 1 or self._reduces_once:
             self.open_gradients = None  # torch keeps gradients that are not fully reduced to itself
         expert_mesh, dispatch_mesh = _expert_meshes_of(layout, device.type)
-        self.sequences = sequence_axis(layout, context.parallelism, rank=runtime.topology.rank)
-        rank, has_parts = runtime.topology.rank, self.sequences is not None
+        rank, has_parts = runtime.topology.rank, layout.size("cp", "sp") > 1
+        self.sequences = sequence_axis(layout, context.parallelism, rank=rank) if has_parts else None
         self._axes = RunAxes(
             device,
             self._mesh,

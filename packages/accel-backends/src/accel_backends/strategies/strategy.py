@@ -271,9 +271,24 @@ class Strategy:
     ) -> list[dict[str | int, Any]]:
         """Return the parameters of ``optimizer`` by group, in the order of its full state, sharded like their states.
 
-        Keys are their names in ``models``; of a parameter that is in none of them, its number in the optimizer.
+        Keys are their names in ``models``, after the number of the model if they belong to several; of a parameter
+        that is in none of them, its number in the optimizer.
         """
-        return parameters_of(optimizer, models)
+        homes: dict[int, tuple[int, str]] = {}
+        for index, model in enumerate(models):
+            for found in named_tensors(model, include_buffers=False):
+                homes.setdefault(id(found.tensor), (index, found.names[0]))
+        groups = [group["params"] for group in optimizer.param_groups]
+        indexes = {homes[id(one)][0] for group in groups for one in group if id(one) in homes}
+        names = {
+            number: name if len(indexes) == 1 else f"{index}.{name}"
+            for number, (index, name) in homes.items()
+        }
+        numbers = itertools.count()
+        return [
+            {names.get(id(one), number): one for one, number in zip(group, numbers, strict=False)}
+            for group in groups
+        ]
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
@@ -299,32 +314,6 @@ class Strategy:
         if not chosen:
             return [(item, None) for item in objects]
         return zip(objects, chosen, strict=True)
-
-
-def parameters_of(
-    optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
-) -> list[dict[str | int, torch.Tensor]]:
-    """Return the parameters of an optimizer by group and name, or number if they are in none of ``models``.
-
-    If they belong to several models, each name begins with the number of its model.
-    """
-    homes: dict[int, tuple[int, str]] = {}
-    for index, model in enumerate(models):
-        for found in named_tensors(model, include_buffers=False):
-            homes.setdefault(id(found.tensor), (index, found.names[0]))
-    groups = [group["params"] for group in optimizer.param_groups]
-    stepped = [parameter for group in groups for parameter in group]
-    has_one_model = len({homes[id(one)][0] for one in stepped if id(one) in homes}) <= 1
-    numbers = itertools.count()
-
-    def key_of(parameter: torch.Tensor) -> str | int:
-        number = next(numbers)
-        if id(parameter) not in homes:
-            return number
-        index, name = homes[id(parameter)]
-        return name if has_one_model else f"{index}.{name}"
-
-    return [{key_of(parameter): parameter for parameter in group} for group in groups]
 
 
 def full_model_state(strategy: Strategy, model: nn.Module) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, config_reader
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, settings_of_run
 from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.strategy import Strategy
@@ -61,7 +61,8 @@ class XlaStrategy(Strategy):
             self._check_one_process("SPMD (`torch_xla.runtime.use_spmd`)")
             mesh = mesh_of_run(shards_parameters=shards_parameters)
             if shards_parameters:
-                self._sharding = FullyShardedModels(mesh, config_reader(context.plugin))
+                read_config, _ = settings_of_run(context.plugin)
+                self._sharding = FullyShardedModels(mesh, read_config)
         self._gradients = GradientReduction(context.topology.world_size, context.gradient)
         self.replaced = ReplacedParameters()
         self._hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
