@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from accel_backends.checkpoint_formats.named import NamedFormat, SavedState
 from accel_backends.checkpoint_formats.protocol import PreparedOptimizer, SaveChoices
-from accel_backends.fsdp.state import deferred_optimizer_state, deferred_state, has_shards
+from accel_backends.fsdp.state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import OPTIMIZERS, numbers_of_models, weight_format
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_files import read_model
 from accel_checkpoint.saving.model_weights import pending_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile
+from accel_checkpoint.tensors import DeferredTensor
 
 
 class FullFormat(NamedFormat):
@@ -41,7 +43,7 @@ class FullFormat(NamedFormat):
         self, state: Mapping[str, Any], *, index: int, choices: SaveChoices
     ) -> Sequence[PendingFile]:
         """Return the weight files; each sharded tensor is gathered when it is written."""
-        if has_shards(state.values()):
+        if _is_sharded(state.values()):
             state = deferred_state(state, is_writer=choices.is_writer)
         elif not choices.is_writer:
             return []
@@ -58,7 +60,7 @@ class FullFormat(NamedFormat):
     ) -> Sequence[PendingFile]:
         """Return the file; sharded tensors are gathered when it is written."""
         content = optimizer.strategy.optimizer_tensors(optimizer.optimizer)
-        if has_shards(value for values in content["state"].values() for value in values.values()):
+        if _is_sharded(value for values in content["state"].values() for value in values.values()):
             content = deferred_optimizer_state(content, is_writer=choices.is_writer)
         elif not choices.is_writer:
             return []
@@ -94,3 +96,7 @@ class FullState(SavedState):
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tensors, mapped from their files."""
         return self._state
+
+
+def _is_sharded(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, (DTensor, DeferredTensor)) for value in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,18 +95,17 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def has_shards(values: Iterable[Any]) -> bool:
-    """Whether a tensor of a state is sharded over ranks, or deferred."""
-    return any(isinstance(value, (DTensor, DeferredTensor)) for value in values)
-
-
 def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
     """Return a state dict with full tensors on the CPU; empty on ranks that are no receivers.
+
+    A state without shards is returned as it is, on each rank.
 
     Every rank must call it. Names of one tensor share one tensor. A rank holds one full tensor at a time on its device;
     `torch.distributed.checkpoint.state_dict` gathers the same, but not tensors of one stage of a pipeline, and writers
     of files would have to wait for all of it.
     """
+    if not any(isinstance(value, (DTensor, DeferredTensor)) for value in state.values()):
+        return dict(state)
     first_names = ties_in(state)
     full: dict[str, Any] = {}
     for name, value in state.items():

@@ -28,7 +28,7 @@ from accel_backends.fsdp.state import (
     sharded_optimizer_state,
 )
 from accel_backends.handlers.precision import AutocastKwargs
-from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
@@ -247,7 +247,7 @@ class FullyShardedStrategy(Strategy):
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, of which every rank takes its parts."""
-        super().load_optimizer_state(optimizer, sharded_optimizer_state(optimizer, state))
+        optimizer.load_state_dict(in_memory(optimizer, sharded_optimizer_state(optimizer, state)))
 
     def _cast_forward(self, model: nn.Module, config: FSDPConfig) -> None:
         """Make the forward pass cast the inputs of operations, unless a policy of the user does."""

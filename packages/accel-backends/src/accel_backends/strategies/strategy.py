@@ -325,8 +325,6 @@ def full_model_state(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
     state = strategy.model_tensors(inner, as_computed=True)
     if not strategy.capabilities.shards_parameters:
         return state
-    from accel_backends.fsdp.state import gathered_state, has_shards  # imports `DTensor`, which takes long
+    from accel_backends.fsdp.state import gathered_state  # imports `DTensor`, which takes long
 
-    if not has_shards(state.values()):
-        return state
     return gathered_state(state, is_receiver=strategy.context.topology.rank == 0)
