@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 
 from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.precisions.loss_scaler import LossScaler, step_scaled
+from accel_backends.precisions.loss_scaler import LossScaler
 from accel_backends.precisions.precision import Precision, select_precision
 from accel_backends.unwrap import innermost
 from accel_state.errors import ConfigError
@@ -95,10 +94,6 @@ class FP16Precision(AutocastPrecision):
     def leave_scaling_to_engine(self) -> None:
         """Scale no losses from now on: the engine does."""
         self.scaler = LossScaler(self.device_type, enabled=False)
-
-    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
-        """Step ``optimizer`` unless its gradients overflowed; return whether it stepped."""
-        return not step_scaled(self.scaler, optimizer, closure)
 
 
 def get_mixed_precision_context_manager(

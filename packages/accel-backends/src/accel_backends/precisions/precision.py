@@ -93,11 +93,6 @@ class Precision:
     def leave_scaling_to_engine(self) -> None:
         """Stop scaling losses; for strategies whose engine scales them."""
 
-    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
-        """Step ``optimizer`` and return whether the parameters were updated."""
-        optimizer.step(closure)
-        return True
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler; an empty dict without one."""
         return {} if self.scaler is None else self.scaler.state_dict()
