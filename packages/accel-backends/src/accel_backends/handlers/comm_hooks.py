@@ -26,8 +26,8 @@ def check_combination(hook: HookType, wrapper: HookType, state_options: Mapping[
     """
     if hook == HookType.BATCHED_POWER_SGD:
         raise ConfigError(
-            f"`comm_hook={hook}` fails in torch (as of 2.13): it multiplies matrices that do not fit. Use "
-            "`comm_hook=power_sgd`."
+            f"`comm_hook={hook}` fails in torch (as of 2.13), with an `AssertionError` in the first step that it "
+            "compresses. Use `comm_hook=power_sgd`."
         )
     if wrapper != HookType.NO and wrapper not in WRAPPERS:
         raise ConfigError(f"`comm_wrapper` must be one of no, fp16, bf16, got `{wrapper}`.")

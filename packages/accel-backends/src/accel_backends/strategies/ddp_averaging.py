@@ -274,6 +274,7 @@ class AveragingCheck:
 
 
 def _has_gradient(parameter: torch.Tensor) -> bool:
+    # The host waits for the device, only if gradients may not have been averaged.
     return parameter.grad is not None and bool(parameter.grad.norm() != 0)
 
 
