@@ -15,7 +15,7 @@ from torch.nn.modules import module as registrations
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from accel_backends.handlers.comm_hooks import restart
+from accel_backends.handlers.ddp import restart
 from accel_backends.unwrap import innermost
 from accel_state.lost_rank import note_lost_rank
 from accel_state.user_warnings import warn_user

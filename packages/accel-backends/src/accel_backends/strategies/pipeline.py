@@ -28,10 +28,9 @@ from accel_backends.pipelining.training import LossFunction, PipelineTraining
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.stages import Stages, stages_of
-from accel_backends.strategies.capabilities import Capabilities, Sync
+from accel_backends.strategies.capabilities import Capabilities, OpenGradients, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import SHARDS_LACK, FullyShardedStrategy
-from accel_backends.strategies.open_gradients import OpenGradients
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_backends.unwrap import inner_optimizer

@@ -15,10 +15,9 @@ from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
-from accel_backends.strategies.capabilities import Capabilities, Feature, Sync
+from accel_backends.strategies.capabilities import Capabilities, Feature, OpenGradients, Sync
+from accel_backends.strategies.checks import place_model
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.open_gradients import OpenGradients
-from accel_backends.strategies.placement import place_model
 from accel_backends.unwrap import extract_model_from_parallel
 from accel_ops.named_tensors import named_tensors
 from accel_state.enums import DDPCommunicationHookType
