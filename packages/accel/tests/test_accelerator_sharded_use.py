@@ -489,6 +489,14 @@ def test_a_plugin_shows_the_policy_that_the_run_follows_and_follows_the_next_run
     assert plugin.chosen_policy is plugin.mixed_precision_policy
 
 
+def test_a_policy_that_a_library_sets_before_it_prepares_the_model_counts(fresh_state):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    plugin.set_mixed_precision("bf16", override=True)
+    model = accelerator.prepare_model(make_model("odd"))
+    assert model(torch.ones(2, 7)).dtype is torch.bfloat16
+
+
 def test_a_plugin_has_no_policy_if_nothing_is_cast(fresh_state):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
     Accelerator(cpu=True, fsdp_plugin=plugin)

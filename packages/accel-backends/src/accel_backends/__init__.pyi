@@ -2,7 +2,6 @@ from accel_backends.compile import compile_model as compile_model
 from accel_backends.compile import compile_regions as compile_regions
 from accel_backends.compile import compile_regions_deepspeed as compile_regions_deepspeed
 from accel_backends.compile import has_compiled_regions as has_compiled_regions
-from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
 from accel_backends.handlers.collection import Handlers as Handlers
 from accel_backends.handlers.collection import collect as collect
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
@@ -10,7 +9,8 @@ from accel_backends.handlers.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_backends.handlers.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_backends.handlers.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_backends.handlers.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
+from accel_backends.handlers.precision import AutocastKwargs as AutocastKwargs
+from accel_backends.handlers.precision import GradScalerKwargs as GradScalerKwargs
 from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
 from accel_backends.module_lookup import get_model_tp_size as get_model_tp_size
 from accel_backends.module_lookup import get_module_children_bottom_up as get_module_children_bottom_up
@@ -48,7 +48,7 @@ from accel_backends.plugins.ram_efficient_loading import (
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
 )
 from accel_backends.plugins.tensor_parallel import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-from accel_backends.precisions.context import (
+from accel_backends.precisions.autocast import (
     get_mixed_precision_context_manager as get_mixed_precision_context_manager,
 )
 from accel_backends.precisions.fp8.te_forward import apply_fp8_autowrap as apply_fp8_autowrap

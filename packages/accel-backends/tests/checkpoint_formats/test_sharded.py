@@ -103,11 +103,8 @@ class FakeStrategy:
         return self._state
 
     def optimizer_parameters(self, optimizer, models):
-        return self._named
-
-    def optimizer_shapes(self, optimizer):
-        shapes = [parameter.shape for parameter in self._named.values()]
-        return [shapes[:2], shapes[2:]]
+        items = list(self._named.items())
+        return [dict(items[:2]), dict(items[2:])]
 
 
 def parameters():

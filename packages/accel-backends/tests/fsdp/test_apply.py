@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import FSDPModule
 
-from accel_backends.fsdp.apply import shard_model
-from accel_backends.fsdp.config import ShardSettings
+from accel_backends.fsdp.apply import RunAxes, shard_model
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.gathering import set_prefetching
 from accel_backends.fsdp.groups import shard_groups
 from accel_ops.named_tensors import named_tensors
@@ -24,8 +24,8 @@ def ahead(forward, backward):
         model, named_tensors(model, include_buffers=False), units=NAMES[:-1], tail=[NAMES[-1]]
     )
     mesh = init_device_mesh("cpu", (2,))
-    settings = ShardSettings(mesh, torch.device("cpu"), MixedPrecisionPolicy(), OffloadPolicy())
-    shard_model(model, named_tensors(model), groups, settings)
+    axes = RunAxes(torch.device("cpu"), mesh)
+    shard_model(model, named_tensors(model), groups, FSDPConfig(), axes)
     set_prefetching(model, groups, forward=forward, backward=backward)
     name_of = {id(getattr(model, name)._get_fsdp_state()): name for name in NAMES}
     assert all(isinstance(getattr(model, name), FSDPModule) for name in NAMES)

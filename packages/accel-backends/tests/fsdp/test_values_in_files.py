@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from accel_backends.fsdp.apply import shard_model
-from accel_backends.fsdp.config import ShardSettings
+from accel_backends.fsdp.apply import RunAxes, shard_model
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.groups import shard_groups, whole_parameters
 from accel_backends.fsdp.values import FileValues
 from accel_ops.named_tensors import named_tensors
@@ -43,11 +43,9 @@ def shard(model, files, *, offload=None, ignored=None, **settings):
         model,
         named_tensors(model),
         shard_groups(model, named_tensors(model, include_buffers=False), units=units, whole=whole),
-        ShardSettings(
-            mesh, torch.device("cpu"), MixedPrecisionPolicy(), offload or OffloadPolicy(), **settings
-        ),
+        FSDPConfig(offload=offload or OffloadPolicy(), files=files, **settings),
+        RunAxes(torch.device("cpu"), mesh),
         whole=whole,
-        files=files,
     )
     return {
         name: value.full_tensor() if isinstance(value, DTensor) else value
@@ -132,7 +130,8 @@ def test_files_of_another_dtype_are_converted(world, save):
 
 def test_master_weights_get_the_precision_of_the_files(world, save):
     expected = make_model("odd")
-    found = world(2).run(load, "odd", save("odd"), dtype=torch.bfloat16, has_master_weights=True)
+    policy = MixedPrecisionPolicy(torch.bfloat16)
+    found = world(2).run(load, "odd", save("odd"), dtype=torch.bfloat16, policy=policy)
     for values, _ in found:
         assert all(torch.equal(value, expected.get_parameter(name)) for name, value in values.items())
 

@@ -61,6 +61,11 @@ def variables(monkeypatch):
     return set_all
 
 
+def policy(param_dtype, reduce_dtype=None):
+    """Return the policy that follows from the dtypes of a run, whose forward autocast casts."""
+    return MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
 def plugin(version, **fields):
     return FullyShardedDataParallelPlugin(version, **fields)
 
@@ -437,7 +442,7 @@ class TestVersions:
     @pytest.mark.parametrize(
         ("fields", "expected"),
         [
-            ({}, {"reshard_after_forward": True, "policy": None}),
+            ({}, {"reshard_after_forward": True, "policy": policy(None), "casts_forward": False}),
             ({"sharding_strategy": "SHARD_GRAD_OP"}, {"reshard_after_forward": False}),
             ({"sharding_strategy": "NO_SHARD"}, {"reshard_after_forward": False}),
             ({"sharding_strategy": "HYBRID_SHARD"}, {"reshard_after_forward": True}),
@@ -447,19 +452,28 @@ class TestVersions:
             ({"param_init_fn": print}, {"init_module": print}),
             (
                 {"mixed_precision_policy": MixedPrecision(param_dtype=torch.bfloat16)},
-                {"policy": None, "param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16},
+                {"policy": policy(torch.bfloat16, torch.bfloat16), "casts_forward": True},
             ),
             (
                 {"mixed_precision_policy": MixedPrecision(param_dtype=torch.float32)},
                 {"policy": MixedPrecisionPolicy(torch.float32, torch.float32)},
             ),
             ({"mixed_precision_policy": MixedPrecision()}, {"policy": MixedPrecisionPolicy()}),
-            ({"reduce_dtype": "bf16"}, {"policy": None, "param_dtype": None, "reduce_dtype": torch.bfloat16}),
+            ({"reduce_dtype": "bf16"}, {"policy": policy(None, torch.bfloat16)}),
         ],
     )
     def test_words_of_version_1_are_those_of_fully_shard(self, fields, expected):
         config = plugin(1, **fields).config()
         assert {name: getattr(config, name) for name in expected} == expected
+
+    def test_the_dtype_of_the_run_counts_where_no_policy_is_given(self):
+        config = plugin(2).config(torch.bfloat16, has_autocast=False)
+        assert (config.policy, config.casts_forward) == (
+            MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+            True,
+        )
+        given = plugin(2, mixed_precision_policy="fp32").config(torch.bfloat16)
+        assert (given.policy.param_dtype, given.casts_forward) == (torch.float32, False)
 
     def test_offload_of_version_1_is_a_policy(self):
         policy = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available())

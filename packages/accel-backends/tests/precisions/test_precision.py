@@ -107,14 +107,3 @@ def test_full_precision_changes_nothing():
     assert (precision.scaler, precision.dtype, precision.state_dict()) == (None, None, {})
     with precision.autocast():
         assert model(torch.ones(1, 2)).dtype is torch.float32
-
-
-def test_a_step_in_full_precision_always_steps_and_runs_closures():
-    precision = select_precision("no", device_backend=CPU)
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
-    weight.grad = torch.ones(1)
-    called = []
-    assert precision.step(optimizer, lambda: called.append(1)) is True
-    assert called == [1]
-    assert weight.item() == 0.5

@@ -276,7 +276,7 @@ def test_an_optimizer_made_before_follows_parameters_with_its_state(one_process)
     old = model[0].weight
     before = optimizer.state[old]["exp_avg"].clone()
     new = torch.nn.Parameter(old.detach().clone())
-    strategy._replaced.record([(old, new)])
+    strategy.replaced.record([(old, new)])
     strategy.prepare_optimizer(optimizer)
     assert optimizer.param_groups[0]["params"][0] is new
     torch.testing.assert_close(optimizer.state[new]["exp_avg"], before, rtol=0, atol=0)

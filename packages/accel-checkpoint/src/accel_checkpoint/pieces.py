@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -213,6 +213,10 @@ def empty_like_shard(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return wrap_like(parameter, torch.empty_like(local_part(parameter), dtype=dtype))
 
 
+@overload
+def wrap_like(parameter: DTensor, local: Tensor) -> DTensor: ...
+@overload
+def wrap_like(parameter: Tensor, local: Tensor) -> Tensor: ...
 def wrap_like(parameter: Tensor, local: Tensor) -> Tensor:
     """Return the tensor of the shape of ``parameter``, sharded over the ranks like it, whose local part is ``local``.
 

@@ -164,7 +164,7 @@ def resolve_handlers(
     Raises:
         ConfigError: If a handler is unknown, or the two name different libraries.
     """
-    handlers = collect(given)
+    handlers = collect(given) if given else Handlers()
     if fp8_backend is not None:
         default = recipe_named(fp8_backend)
         recipe = given_recipe(handlers)

@@ -253,7 +253,7 @@ class Prepared:
             # A model may override `parameters()`, but the gradients of all parameters are reduced.
             for model in (*models, *self._trained_models, *sharded):
                 known += nn.Module.parameters(model)
-            known += self._strategy.replaced_parameters()
+            known += self._strategy.replaced
         for model in models:
             check_placement(
                 model,

@@ -159,9 +159,23 @@ class _RenamedState(SavedState):
 
 
 def named_parameters(optimizer: PreparedOptimizer) -> dict[str, torch.Tensor]:
-    """Return the parameters of an optimizer by their names in the checkpoint, in the order of its state dict."""
-    parameters = optimizer.strategy.optimizer_parameters(optimizer.optimizer, optimizer.models)
-    return {optimizer.names_in_file.get(name, name): one for name, one in parameters.items()}
+    """Return the parameters of an optimizer by their names in the checkpoint, in the order of its state dict.
+
+    Raises:
+        CheckpointError: If a parameter is part of no model.
+    """
+    named: dict[str, torch.Tensor] = {}
+    groups = optimizer.strategy.optimizer_parameters(optimizer.optimizer, optimizer.models)
+    for number, group in enumerate(groups):
+        for name, parameter in group.items():
+            if isinstance(name, int):
+                raise CheckpointError(
+                    f"A parameter of shape {tuple(parameter.shape)} in group {number} of the "
+                    f"{type(optimizer.optimizer).__name__} is part of no prepared model, so its state has no name in a "
+                    "sharded checkpoint. Prepare its model too, or set `state_dict_type` to `FULL_STATE_DICT`."
+                )
+            named[optimizer.names_in_file.get(name, name)] = parameter
+    return named
 
 
 def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +188,9 @@ def check_optimizer_state(optimizer: PreparedOptimizer, state: Mapping[str, Any]
         ValueError: If it does not; says why.
     """
     inner = optimizer.optimizer
-    groups, shapes = list(state["param_groups"]), optimizer.strategy.optimizer_shapes(inner)
+    groups = list(state["param_groups"])
+    parameters = optimizer.strategy.optimizer_parameters(inner, models=())
+    shapes = [[parameter.shape for parameter in group.values()] for group in parameters]
     added: dict[str, Any] = {}
     if len(groups) != len(shapes):
         raise ValueError(f"it has {len(groups)} parameter groups, the optimizer {len(shapes)}")

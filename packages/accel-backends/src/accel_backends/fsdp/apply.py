@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_backends.compile import compile_forwards
@@ -40,40 +39,46 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
 from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.expert_parallel import without_experts
+from accel_backends.transforms.expert_parallel import ExpertParallel, without_experts
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from accel_backends.fsdp.config import FSDPConfig, ShardSettings
-    from accel_backends.plans.plan import ParallelPlan
+    from accel_backends.fsdp.config import FSDPConfig
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
     from accel_backends.precisions.precision import GatheredWeights
     from accel_backends.sequences.axis import SequenceAxis
-    from accel_backends.transforms.expert_parallel import ExpertParallel
     from accel_ops.named_tensors import NamedTensor
 
 
 @dataclass(frozen=True, slots=True)
 class RunAxes:
-    """What a run splits over ranks besides parameters.
+    """What a run splits over ranks.
 
     Attributes:
+        device: The device of this rank.
+        mesh: One axis, over which parameters are sharded; or two, of which the first has replicas.
         layer_mesh: The TP ranks; None without tensor parallelism.
         sequences: How ranks share sequences; None if they do not.
-        experts_of: Returns which experts of a model are spread over ranks; None if none are.
+        expert_mesh: Like ``mesh``, for experts that are split over ranks: those that have the same ones.
+        dispatch_mesh: The ranks that split the experts of a layer; None without expert parallelism.
+        expert_gradient_scale: Multiplies the gradients of these experts.
         sequence_index: The number of this rank among those that have other tokens of the same sequences; None if it
             has all tokens.
         layer_sequence_index: The same if TP ranks have other tokens, too.
     """
 
-    layer_mesh: DeviceMesh | None
-    sequences: SequenceAxis | None
-    experts_of: Callable[[nn.Module, ParallelPlan], ExpertParallel | None]
-    sequence_index: int | None
-    layer_sequence_index: int | None
+    device: torch.device
+    mesh: DeviceMesh
+    layer_mesh: DeviceMesh | None = None
+    sequences: SequenceAxis | None = None
+    expert_mesh: DeviceMesh | None = None
+    dispatch_mesh: DeviceMesh | None = None
+    expert_gradient_scale: float = 1.0
+    sequence_index: int | None = None
+    layer_sequence_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,6 @@ def apply_sharding(
     model: nn.Module,
     tensors: Sequence[NamedTensor],
     config: FSDPConfig,
-    settings: ShardSettings,
     axes: RunAxes,
     *,
     dynamo: TorchDynamoPlugin | None,
@@ -114,8 +118,7 @@ def apply_sharding(
         model: The model, on any device.
         tensors: Its parameters and buffers.
         config: The settings of the user.
-        settings: What follows from them in this run.
-        axes: What the run splits besides parameters.
+        axes: What the run splits over ranks.
         dynamo: How units are compiled; None does not compile them.
         gathering: How the precision all-gathers weights; None if they are gathered as they are.
 
@@ -124,20 +127,19 @@ def apply_sharding(
         CheckpointError: If the files of weights do not.
     """
     kind = type(model).__name__  # which `fully_shard` changes
-    plan = transform_units(model, tensors, config, settings, axes, dynamo=dynamo)
+    plan = transform_units(model, tensors, config, axes, dynamo=dynamo)
     # TP and EP before FSDP, group by group: `fully_shard` shards what they leave to this rank, and at no time has a
     # rank more than one unsharded group. The precision wraps weights last, so that FSDP gathers its dtype.
     cut_layers = plan.cut_layers
     if gathering is not None:
-        cut_layers.append(partial(gathering.wrap, num_shards=settings.mesh.size(settings.mesh.ndim - 1)))
+        cut_layers.append(partial(gathering.wrap, num_shards=axes.mesh.size(axes.mesh.ndim - 1)))
     shard_model(
         model,
         tensors,
         plan.groups,
-        settings,
+        config,
+        axes,
         whole=plan.whole,
-        files=config.files,
-        init_module=config.init_module,
         cut_layers=cut_layers,
     )
     # After sharding, which makes the modules `FSDPModule`s.
@@ -145,12 +147,12 @@ def apply_sharding(
     set_prefetching(model, plan.groups, forward=forward, backward=backward)
     # After the weights have their values: `param_init_fn` draws random numbers on rank 0 only.
     if axes.layer_mesh is not None:
-        share_random_state(axes.layer_mesh, settings.device)
+        share_random_state(axes.layer_mesh, axes.device)
     # Around the forward of the root, compiled or not: torch traces no change of a generator.
     is_in_layers = plan.layers is not None and plan.layers.is_in_sequence
     number = axes.layer_sequence_index if is_in_layers else axes.sequence_index
     if number is not None:
-        draw_own_numbers(model, number=number, device=settings.device)
+        draw_own_numbers(model, number=number, device=axes.device)
     # Now that all groups exist: torch takes the first module that runs for the root, which a user may not run first.
     gather_once(model, plan.groups)
     # Nor the root at all: modules with parameters of its group, and other methods, gather it themselves.
@@ -165,7 +167,6 @@ def transform_units(
     model: nn.Module,
     tensors: Sequence[NamedTensor],
     config: FSDPConfig,
-    settings: ShardSettings,
     axes: RunAxes,
     *,
     dynamo: TorchDynamoPlugin | None,
@@ -176,8 +177,15 @@ def transform_units(
     # Attention first: it is part of what is recomputed and compiled.
     if axes.sequences is not None:
         axes.sequences.attach(model, plan)
-    experts = axes.experts_of(model, plan)
-    if experts is not None:
+    experts = None
+    if axes.dispatch_mesh is not None:
+        experts = ExpertParallel(
+            model,
+            plan,
+            axes.dispatch_mesh,
+            gradient_scale=axes.expert_gradient_scale,
+            layer_mesh=axes.layer_mesh,
+        )
         plan = without_experts(plan, experts.modules)  # a layer is split by one axis
     layers = None if axes.layer_mesh is None else TensorParallel(model, plan, axes.layer_mesh)
     # Checkpointing before compiling: torch then compiles forward and recomputation of a block as one graph.
@@ -196,7 +204,7 @@ def transform_units(
     # Dtypes before groups, since modules in fp32 have their own.
     parameters = [found for found in tensors if found.is_parameter]
     whole = whole_parameters(model, parameters, config.ignored_modules)
-    fp32 = _keep_fp32(model, settings, whole=whole)
+    fp32 = _keep_fp32(model, config.policy, device_type=axes.device.type, whole=whole)
     groups = shard_groups(
         model,
         parameters,
@@ -209,12 +217,14 @@ def transform_units(
     return ShardPlan(groups, whole, layers, experts)
 
 
-def _keep_fp32(model: nn.Module, settings: ShardSettings, *, whole: Sequence[str]) -> list[str]:
+def _keep_fp32(
+    model: nn.Module, policy: MixedPrecisionPolicy, *, device_type: str, whole: Sequence[str]
+) -> list[str]:
     """Return the modules that compute in fp32 although the run does not, and store the ``whole`` parameters in fp32."""
-    low, device_type = settings.policy.param_dtype, settings.device.type
+    low = policy.param_dtype
     if low is None:
         return []
-    fp32, casts = kept_in_fp32(model, low), not settings.policy.cast_forward_inputs
+    fp32, casts = kept_in_fp32(model, low), not policy.cast_forward_inputs
     if casts:
         for name in fp32:
             wrap_forward(model.get_submodule(name), device_type=device_type, dtype=low, enabled=False)
@@ -229,11 +239,10 @@ def shard_model(
     model: nn.Module,
     tensors: Sequence[NamedTensor],
     groups: Sequence[ShardGroup],
-    settings: ShardSettings,
+    config: FSDPConfig,
+    axes: RunAxes,
     *,
     whole: Collection[str] = (),
-    files: str | os.PathLike[str] | None = None,
-    init_module: Callable[[nn.Module], None] | None = None,
     cut_layers: Sequence[Callable[[Sequence[NamedTensor]], None]] = (),
 ) -> None:
     """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
@@ -246,10 +255,9 @@ def shard_model(
         model: The model.
         tensors: Its parameters and buffers.
         groups: From `shard_groups`; the root is the last.
-        settings: How to shard.
+        config: How to shard, and from which files values come.
+        axes: Over which ranks.
         whole: First names of the parameters that stay whole on every rank.
-        files: Safetensors files of the model, as `FileValues` takes them.
-        init_module: Gives a module on the meta device its values, where there are no files; called on rank 0.
         cut_layers: Each is called with the parameters of each group, when they have their values, to cut the layers
             that hold them over another axis before.
 
@@ -257,45 +265,49 @@ def shard_model(
         ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
         CheckpointError: If the files do not fit the model or cannot be read.
     """
-    missing = check_same_model(tensors, device=settings.device)
-    if init_module is not None and files is None:
+    missing = check_same_model(tensors, device=axes.device)
+    init_module = config.init_module
+    if init_module is not None and config.files is None:
         missing = []
     in_files = {found.names[0] for found in missing}
-    values = values_in_files(model, tensors, missing, files)
+    values = values_in_files(model, tensors, missing, config.files)
     modules = dict(model.named_modules(remove_duplicate=False))
     cut = {id(found) for found in tensors if found.is_parameter and found.names[0] not in whole}
-    buffer = ReceiveBuffer(device=settings.device)
+    buffer = ReceiveBuffer(device=axes.device)
     for group, members in zip(groups, tensors_of_groups(tensors, groups), strict=True):
         sharded = [found for found in members if id(found) in cut]
         received = [found for found in members if found.names[0] not in in_files]
         if init_module is not None and dist.get_rank() == 0:
             initialize(received, init_module)
         buffer.lend([found for found in sharded if found.names[0] not in in_files])
-        take_values_of_rank_0(received, device=settings.device)
+        take_values_of_rank_0(received, device=axes.device)
         for found in members:
             if values is not None and found.names[0] in in_files and id(found) not in cut:
-                values.fill(found, device=settings.device)
+                values.fill(found, device=axes.device)
         shard_group(
             [modules[name] for name in group.modules],
             group,
             sharded,
-            settings,
+            config,
+            axes,
             ignored={model.get_parameter(name) for name in whole},
             cut_layers=cut_layers,
         )
         for found in sharded:
             if values is not None and found.names[0] in in_files:
-                values.fill_shard(found, device=settings.shard_device)
+                values.fill_shard(found, device=config.shard_device(axes.device))
     if values is not None:
         values.finish()
-    UnusedParameters(model, reduces_all=settings.mesh.ndim > 1)
+    if axes.mesh.size() > 1:
+        UnusedParameters(model, reduces_all=axes.mesh.ndim > 1)
 
 
 def shard_group(
     members: list[nn.Module],
     group: ShardGroup,
     owned: Sequence[NamedTensor],
-    settings: ShardSettings,
+    config: FSDPConfig,
+    axes: RunAxes,
     *,
     ignored: Collection[nn.Parameter],
     cut_layers: Sequence[Callable[[Sequence[NamedTensor]], None]] = (),
@@ -306,25 +318,30 @@ def shard_group(
         members: Its modules.
         group: How it is gathered.
         owned: The parameters that are sharded, on the device.
-        settings: How to shard.
+        config: How to shard.
+        axes: Over which ranks.
         ignored: Parameters of the modules that stay whole.
         cut_layers: Each is called with ``owned`` to cut the layers that hold them over another axis before.
     """
-    if settings.has_master_weights:
+    mesh, policy = axes.mesh, config.policy
+    if group.has_experts:
+        assert axes.expert_mesh is not None
+        mesh = axes.expert_mesh
+    if policy.param_dtype is not None:  # the shards are the master weights
         store_in_fp32(found.tensor for found in owned)
     for cut in cut_layers:
         cut(owned)
     # Why: docs/decisions/0011-models-are-always-sharded-through-one-path.md
     fully_shard(
         _unit(members),
-        mesh=settings.expert_mesh if group.has_experts else settings.mesh,
+        mesh=mesh,
         reshard_after_forward=not group.is_tail
         and ROOT not in group.modules
-        and settings.reshard_after_forward,
-        mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
-        offload_policy=settings.offload,
+        and _resharding(config, mesh.size(mesh.ndim - 1)),
+        mp_policy=replace(policy, param_dtype=None) if group.keeps_fp32 else policy,
+        offload_policy=config.offload,
         ignored_params=set(ignored) or None,
-        shard_placement_fn=settings.shard_placement_fn,
+        shard_placement_fn=config.shard_placement_fn,
     )
     for found in owned:
         # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
@@ -342,6 +359,15 @@ def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
     is_container = isinstance(first, (nn.ModuleList, nn.ModuleDict))
     is_called = type(first).forward is not nn.Module.forward
     return members if others or (is_container and is_called) else first
+
+
+def _resharding(config: FSDPConfig, num_shards: int) -> bool | int:
+    """Return what `fully_shard` takes, which refuses more ranks than share the parameters."""
+    reshard = config.reshard_after_forward
+    if isinstance(reshard, bool) or reshard >= num_shards:
+        return bool(reshard)
+    config.check_resharding(num_shards)
+    return reshard
 
 
 def is_sharded(model: nn.Module) -> bool:

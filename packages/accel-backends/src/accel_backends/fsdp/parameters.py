@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -13,9 +13,14 @@ from accel_state.errors import ConfigError
 
 
 class ReplacedParameters:
-    """The replaced parameters, as long as other objects keep them alive."""
+    """The replaced parameters, as long as other objects keep them alive.
 
-    def __init__(self) -> None:
+    Args:
+        record_new: A method that records the latest ones, called before they are listed.
+    """
+
+    def __init__(self, record_new: Callable[[], None] | None = None) -> None:
+        self._record_new = None if record_new is None else weakref.WeakMethod(record_new)
         self._pairs: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] = {}
 
     def record(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -43,6 +48,8 @@ class ReplacedParameters:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that were replaced and are still alive."""
+        if self._record_new is not None and (record := self._record_new()) is not None:
+            record()
         for old, _ in list(self._pairs.values()):
             parameter = old()
             if parameter is not None:

@@ -80,7 +80,7 @@ class ReplicatedParameters:
         packed.div_(self._mesh.size())
         averages = _unflatten_dense_tensors(packed, tensors)  # type: ignore[no-untyped-call]
         torch._foreach_copy_(tensors, averages)
-        if any(is_unused):
+        if any(is_unused):  # The host waits for the device: a gradient is there or not.
             for parameter, gradient, is_used in zip(trained, gradients, used.tolist(), strict=True):
                 parameter.grad = gradient if is_used else None
 
@@ -134,7 +134,7 @@ class UnusedParameters:
     backward pass that reduces gradients, by one small all-reduce; a rank that has used all does not wait for it.
 
     Args:
-        model: Sharded by `fully_shard`; on one rank nothing is done.
+        model: Sharded by `fully_shard`.
         reduces_all: Also reduce units that did not run. Ranks that gather units together run the same ones; replicas
             may not.
     """
@@ -196,6 +196,7 @@ class UnusedParameters:
             self._running[mesh] = used, work  # a rank that has used all does not need the answer
             if unused:
                 work.wait()
+            # The host waits for the device on ranks that left some out: a gradient is there or not.
             for parameter, is_used in zip(parameters, used.tolist() if unused else (), strict=False):
                 if not is_used:
                     parameter.sharded_param.grad = None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.fsdp.state import load_state_of_rank_0
 from accel_backends.plans.sources import resolve_plan
@@ -36,8 +37,9 @@ def fsdp2_apply_ac(accelerator: Any, model: nn.Module) -> nn.Module:
         raise ConfigError(
             "This `Accelerator` does not shard models. Give it a `FullyShardedDataParallelPlugin(fsdp_version=2)`."
         )
-    units = [model.get_submodule(name) for name in _units(plugin, model)]
-    checkpoint_units(units, offloads_inputs=plugin.config().activation_checkpointing_offload)
+    config = plugin.config()
+    units = [model.get_submodule(name) for name in _units(config, model)]
+    checkpoint_units(units, offloads_inputs=config.activation_checkpointing_offload)
     return model
 
 
@@ -99,7 +101,7 @@ def fsdp2_prepare_auto_wrap_policy(
     fsdp2_plugin: FullyShardedDataParallelPlugin, model: nn.Module
 ) -> Callable[[nn.Module], bool]:
     """Return a function of a module of ``model``: whether it is an FSDP unit by the plugin, or by the model's plan."""
-    units = {id(model.get_submodule(name)) for name in _units(fsdp2_plugin, model)}
+    units = {id(model.get_submodule(name)) for name in _units(fsdp2_plugin.config(), model)}
     return lambda module: id(module) in units
 
 
@@ -108,5 +110,5 @@ def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
     return get_grad_scaler(**kwargs)
 
 
-def _units(plugin: FullyShardedDataParallelPlugin, model: nn.Module) -> tuple[str, ...]:
-    return resolve_plan(model, given=plugin.parallel_plan, policy=plugin.units_policy()).units
+def _units(config: FSDPConfig, model: nn.Module) -> tuple[str, ...]:
+    return resolve_plan(model, given=config.parallel_plan, policy=config.units).units

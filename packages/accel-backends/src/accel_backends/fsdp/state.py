@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,7 @@ def _on_device_of_mesh(tensor: DTensor) -> DTensor:
     local, mesh = tensor.to_local(), tensor.device_mesh
     if local.device.type != "cpu" or mesh.device_type == "cpu":
         return tensor
-    return cast(DTensor, wrap_like(tensor, local.to(mesh.device_type)))
+    return wrap_like(tensor, local.to(mesh.device_type))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,10 +98,14 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
     """Return a state dict with full tensors on the CPU; empty on ranks that are no receivers.
 
+    A state without shards is returned as it is, on each rank.
+
     Every rank must call it. Names of one tensor share one tensor. A rank holds one full tensor at a time on its device;
     `torch.distributed.checkpoint.state_dict` gathers the same, but not tensors of one stage of a pipeline, and writers
     of files would have to wait for all of it.
     """
+    if not any(isinstance(value, (DTensor, DeferredTensor)) for value in state.values()):
+        return dict(state)
     first_names = ties_in(state)
     full: dict[str, Any] = {}
     for name, value in state.items():

@@ -1,9 +1,9 @@
-from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
 from accel_backends.handlers.collection import collect as collect
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_backends.handlers.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_backends.handlers.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_backends.handlers.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_backends.handlers.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
+from accel_backends.handlers.precision import AutocastKwargs as AutocastKwargs
+from accel_backends.handlers.precision import GradScalerKwargs as GradScalerKwargs
 from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.handlers.fp8 import RECIPE_KINDS
-from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
 from accel_backends.handlers.profile import ProfileKwargs
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,10 +12,12 @@ from accel_backends.fsdp.state import HeldTensor
 from accel_backends.pipelining.stages import StagedModel
 from accel_ops import gather_object
 
+Name = TypeVar("Name", str, str | int)
+
 
 def held_model_state(
-    state: Mapping[str, Any], staged: StagedModel, ranks: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+    state: Mapping[Name, Any], staged: StagedModel, ranks: Sequence[Sequence[int]]
+) -> dict[Name, Any]:
     """Return a model's state in which each tensor tells who holds it. No communication.
 
     Args:
@@ -28,7 +30,7 @@ def held_model_state(
         for found, holders in zip(staged.tensors, staged.holders, strict=True)
     }
     known: dict[int, HeldTensor] = {}  # tied tensors stay one
-    held: dict[str, Any] = {}
+    held: dict[Name, Any] = {}
     for name, value in state.items():
         holders, is_here = places.get(id(value), (frozenset(), True))
         if not holders:

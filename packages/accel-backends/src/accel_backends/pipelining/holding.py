@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from accel_backends.fsdp.apply import ShardPlan, shard_group
-from accel_backends.fsdp.config import ShardSettings
+from accel_backends.fsdp.apply import RunAxes, ShardPlan, shard_group
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.groups import ROOT, ShardGroup, tensors_of_groups
 from accel_backends.fsdp.replicated import UnusedParameters
 from accel_backends.fsdp.values import (
@@ -33,12 +33,14 @@ class StageSharding:
     Attributes:
         root: The root of the stages.
         plan: How the whole model would be sharded.
-        settings: How the stages are.
+        config: How the stages are.
+        axes: Over which ranks.
     """
 
     root: StageRoot
     plan: ShardPlan
-    settings: ShardSettings
+    config: FSDPConfig
+    axes: RunAxes
 
     def cut_unit(self, group: ShardGroup, owned: Sequence[NamedTensor], *, stage: int) -> None:
         """Cut a group that one stage alone computes with; its parameters have their values."""
@@ -56,7 +58,8 @@ class StageSharding:
             members,
             group,
             owned,
-            self.settings,
+            self.config,
+            self.axes,
             ignored={one for one in self.root.model.parameters() if id(one) not in chosen},
             cut_layers=self.plan.cut_layers,
         )
@@ -117,7 +120,7 @@ def hold_stage(
             continue
         for found in cut:
             if values is not None and found.names[0] in in_files:
-                values.fill_shard(found, device=sharding.settings.shard_device)
+                values.fill_shard(found, device=sharding.config.shard_device(device))
     if values is not None:
         values.finish()
     if sharding is not None:

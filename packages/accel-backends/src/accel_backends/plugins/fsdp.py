@@ -227,15 +227,23 @@ class FullyShardedDataParallelPlugin:
                 shown = MixedPrecision(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
             self.mixed_precision_policy = self._policy_of_run = shown
 
-    def config(self) -> FSDPConfig:
-        """Return the settings as they are now in the terms of `fully_shard`."""
-        chosen: Any = self.chosen_policy
-        dtype: torch.dtype | None = None
+    def config(self, dtype: torch.dtype | None = None, *, has_autocast: bool = True) -> FSDPConfig:
+        """Return the settings as they are now in the types of `fully_shard`.
+
+        Args:
+            dtype: What the run computes in if no ``mixed_precision_policy`` was given; None casts nothing.
+            has_autocast: Whether autocast casts the inputs of operations, so that inputs of modules stay as they are.
+        """
+        policy: Any = self.chosen_policy
         reduce_dtype: Any = self.reduce_dtype
-        if isinstance(chosen, MixedPrecision):
-            dtype, reduce_dtype = chosen.param_dtype, chosen.reduce_dtype or chosen.param_dtype
+        if isinstance(policy, MixedPrecision):
+            dtype, reduce_dtype = policy.param_dtype, policy.reduce_dtype or policy.param_dtype
             is_half = dtype in (torch.float16, torch.bfloat16)
-            chosen = None if is_half else MixedPrecisionPolicy(dtype, reduce_dtype)
+            policy = None if is_half else MixedPrecisionPolicy(dtype, reduce_dtype)
+        casts_forward = policy is None and dtype is not None
+        if policy is None:
+            reduced = reduce_dtype or (None if dtype is None else torch.float32)
+            policy = MixedPrecisionPolicy(dtype, reduced, None, not has_autocast)
         offload: Any = self.cpu_offload
         if isinstance(offload, CPUOffload):
             is_pinned = torch.accelerator.is_available()
@@ -245,16 +253,15 @@ class FullyShardedDataParallelPlugin:
         if self.fsdp_version == 1:
             reshard = self.sharding_strategy in _RESHARDING
         return FSDPConfig(
-            policy=chosen,
-            param_dtype=dtype,
-            reduce_dtype=reduce_dtype,
+            policy=policy,
+            casts_forward=casts_forward,
             offload=offload,
             reshard_after_forward=reshard,
             shard_placement_fn=self.shard_placement_fn,
             units=self.units_policy(),
             parallel_plan=self.parallel_plan,
             ignored_modules=ignored,
-            activation_checkpointing=bool(self.activation_checkpointing),
+            activation_checkpointing=bool(self.activation_checkpointing) or self.xla_fsdp_grad_ckpt,
             activation_checkpointing_offload=bool(self.activation_checkpointing_offload),
             selective_checkpointing=self.selective_checkpointing,
             num_forward_prefetch=self.num_forward_prefetch or int(bool(self.forward_prefetch)),
@@ -263,6 +270,8 @@ class FullyShardedDataParallelPlugin:
             init_module=self.param_init_fn,
             cpu_ram_efficient_loading=bool(self.cpu_ram_efficient_loading),
             forward_methods=self.forward_methods,
+            reduces_once=self.reduce_once,
+            shard_output=(self.xla_fsdp_settings or {}).get("shard_output"),
         )
 
     @property
@@ -543,6 +552,26 @@ class FullyShardedDataParallelPlugin:
                 f"{', '.join(present)}. Name some of these."
             )
         return {kind for kind in found.values() if kind is not None}
+
+
+def settings_of_run(
+    plugin: object, *, dtype: torch.dtype | None = None, has_autocast: bool = True
+) -> tuple[Callable[[], FSDPConfig], Callable[[], StateDictType]]:
+    """Return a function that returns the settings of a run, and one that returns how it is saved.
+
+    Libraries change the first until they prepare a model, the second until they save it. The plugin shows the policy of
+    mixed precision that the run follows.
+
+    Args:
+        plugin: That of the run; without one of FSDP, those of version 2 from the environment.
+        dtype: See `FullyShardedDataParallelPlugin.config`.
+        has_autocast: The same.
+    """
+    if not isinstance(plugin, FullyShardedDataParallelPlugin):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    read = functools.partial(plugin.config, dtype, has_autocast=has_autocast)
+    plugin.show_policy(read().policy)
+    return read, functools.partial(getattr, plugin, "state_dict_type")
 
 
 def _listed(names: Iterable[str]) -> str:

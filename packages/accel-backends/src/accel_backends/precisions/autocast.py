@@ -1,15 +1,16 @@
-"""What the precisions that cast by `torch.autocast` share."""
+"""The precisions `bf16` and `fp16`, which cast by `torch.autocast`."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from accel_backends.handlers.autocast import AutocastKwargs
+from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.precisions.precision import Precision
+from accel_backends.precisions.loss_scaler import LossScaler
+from accel_backends.precisions.precision import Precision, select_precision
 from accel_backends.unwrap import innermost
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
@@ -69,3 +70,47 @@ class AutocastPrecision(Precision):
             enabled=choice.enabled,
             cache_enabled=choice.cache_enabled,
         )
+
+
+class BF16Precision(AutocastPrecision):
+    """The precision `bf16`: the range of fp32 with fewer digits, so gradients need no scaling."""
+
+    name: ClassVar[str] = "bf16"
+    compute_dtype: ClassVar[torch.dtype] = torch.bfloat16
+
+
+class FP16Precision(AutocastPrecision):
+    """The precision `fp16`: a small range, so the loss is scaled and steps that overflow are skipped."""
+
+    name: ClassVar[str] = "fp16"
+    compute_dtype: ClassVar[torch.dtype] = torch.float16
+    reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs, GradScalerKwargs)
+
+    def __init__(self, *, device_backend: DeviceBackend, handlers: Handlers) -> None:
+        super().__init__(device_backend=device_backend, handlers=handlers)
+        handler = handlers.get(GradScalerKwargs)
+        self.scaler: LossScaler = LossScaler(self.device_type, **(handler.to_kwargs() if handler else {}))
+
+    def leave_scaling_to_engine(self) -> None:
+        """Scale no losses from now on: the engine does."""
+        self.scaler = LossScaler(self.device_type, enabled=False)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """Return a context in which operations are cast as the current `AcceleratorState` says.
+
+    Args:
+        native_amp: Whether operations are cast at all.
+        autocast_kwargs: How they are cast.
+    """
+    if not native_amp:
+        return nullcontext()
+    from accel_state import AcceleratorState
+    from accel_state.runtime import current_runtime
+
+    precision = select_precision(
+        AcceleratorState().mixed_precision, device_backend=current_runtime().device_backend
+    )
+    return precision.autocast(autocast_kwargs)

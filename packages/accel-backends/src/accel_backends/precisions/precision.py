@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.collection import Handlers
 from accel_backends.handlers.fp8 import RECIPE_KINDS
-from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
 from accel_backends.precisions.loss_scaler import LossScaler, unscale_once
 from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import NamedTensor
@@ -93,11 +92,6 @@ class Precision:
 
     def leave_scaling_to_engine(self) -> None:
         """Stop scaling losses; for strategies whose engine scales them."""
-
-    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
-        """Step ``optimizer`` and return whether the parameters were updated."""
-        optimizer.step(closure)
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler; an empty dict without one."""

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.strategies.capabilities import Capabilities, Sync
+from accel_backends.strategies.checks import model_devices
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
 from accel_backends.strategies.ddp_parameters import Reducers
-from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import layers
 from accel_state.errors import ConfigError

@@ -15,7 +15,7 @@ from torch.nn.modules import module as registrations
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from accel_backends.handlers.comm_hooks import restart
+from accel_backends.handlers.ddp import restart
 from accel_backends.unwrap import innermost
 from accel_state.lost_rank import note_lost_rank
 from accel_state.user_warnings import warn_user
@@ -274,6 +274,7 @@ class AveragingCheck:
 
 
 def _has_gradient(parameter: torch.Tensor) -> bool:
+    # The host waits for the device, only if gradients may not have been averaged.
     return parameter.grad is not None and bool(parameter.grad.norm() != 0)
 
 

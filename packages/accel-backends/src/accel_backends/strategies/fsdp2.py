@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_backends.fsdp.apply import RunAxes, apply_sharding, is_sharded
 from accel_backends.fsdp.clipping import clip_gradients, clip_values
-from accel_backends.fsdp.config import FSDPConfig, shard_settings
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.fsdp.replicated import (
     ReplicatedParameters,
@@ -27,10 +27,9 @@ from accel_backends.fsdp.state import (
     load_model_state,
     sharded_optimizer_state,
 )
-from accel_backends.handlers.autocast import AutocastKwargs
-from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plans.plan import ParallelPlan
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_backends.handlers.precision import AutocastKwargs
+from accel_backends.optimizer import AcceleratedOptimizer, in_memory
+from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequences.axis import SequenceAxis, sequence_axis
@@ -43,7 +42,6 @@ from accel_backends.strategies.capabilities import (
 )
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.strategy import Strategy
-from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
@@ -69,6 +67,7 @@ class FullyShardedStrategy(Strategy):
 
     name: ClassVar[str] = "fsdp2"
     sequences: SequenceAxis | None
+    replaced: ReplacedParameters
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         lacks=SHARDS_LACK,
@@ -79,76 +78,71 @@ class FullyShardedStrategy(Strategy):
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it."""
-        return "full" if self._plugin.state_dict_type is StateDictType.FULL_STATE_DICT else "sharded"
+        """The format in which models and optimizers are saved."""
+        return "full" if self._state_dict_type() is StateDictType.FULL_STATE_DICT else "sharded"
 
     def setup(self, context: StrategyContext) -> None:
         """Bind the strategy to the run; a single process gets a process group.
 
-        Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
+        If rank 0 alone needs weights, variables say so to libraries that load models.
 
         Raises:
-            ConfigError: If the precision exchanges layers that ranks are to share.
+            ConfigError: If the precision exchanges layers that ranks are to share, or ``reshard_after_forward`` does
+                not fit the mesh.
         """
         super().setup(context)
-        runtime, layout, given = context.runtime, context.runtime.layout, context.plugin
+        runtime, layout, device = context.runtime, context.runtime.layout, context.runtime.device
         _check_own_layers(context, layout)
         runtime.ensure_group()
-        self._plugin = (
-            given
-            if isinstance(given, FullyShardedDataParallelPlugin)
-            else FullyShardedDataParallelPlugin(fsdp_version=2)
+        autocast = context.handlers.get(AutocastKwargs)
+        self._read_config, self._state_dict_type = settings_of_run(
+            context.plugin,
+            dtype=context.precision.dtype,
+            has_autocast=autocast is None or autocast.enabled,
         )
-        config = self._plugin.config()
+        config = self._read_config()
         if config.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
         if context.precision.scaler is not None:
             context.precision.scaler.share_overflows()
-        self._device, self._layout = runtime.device, layout
-        self._mesh, self._layer_mesh = _meshes_of(layout, self._device.type)
-        self._reduces_once = self._plugin.reduce_once
+        self._device = device
+        self._mesh, self._layer_mesh = _meshes_of(layout, device.type)
+        if not isinstance(config.reshard_after_forward, bool):
+            config.check_resharding(layout.num_param_shards)
+        self._reduces_once = config.reduces_once
         if self._mesh.ndim > 1 or self._reduces_once:
             self.open_gradients = None  # torch keeps gradients that are not fully reduced to itself
-        expert_mesh, self._dispatch_mesh = _expert_meshes_of(layout, self._device.type)
-        self.sequences = sequence_axis(layout, context.parallelism, rank=runtime.topology.rank)
-        rank, has_parts = runtime.topology.rank, self.sequences is not None
+        expert_mesh, dispatch_mesh = _expert_meshes_of(layout, device.type)
+        rank, has_parts = runtime.topology.rank, layout.size("cp", "sp") > 1
+        self.sequences = sequence_axis(layout, context.parallelism, rank=rank) if has_parts else None
         self._axes = RunAxes(
+            device,
+            self._mesh,
             self._layer_mesh,
             self.sequences,
-            self._experts_of,
+            expert_mesh,
+            dispatch_mesh,
+            # Sharding averages over the ranks that have the same experts, and these see the tokens of all ranks.
+            expert_gradient_scale=layout.size("dp_replicate", "edp_shard") / layout.num_loss_ranks,
             sequence_index=layout.index(rank, "cp", "sp") if has_parts else None,
             layer_sequence_index=layout.index(rank, "cp", "sp", "tp") if has_parts or layout.tp > 1 else None,
         )
-        handler = context.handlers.get(AutocastKwargs)
-        self._settings = shard_settings(
-            config,
-            mesh=self._mesh,
-            device=self._device,
-            dtype=context.precision.dtype,
-            has_autocast=handler is None or handler.enabled,
-            expert_mesh=expert_mesh,
-        )
-        self._plugin.show_policy(self._settings.policy)
-        self._replaced = ReplacedParameters()
+        self.replaced = ReplacedParameters(self._reshard)
         self._has_replicated = False
         self._gathering = context.precision.gathering
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, ReplicatedParameters] = weakref.WeakKeyDictionary()
 
-    @property
-    def _config(self) -> FSDPConfig:
-        """The settings as they are now: libraries change those of the plugin until they prepare a model."""
-        return self._plugin.config()
-
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
+        config = self._read_config()
         if is_sharded(model):
             self.context.precision.check_converted(model)
             if not all(isinstance(parameter, DTensor) for parameter in model.parameters()):
                 self._step_replicated()
-            self._cast_forward(model)
+            self._cast_forward(model, config)
             self._models.add(model)
             return model
         kind, tensors = type(model).__name__, named_tensors(model)
@@ -160,8 +154,7 @@ class FullyShardedStrategy(Strategy):
         plan = apply_sharding(
             model,
             tensors,
-            self._config,
-            self._settings,
+            config,
             self._axes,
             dynamo=self.context.dynamo,
             gathering=self._gathering,
@@ -171,7 +164,7 @@ class FullyShardedStrategy(Strategy):
             self._whole[model] = ReplicatedParameters(model, whole, self._mesh)
             self._step_replicated()
         self._record_replaced(model, before, kind=kind)
-        self._cast_forward(model)
+        self._cast_forward(model, config)
         self._models.add(model)
         return model
 
@@ -183,7 +176,7 @@ class FullyShardedStrategy(Strategy):
 
     def _check_unshared(self, parameters: Mapping[str, torch.Tensor], *, kind: str) -> None:
         for name, parameter in parameters.items():
-            if parameter in self._replaced:
+            if parameter in self.replaced:
                 raise ConfigError(
                     f"`{name}` of the {kind} to prepare is part of a model that was prepared "
                     "before, and which has sharded it. Put both models into one module, and prepare that."
@@ -191,7 +184,7 @@ class FullyShardedStrategy(Strategy):
 
     def _record_replaced(self, model: nn.Module, before: Mapping[str, torch.Tensor], *, kind: str) -> None:
         pairs = {name: (old, model.get_parameter(name)) for name, old in before.items()}
-        self._replaced.record(pairs.values())
+        self.replaced.record(pairs.values())
         lost = [f"`{name}`" for name, (old, new) in pairs.items() if old is not new and _has_hooks(old)]
         if lost:
             warn_user(
@@ -204,7 +197,7 @@ class FullyShardedStrategy(Strategy):
     ) -> AcceleratedOptimizer:
         """Rebind ``optimizer`` to the shards of its parameters, and wrap it."""
         inner = inner_optimizer(optimizer)
-        self._replaced.repoint(inner)
+        self.replaced.repoint(inner)
         if self._gathering is not None:
             self._gathering.watch(inner)
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
@@ -221,18 +214,13 @@ class FullyShardedStrategy(Strategy):
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
-    ) -> dict[str, torch.Tensor]:
-        """Return the parameters that ``optimizer`` steps, by their names in the users' ``models``."""
-        found = super().optimizer_parameters(optimizer, models)
+    ) -> list[dict[str | int, Any]]:
+        """Return the parameters that ``optimizer`` steps as they are stored."""
+        groups = super().optimizer_parameters(optimizer, models)
         gathering = self._gathering
         if gathering is None:
-            return found
-        return {name: gathering.stored(parameter) for name, parameter in found.items()}
-
-    def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return the parameters from before sharding, and gathered ones, that somebody still holds."""
-        self._reshard()
-        return self._replaced
+            return groups
+        return [{name: gathering.stored(one) for name, one in group.items()} for group in groups]
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients are reduced over all ranks, over the shards only, or not at all."""
@@ -259,12 +247,12 @@ class FullyShardedStrategy(Strategy):
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, of which every rank takes its parts."""
-        super().load_optimizer_state(optimizer, sharded_optimizer_state(optimizer, state))
+        optimizer.load_state_dict(in_memory(optimizer, sharded_optimizer_state(optimizer, state)))
 
-    def _cast_forward(self, model: nn.Module) -> None:
+    def _cast_forward(self, model: nn.Module, config: FSDPConfig) -> None:
         """Make the forward pass cast the inputs of operations, unless a policy of the user does."""
-        policy = self._settings.policy
-        if self._settings.casts_forward:
+        policy = config.policy
+        if config.casts_forward:
             wrap_forward(
                 model,
                 device_type=self._device.type,
@@ -279,7 +267,7 @@ class FullyShardedStrategy(Strategy):
         if all(isinstance(parameter, DTensor) or parameter.grad is not None for parameter in chosen):
             return chosen
         self._reshard()
-        return [self._replaced.newest(parameter) for parameter in chosen]
+        return [self.replaced.newest(parameter) for parameter in chosen]
 
     def _reshard(self) -> None:
         """Reshard every unit, and record the sharded parameter behind each unsharded one.
@@ -292,22 +280,7 @@ class FullyShardedStrategy(Strategy):
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
-            self._replaced.record((gathered[name], parameter) for name, parameter in model.named_parameters())
-
-    def _experts_of(self, model: nn.Module, plan: ParallelPlan) -> ExpertParallel | None:
-        """Return which experts of ``model`` are spread over ranks, None where the run spreads none."""
-        if self._dispatch_mesh is None:
-            return None
-        layout = self._layout
-        # Sharding averages over the ranks that hold the same experts, and these see the tokens of all ranks.
-        num_holders = layout.size("dp_replicate", "edp_shard")
-        return ExpertParallel(
-            model,
-            plan,
-            self._dispatch_mesh,
-            gradient_scale=num_holders / layout.num_loss_ranks,
-            layer_mesh=self._layer_mesh,
-        )
+            self.replaced.record((gathered[name], parameter) for name, parameter in model.named_parameters())
 
 
 def _check_own_layers(context: StrategyContext, layout: MeshLayout) -> None:

@@ -28,10 +28,9 @@ from accel_backends.pipelining.training import LossFunction, PipelineTraining
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.stages import Stages, stages_of
-from accel_backends.strategies.capabilities import Capabilities, Sync
+from accel_backends.strategies.capabilities import Capabilities, OpenGradients, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import SHARDS_LACK, FullyShardedStrategy
-from accel_backends.strategies.open_gradients import OpenGradients
 from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_backends.unwrap import inner_optimizer
@@ -118,9 +117,8 @@ class PipelineStrategy(FullyShardedStrategy):
             place=self._place.index,
             num_ranks=self.context.layout.pp,
         )
-        self._unfilled[model] = hold_stage(
-            staged, device=self.context.device, files=self._config.files, sharding=sharding
-        )
+        files = self._read_config().files
+        self._unfilled[model] = hold_stage(staged, device=self.context.device, files=files, sharding=sharding)
         if sharding is not None:
             self._finish_sharding(model, staged, sharding)
         if self.context.dynamo is not None:
@@ -151,22 +149,21 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def _sharding(self, model: nn.Module) -> StageSharding:
         # Compiled when it is known which units are here.
-        plan = transform_units(
-            model, named_tensors(model), self._config, self._settings, self._axes, dynamo=None
-        )
+        config = self._read_config()
+        plan = transform_units(model, named_tensors(model), config, self._axes, dynamo=None)
         if plan.layers is not None and plan.layers.is_in_sequence:
             raise ConfigError(
                 "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
                 "pipeline cannot hand on. Use the styles of the same names without `_sequence`."
             )
-        return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
+        return StageSharding(StageRoot(model, device=self.context.device), plan, config, self._axes)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """Rebind ``optimizer`` to the parameters of this rank's stages, and wrap it; other parameters keep no state."""
         inner = inner_optimizer(optimizer)
-        self._replaced.repoint(inner)
+        self.replaced.repoint(inner)
         for parameter in [one for one in inner.state if self._is_elsewhere(one)]:
             del inner.state[parameter]
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
@@ -180,7 +177,8 @@ class PipelineStrategy(FullyShardedStrategy):
         return [unit for unit in units if not any(map(staged.is_elsewhere, unit.parameters()))]
 
     def _parallel_plan(self, model: nn.Module) -> ParallelPlan:
-        return resolve_plan(model, given=self._config.parallel_plan, policy=self._config.units)
+        config = self._read_config()
+        return resolve_plan(model, given=config.parallel_plan, policy=config.units)
 
     def _finish_sharding(self, model: nn.Module, staged: StagedModel, sharding: StageSharding) -> None:
         self._models.add(sharding.root)
@@ -192,11 +190,11 @@ class PipelineStrategy(FullyShardedStrategy):
             self._step_replicated()
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
-        policy = self._settings.policy
+        policy = sharding.config.policy
         if policy.param_dtype is not None and policy.cast_forward_inputs:
             # What `fully_shard` does for the inputs of its root, which is another one here.
             model.register_forward_pre_hook(partial(_cast_inputs, dtype=policy.param_dtype), with_kwargs=True)
-        self._cast_forward(model)
+        self._cast_forward(model, sharding.config)
 
     def forward_backward(
         self,
@@ -336,12 +334,12 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
-    ) -> dict[str, Any]:
-        """Return the parameters by name, of which each names the ranks of its stage."""
-        named: dict[str, Any] = super().optimizer_parameters(optimizer, models)
+    ) -> list[dict[str | int, Any]]:
+        """Return the parameters, of which each names the ranks of its stage."""
+        groups = super().optimizer_parameters(optimizer, models)
         for staged in self._staged():
-            named = held_model_state(named, staged, self._ranks_at)
-        return named
+            groups = [held_model_state(group, staged, self._ranks_at) for group in groups]
+        return groups
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, of which every rank keeps that of its stages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
@@ -14,14 +15,13 @@ from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
-from accel_backends.strategies.capabilities import Capabilities, Feature, Sync
+from accel_backends.strategies.capabilities import Capabilities, Feature, OpenGradients, Sync
+from accel_backends.strategies.checks import place_model
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.open_gradients import OpenGradients
-from accel_backends.strategies.placement import place_model
 from accel_backends.unwrap import extract_model_from_parallel
 from accel_ops.named_tensors import named_tensors
 from accel_state.enums import DDPCommunicationHookType
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
 
@@ -44,13 +44,6 @@ class SequenceShards(Protocol):
         """
 
 
-class FullStates(Protocol):
-    """The ability of engines that gather many parameters together."""
-
-    def take(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state of a user's model on the CPU of rank 0, an empty dict on the others."""
-
-
 class Strategy:
     """How models are placed, wrapped, synchronized and stepped; a subclass overrides what its engine does differently.
 
@@ -70,8 +63,8 @@ class Strategy:
     """How loaders and buffers are sharded if ranks share sequences; None if they do not."""
     open_gradients: OpenGradients | None = OpenGradients()
     """The gradients of an unfinished accumulation; None if a checkpoint cannot hold them."""
-    full_states: FullStates | None = None
-    """How many parameters of a model are gathered together; None if they are gathered one by one."""
+    replaced: Iterable[torch.Tensor] = ()
+    """Parameters that `prepare_model` replaced in models, and that optimizers may still have."""
 
     @property
     def checkpoint_format(self) -> str:
@@ -233,10 +226,6 @@ class Strategy:
         """Return a context for forward and backward in which gradients are reduced as ``sync`` specifies."""
         return _NOTHING
 
-    def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return parameters that `prepare_model` replaced in a model, and that optimizers may still have."""
-        return ()
-
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:
@@ -278,13 +267,27 @@ class Strategy:
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
-    ) -> dict[str, torch.Tensor]:
-        """Return the parameters of ``optimizer`` by their names in ``models``. Their states are sharded like them."""
-        return parameters_of(optimizer, models)
+    ) -> list[dict[str | int, Any]]:
+        """Return the parameters of ``optimizer`` by group, in the order of its full state, sharded like their states.
 
-    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
-        """Return the unsharded shapes of the parameters of ``optimizer``, by group, in the order of its full state."""
-        return [[parameter.shape for parameter in group["params"]] for group in optimizer.param_groups]
+        Keys are their names in ``models``, after the number of the model if they belong to several; of a parameter
+        that is in none of them, its number in the optimizer.
+        """
+        homes: dict[int, tuple[int, str]] = {}
+        for index, model in enumerate(models):
+            for found in named_tensors(model, include_buffers=False):
+                homes.setdefault(id(found.tensor), (index, found.names[0]))
+        groups = [group["params"] for group in optimizer.param_groups]
+        indexes = {homes[id(one)][0] for group in groups for one in group if id(one) in homes}
+        names = {
+            number: name if len(indexes) == 1 else f"{index}.{name}"
+            for number, (index, name) in homes.items()
+        }
+        numbers = itertools.count()
+        return [
+            {names.get(id(one), number): one for one, number in zip(group, numbers, strict=False)}
+            for group in groups
+        ]
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a full state, or one with tensors sharded like the parameters, which may be mapped from files."""
@@ -312,47 +315,13 @@ class Strategy:
         return zip(objects, chosen, strict=True)
 
 
-def parameters_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the parameters of an optimizer by name, in the order of their numbers in its state dict.
-
-    Where they belong to several models, each name begins with the number of its model.
-
-    Raises:
-        CheckpointError: If a parameter is part of no model.
-    """
-    homes: dict[int, tuple[int, str]] = {}
-    for index, model in enumerate(models):
-        for found in named_tensors(model, include_buffers=False):
-            homes.setdefault(id(found.tensor), (index, found.names[0]))
-    stepped = [
-        (number, parameter)
-        for number, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    ]
-    for number, parameter in stepped:
-        if id(parameter) not in homes:
-            raise CheckpointError(
-                f"A parameter of shape {tuple(parameter.shape)} in group {number} of the {type(optimizer).__name__} is "
-                "part of no prepared model, so its state has no name in a sharded checkpoint. Prepare its model too, "
-                "or set `state_dict_type` to `FULL_STATE_DICT`."
-            )
-    has_one_model = len({homes[id(parameter)][0] for _, parameter in stepped}) <= 1
-    named: dict[str, torch.Tensor] = {}
-    for _, parameter in stepped:
-        index, name = homes[id(parameter)]
-        named[name if has_one_model else f"{index}.{name}"] = parameter
-    return named
-
-
 def full_model_state(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
     """Return the full state of a model, prepared or the user's, with the keys it had before it was prepared.
 
     If parameters are sharded, all ranks must call it: rank 0 gets full tensors on the CPU, the others an empty dict.
     """
     inner = strategy.unwrap(model, keep_torch_compile=False)
-    if strategy.full_states is not None:
-        return strategy.full_states.take(inner)
-    state = strategy.model_tensors(inner)
+    state = strategy.model_tensors(inner, as_computed=True)
     if not strategy.capabilities.shards_parameters:
         return state
     from accel_backends.fsdp.state import gathered_state  # imports `DTensor`, which takes long

@@ -67,7 +67,7 @@ class CheckpointedForward(WrappedForward):
             args = tuple(None if _is_cache(value) else value for value in args)
             kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
         keeping: AbstractContextManager[Any] = nullcontext()
-        if self.offloads_inputs:
+        if self.offloads_inputs:  # The host waits for each copy to the CPU.
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
         options: dict[str, Any] = {}
         if self.is_selective:

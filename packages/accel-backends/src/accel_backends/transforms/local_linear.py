@@ -1,4 +1,4 @@
-"""The forward of a linear layer on this rank's rows of its weight, which torch's styles cannot choose."""
+"""Linear layers on this rank's rows of a weight, where torch's styles cannot choose them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from accel_backends.wrapped_forward import WrappedForward
 
@@ -49,3 +51,23 @@ class LocalLinear(WrappedForward):
 
     def _own_rows(self, parameter: DTensor) -> torch.Tensor:
         return parameter.to_local(grad_placements=self._gradient)[self._rows]
+
+
+class PackedColwise(ParallelStyle):
+    """Shards a weight that holds several matrices, such as query, key and value, each by outputs; inputs are whole.
+
+    Args:
+        num_blocks: Matrices in the weight, of one size.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self._num_blocks = num_blocks
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for key, whole in list(module.named_parameters(recurse=False)):
+            placement = _StridedShard(0, split_factor=self._num_blocks)
+            cut = distribute_tensor(whole, device_mesh, [placement], src_data_rank=self.src_data_rank)
+            module.register_parameter(key, nn.Parameter(cut, requires_grad=whole.requires_grad))
+        module.forward = LocalLinear(module.forward, device_mesh)
+        return module

@@ -25,7 +25,7 @@ from accel_backends.checkpoint_formats.protocol import (
     SaveChoices,
     SavedModel,
 )
-from accel_backends.strategies.open_gradients import OpenGradients
+from accel_backends.strategies.capabilities import OpenGradients
 from accel_backends.unwrap import inner_optimizer, stepped_optimizer
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.file_names import (

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.fp8 import RECIPE_KINDS
-from accel_backends.precisions.bf16 import BF16Precision
+from accel_backends.handlers.precision import AutocastKwargs
+from accel_backends.precisions.autocast import BF16Precision
 from accel_backends.unwrap import innermost
 from accel_state.errors import ConfigError
 from accel_state.logging import get_logger

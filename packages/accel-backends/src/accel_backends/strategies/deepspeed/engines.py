@@ -14,12 +14,12 @@ from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.strategies.checks import place_model
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
-from accel_backends.strategies.placement import place_model
 from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import ConfigError
 

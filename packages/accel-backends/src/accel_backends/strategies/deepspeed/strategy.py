@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.handlers.precision import GradScalerKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin
@@ -17,7 +17,7 @@ from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement, register_kind
 from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineFullStates, EngineStates
+from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
@@ -88,7 +88,6 @@ class DeepSpeedStrategy(EngineStates):
         context.precision.leave_scaling_to_engine()
         self._is_deferred = False
         self._engines = EngineSet()
-        self.full_states = EngineFullStates(self)
         self.sequences = self._shared_sequences()
         self._layers = self._shared_layers()
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import nn
 
-from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.handlers.precision import GradScalerKwargs
 from accel_backends.plugins.megatron import MegatronLMPlugin
 from accel_backends.plugins.megatron_parsers import optimizer_settings
 from accel_backends.strategies.bundle import Bundle, InTurn, Placement, register_kind

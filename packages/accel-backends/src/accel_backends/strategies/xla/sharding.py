@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.plans.model_names import ModelNames
 from accel_backends.plans.policies import TransformerBased
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.strategies.xla import packages
 from accel_ops.xla_rows import row_axes, spread_rows
 from accel_state.errors import ConfigError
@@ -58,14 +59,12 @@ class FullyShardedModels:
 
     Args:
         mesh: The mesh.
-        plugin: Which modules are units, and what is done with them.
+        read_config: Returns the settings: which modules are units, and what is done with them.
     """
 
-    def __init__(self, mesh: Any, plugin: FullyShardedDataParallelPlugin) -> None:
+    def __init__(self, mesh: Any, read_config: Callable[[], FSDPConfig]) -> None:
         self._mesh = mesh
-        self._plugin = plugin
-        settings: Mapping[str, Any] = plugin.xla_fsdp_settings or {}
-        self._shard_output: Callable[[Any, Any], None] = settings.get("shard_output") or spread_rows
+        self._read_config = read_config
 
     def shard(self, model: nn.Module) -> None:
         """Shard ``model``, which is on the device, in place.
@@ -73,9 +72,10 @@ class FullyShardedModels:
         Raises:
             ConfigError: If activations are to be computed again and no module is a unit.
         """
-        policy = self._plugin.units_policy() or TransformerBased()
+        config = self._read_config()
+        policy = config.units or TransformerBased()
         units = [named.module for named in policy.fields(ModelNames(model)).get("units", ())]
-        if self._plugin.xla_fsdp_grad_ckpt:
+        if config.activation_checkpointing:
             if not units:
                 raise ConfigError(
                     f"`xla_fsdp_grad_ckpt` has no effect on this {type(model).__name__}, of which no part is a unit. "
@@ -87,7 +87,9 @@ class FullyShardedModels:
         for unit in units:
             packages.spmd().apply_backward_optimization_barrier(unit)
         for module in [*units, model]:
-            module.register_forward_hook(self._spread_output)
+            module.register_forward_hook(
+                partial(_mark_output, config.shard_output or spread_rows, self._mesh)
+            )
 
     def spread(self, model: nn.Module) -> None:
         """Mark the parameters of ``model`` as spread, those again that have been so before."""
@@ -108,5 +110,8 @@ class FullyShardedModels:
         spec = tuple(SHARD_AXIS if dim == longest else None for dim in range(tensor.dim()))
         packages.spmd().mark_sharding(tensor, self._mesh, spec)
 
-    def _spread_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._shard_output(output, self._mesh)
+
+def _mark_output(
+    mark: Callable[[Any, Any], None], mesh: Any, module: nn.Module, args: Any, output: Any
+) -> None:
+    mark(output, mesh)

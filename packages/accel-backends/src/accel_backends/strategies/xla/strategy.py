@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, settings_of_run
 from accel_backends.strategies.capabilities import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.strategy import Strategy
@@ -32,6 +32,7 @@ class XlaStrategy(Strategy):
     """
 
     name: ClassVar[str] = "xla"
+    replaced: ReplacedParameters
     capabilities: ClassVar[Capabilities] = Capabilities(
         accumulation=Sync.LATER,
         devices=frozenset({"xla"}),
@@ -50,18 +51,20 @@ class XlaStrategy(Strategy):
                 process can.
         """
         super().setup(context)
-        plugin = context.plugin if isinstance(context.plugin, FullyShardedDataParallelPlugin) else None
+        shards_parameters = isinstance(context.plugin, FullyShardedDataParallelPlugin)
         runtime = packages.runtime()
-        if plugin is not None:
+        if shards_parameters:
             self._check_one_process("`xla_fsdp_v2`")
         set_storage(dtype=context.precision.dtype)
         self._sharding: FullyShardedModels | None = None
         if runtime.is_spmd():
             self._check_one_process("SPMD (`torch_xla.runtime.use_spmd`)")
-            mesh = mesh_of_run(shards_parameters=plugin is not None)
-            self._sharding = None if plugin is None else FullyShardedModels(mesh, plugin)
+            mesh = mesh_of_run(shards_parameters=shards_parameters)
+            if shards_parameters:
+                read_config, _ = settings_of_run(context.plugin)
+                self._sharding = FullyShardedModels(mesh, read_config)
         self._gradients = GradientReduction(context.topology.world_size, context.gradient)
-        self._replaced = ReplacedParameters()
+        self.replaced = ReplacedParameters()
         self._hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def prepare_model(
@@ -72,11 +75,11 @@ class XlaStrategy(Strategy):
         prepared = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode
         )
-        self._replaced.record((found.tensor, model.get_parameter(found.names[0])) for found in before)
+        self.replaced.record((found.tensor, model.get_parameter(found.names[0])) for found in before)
         return prepared
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
-        """Let all processes begin with the weights of rank 0, and shard them where the plugin says so."""
+        """Let all processes begin with the weights of rank 0, and shard them where the settings say so."""
         if self.context.topology.world_size > 1:
             packages.model().broadcast_master_param(model)
         self._gradients.watch(model.parameters())
@@ -89,17 +92,13 @@ class XlaStrategy(Strategy):
     ) -> AcceleratedOptimizer:
         """Let ``optimizer`` step the parameters on the device, with gradients of all processes, and wrap it."""
         inner = stepped_optimizer(optimizer)
-        self._replaced.repoint(inner)
+        self.replaced.repoint(inner)
         if self._sharding is not None:
             self._sharding.spread_states(inner)
         if self.context.topology.world_size > 1 and inner not in self._hooked:
             inner.register_step_pre_hook(self._gradients.before_step)
             self._hooked.add(inner)
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
-
-    def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return the parameters that models had before they were moved."""
-        return self._replaced
 
     def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Multiply the gradients of ``models``, averaged over the processes."""
@@ -132,7 +131,7 @@ class XlaStrategy(Strategy):
 
     def _complete(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        chosen = [self._replaced.newest(parameter) for parameter in given]
+        chosen = [self.replaced.newest(parameter) for parameter in given]
         if self.context.gradient.sync_gradients:
             self._gradients.reduce(chosen)
         return chosen

@@ -56,10 +56,7 @@ class FakeStrategy:
         return optimizer.state_dict()
 
     def optimizer_parameters(self, optimizer, models):
-        return self._named
-
-    def optimizer_shapes(self, optimizer):
-        return [[parameter.shape for parameter in self._named.values()]]
+        return [self._named]
 
 
 def prepared(named):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,24 +16,6 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
 )
 from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import inner_optimizer
-
-
-class EngineFullStates:
-    """Gathers many parameters of an engine together; see `whole_model_state`.
-
-    Args:
-        strategy: That of the engines.
-    """
-
-    def __init__(self, strategy: EngineStates) -> None:
-        self._strategy = weakref.proxy(strategy)
-
-    def take(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state on the CPU of rank 0, an empty dict on the others; without an engine the model's."""
-        engine = self._strategy._engine_of(model)
-        if engine is None:
-            return model.state_dict()
-        return model_state.whole_model_state(engine, is_receiver=self._strategy.context.topology.rank == 0)
 
 
 class EngineStates(Strategy):
@@ -83,19 +64,12 @@ class EngineStates(Strategy):
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
-    ) -> dict[str, torch.Tensor]:
+    ) -> list[dict[str | int, Any]]:
         """Return deferred tensors by the names of the parameters."""
         engine = self._engine_with(optimizer)
         if engine is None:
             return super().optimizer_parameters(optimizer, models)
-        return optimizer_state.stepped_parameters(engine)  # type: ignore[return-value]
-
-    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
-        """Return the shapes of the whole parameters, by group."""
-        engine = self._engine_with(optimizer)
-        return (
-            super().optimizer_shapes(optimizer) if engine is None else optimizer_state.stepped_shapes(engine)
-        )
+        return optimizer_state.stepped_parameters(engine)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load a whole state, of which every rank takes its parts."""

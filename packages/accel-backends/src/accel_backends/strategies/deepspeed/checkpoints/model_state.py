@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -22,8 +21,6 @@ from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, 
 from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
 from accel_checkpoint.tensors import DeferredTensor, fetched
-
-_GATHERED_BYTES = 2**28
 
 
 def local_model_state(engine: Any, *, in_training_precision: bool = False) -> dict[str, Any]:
@@ -57,33 +54,6 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
             once[id(value)] = DeferredTensor(dtype, shape, get)
         state[name] = once[id(value)]
     return state if stepping_optimizer(engine) is None else EngineState(state, engine=engine)
-
-
-def whole_model_state(engine: Any, *, is_receiver: bool) -> dict[str, Any]:
-    """Return the whole state on the CPU as the model has it; empty where ``is_receiver`` is not set.
-
-    Every rank must call it; it gathers up to `_GATHERED_BYTES`, or one larger tensor, at a time.
-    """
-    state = engine.module.state_dict(keep_vars=True)
-    cuts = {id(engine.module.get_parameter(name)): cut for name, cut in cuts_of(engine.module).items()}
-    parameters = {id(value): value for value in state.values() if isinstance(value, nn.Parameter)}.values()
-    ends = itertools.accumulate(_shape(one).numel() * one.itemsize for one in parameters)
-    batches = itertools.groupby(zip(parameters, ends, strict=True), lambda pair: pair[1] // _GATHERED_BYTES)
-    full = {
-        id(one): one.detach().cpu()
-        for one in state.values()
-        if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter)
-    }
-    for _, batch in batches:
-        members = [parameter for parameter, _ in batch]
-        with GatheredParameters(members):
-            for one in members:
-                value = cuts[id(one)].gathered(one) if id(one) in cuts else one.detach()
-                if is_receiver:
-                    full[id(one)] = value.to("cpu", copy=hasattr(one, "ds_id"))
-    if not is_receiver:
-        return {}
-    return {name: full.get(id(value), value) for name, value in state.items()}
 
 
 @torch.no_grad()

@@ -19,21 +19,14 @@ from accel_checkpoint.tensors import DeferredTensor
 from accel_state.errors import CheckpointError
 
 
-def stepped_parameters(engine: Any) -> dict[str, DeferredTensor]:
-    """Return the parameters that the optimizer steps, by name, in the order of their numbers in its state."""
-    return {
-        name: DeferredTensor(group.flat.dtype, group.shapes[name], partial(group.gathered, name, group.flat))
-        for group in flat_groups(engine)
-        for name in group.shapes
-    }
-
-
-def stepped_shapes(engine: Any) -> list[list[torch.Size]]:
-    """Return the shapes of the parameters that the optimizer steps, by group."""
-    shapes: list[list[torch.Size]] = [[] for _ in _settings(engine)]
+def stepped_parameters(engine: Any) -> list[dict[str | int, Any]]:
+    """Return the parameters that the optimizer steps, deferred, by group and name, in the order of its state."""
+    groups: list[dict[str | int, Any]] = [{} for _ in _settings(engine)]
     for group in flat_groups(engine):
-        shapes[group.number] += group.shapes.values()
-    return shapes
+        for name, shape in group.shapes.items():
+            get = partial(group.gathered, name, group.flat)
+            groups[group.number][name] = DeferredTensor(group.flat.dtype, shape, get)
+    return groups
 
 
 def local_optimizer_state(engine: Any) -> EngineState:

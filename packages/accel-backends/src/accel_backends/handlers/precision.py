@@ -1,10 +1,24 @@
-"""How the loss is scaled under fp16: the arguments of `torch.amp.GradScaler`."""
+"""How a precision computes: the arguments of `torch.autocast` and of the gradient scaler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from accel_state.kwargs_handler import KwargsHandler
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Customises the `torch.autocast` that mixed precision puts around the forward pass.
+
+    Attributes:
+        enabled: Whether operations are cast at all.
+        cache_enabled: Whether the casts of weights are kept within one autocast region; None leaves torch's
+            choice.
+    """
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
 
 
 @dataclass

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_backends.strategies.placement import is_spread, model_devices, place_model
+from accel_backends.strategies.checks import is_spread, model_devices, place_model
 
 META = torch.device("meta")
 
