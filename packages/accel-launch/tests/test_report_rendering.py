@@ -96,7 +96,8 @@ def test_the_ranks_that_left_are_named_first(note, codes, left, others):
         for rank, (code, lines) in enumerate(zip(codes, lines_of, strict=True))
     ]
     told = describe(make_report(endings)).splitlines()
-    assert told[0].startswith(f"{left} left first: ") and told[0].endswith("ended while rank 0 waited.")
+    assert told[0].startswith(f"{left} left first: ")
+    assert told[0].endswith("ended while rank 0 waited.")
     assert told[1].startswith("  Rank 0 on node0 ended with exit code 1: RuntimeError: Connection closed")
     assert [line for line in told if line.endswith(("failed, too.", "too."))] == (
         [] if others is None else [f"  {others} failed, too."]

@@ -123,8 +123,8 @@ class RankReport:
     """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
 
     ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
-    ``had_ended`` tells that it finished before another rank failed, ``has_left`` that another failed since it waited for
-    this one, whose script had ended.
+    ``had_ended`` tells that it finished before another rank failed, ``has_left`` that another failed because it waited
+    for this one, whose script had ended.
     """
 
     rank: int

@@ -56,6 +56,20 @@ def plan_here(
     """
     check_accelerators(request)
     _check_open_files(request.num_local_processes)
+    plan = LaunchPlan(
+        name,
+        _ranks_here(request, master_addr=master_addr, run_id=run_id),
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+    )
+    return with_output_settings(plan, request)
+
+
+def with_output_settings(plan: LaunchPlan, request: LaunchRequest) -> LaunchPlan:
+    """Return the plan with what ``request`` says of restarts, and of the ranks' output on the screen and in files."""
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
@@ -64,14 +78,8 @@ def plan_here(
         None if folder is None else request.cwd / folder,
         request.value("role"),
     )
-    return LaunchPlan(
-        name,
-        _ranks_here(request, master_addr=master_addr, run_id=run_id),
-        num_ranks=request.num_processes,
-        grace_period_s=request.value("grace_period_s"),
-        port=port,
-        is_quiet=request.is_quiet,
-        report=report_file(request),
+    return replace(
+        plan,
         max_restarts=max_restarts,
         prefix="[rank${rank}] " if request.value("prefix") else "",
         shown_ranks=request.value("show_ranks"),
