@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.machine import threads_of
@@ -56,7 +56,8 @@ def plan_here(
     """
     check_accelerators(request)
     _check_open_files(request.num_local_processes)
-    plan = LaunchPlan(
+    settings = output_settings(request)
+    return LaunchPlan(
         name,
         _ranks_here(request, master_addr=master_addr, run_id=run_id),
         num_ranks=request.num_processes,
@@ -64,12 +65,12 @@ def plan_here(
         port=port,
         is_quiet=request.is_quiet,
         report=report_file(request),
+        **settings,
     )
-    return with_output_settings(plan, request)
 
 
-def with_output_settings(plan: LaunchPlan, request: LaunchRequest) -> LaunchPlan:
-    """Return the plan with what ``request`` says of restarts, and of the ranks' output on the screen and in files."""
+def output_settings(request: LaunchRequest) -> dict[str, Any]:
+    """Return what a plan says of restarts, and of the ranks' output on the screen and in files."""
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
@@ -78,13 +79,12 @@ def with_output_settings(plan: LaunchPlan, request: LaunchRequest) -> LaunchPlan
         None if folder is None else request.cwd / folder,
         request.value("role"),
     )
-    return replace(
-        plan,
-        max_restarts=max_restarts,
-        prefix="[rank${rank}] " if request.value("prefix") else "",
-        shown_ranks=request.value("show_ranks"),
-        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
-    )
+    return {
+        "max_restarts": max_restarts,
+        "prefix": "[rank${rank}] " if request.value("prefix") else "",
+        "shown_ranks": request.value("show_ranks"),
+        "logs": logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
+    }
 
 
 def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tuple[ProcessPlan, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
-from accel_launch.launchers.local import rank_variables, report_file, with_output_settings
+from accel_launch.launchers.local import output_settings, rank_variables, report_file
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -61,8 +61,8 @@ class SSHLauncher(BuiltInLauncher):
                 "role": request.value("role"),
             },
             secrets=library_variables(request.machine.environ),
+            **output_settings(request),
         )
-        plan = with_output_settings(plan, request)
         num_on_each = num_ranks_on_each(request, hosts)
         return plan if num_on_each is None else _with_ranks(plan, num_on_each)
 
