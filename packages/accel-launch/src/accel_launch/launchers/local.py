@@ -56,16 +56,15 @@ def plan_here(
     """
     check_accelerators(request)
     _check_open_files(request.num_local_processes)
-    settings = output_settings(request)
     return LaunchPlan(
         name,
         _ranks_here(request, master_addr=master_addr, run_id=run_id),
+        **output_settings(request),
         num_ranks=request.num_processes,
         grace_period_s=request.value("grace_period_s"),
         port=port,
         is_quiet=request.is_quiet,
         report=report_file(request),
-        **settings,
     )
 
 
