@@ -230,7 +230,7 @@ def make_report(
     cause = None if was_stopped else first
     has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
     before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
-    left = ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
+    left = _ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
     reports = [
         _rank_report(
             *(rank, _outcome(rank, weights[rank.rank], first=cause)),
@@ -291,7 +291,7 @@ def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> Rank
     return "died of it" if first is None or weight not in (_NAMED, _CAUSE) else "failed too"
 
 
-def ranks_left(lines: Sequence[str]) -> set[int]:
+def _ranks_left(lines: Sequence[str]) -> set[int]:
     """Return the ranks of which accel's note on a lost rank says that their script had ended."""
     named = [match["ranks"] for line in lines for match in _LEFT_RANKS.finditer(line)]
     return {int(rank) for ranks in named for rank in ranks.split(", ")}
