@@ -72,18 +72,21 @@ def leave_group(*, has_failed: bool = False) -> None:
 
 def _record_end() -> None:
     """Record for ranks that still wait for this one that it has left them, without an error."""
-    if (group := dist.group.WORLD) is not None:
+    group = dist.group.WORLD
+    store: Any = None if group is None else group.get_group_store()
+    if group is not None and store is not None:  # MPI's group has none
         with contextlib.suppress(RuntimeError):  # rank 0, which hosts the store, has ended
             # Not `set`, which does not wait for the store: another rank may read this before it is there.
-            group.get_group_store().add(_LEFT.format(group.rank()), 1)
+            store.add(_LEFT.format(group.rank()), 1)
 
 
 def ranks_that_left() -> list[int]:
     """Return the ranks that have left the default group without an error while this rank is still in it."""
-    if (group := dist.group.WORLD) is None:
+    group = dist.group.WORLD
+    store: Any = None if group is None else group.get_group_store()
+    if group is None or store is None:
         return []
     try:
-        store = group.get_group_store()
         return [rank for rank in range(group.size()) if store.check([_LEFT.format(rank)])]
     except RuntimeError:  # rank 0, which hosts the store, has ended, whether by an error is unknown
         return []
