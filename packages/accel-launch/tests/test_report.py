@@ -119,6 +119,7 @@ def test_to_dict_survives_json():
         "rank": 0,
         "host": "here",
         "outcome": "failed first",
+        "has_left": False,
         "exit_code": 1,
         "signal": None,
         "reason": "ended with exit code 1",

@@ -71,3 +71,34 @@ def test_ranks_that_all_lost_each_other_blame_none():
     told = describe(report(1, 1, last_lines=lost))
     assert "  Rank 1 failed, too." in told.splitlines()
     assert "  It lost a rank, or waited for one that made another call." in told.splitlines()
+
+
+LOST_PEER = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 9, in <module>',
+    "RuntimeError: Connection closed by peer",
+)
+
+
+@pytest.mark.parametrize(
+    ("note", "codes", "left", "others"),
+    [
+        ("but rank 1 had left: the script had ended there", (1, -15, 1), "Rank 1 on node1", "Rank 2"),
+        ("but ranks 1, 2 had left: the script had ended there", (1, -15, 0), "Ranks 1-2", None),
+        ("and still did", (1, 0, 1), "Rank 1 on node1", "Rank 2"),
+    ],
+)
+def test_the_ranks_that_left_are_named_first(note, codes, left, others):
+    lost = (*LOST_PEER, f"This rank was in `backward`, and waited for the other ranks to call it too, {note}")
+    lines_of = [lost, (), lost]
+    endings = [
+        RankEnding(rank, f"node{rank}", ChildEnding(code, float(rank) if code else None, code < 0, lines))
+        for rank, (code, lines) in enumerate(zip(codes, lines_of, strict=True))
+    ]
+    told = describe(make_report(endings)).splitlines()
+    assert told[0].startswith(f"{left} left first: ")
+    assert told[0].endswith("ended while rank 0 waited.")
+    assert told[1].startswith("  Rank 0 on node0 ended with exit code 1: RuntimeError: Connection closed")
+    assert [line for line in told if line.endswith(("failed, too.", "too."))] == (
+        [] if others is None else [f"  {others} failed, too."]
+    )

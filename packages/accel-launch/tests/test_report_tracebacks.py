@@ -33,6 +33,15 @@ Traceback (most recent call last):
   File "/a.py", line 4, in g
 my.package.CustomError
 """
+IMITATED = """
+Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+    call()
+ValueError: the server failed:
+Traceback (most recent call last):
+  File "server.py", line 3, in g
+KeyError: 'x'
+"""
 WITH_RANKS = """
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/home/me/train.py", line 5, in <module>
@@ -82,6 +91,7 @@ SyntaxError: '(' was never closed
             IN_A_LIBRARY,
             FoundException("RuntimeError", "inconsistent tensor size", "/home/me/train.py", 3, "step"),
         ),
+        (IMITATED, FoundException("ValueError", "the server failed:", "/home/me/train.py", 3, "<module>")),
         (CHAINED, FoundException("my.package.CustomError", "", "/a.py", 4, "g")),
         (
             WITH_RANKS,

@@ -54,7 +54,7 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
         ({"num_machines": "2", "tpu": "true"}, ["`--num_machines` has no effect on TPUs."]),
         ({"gpu_ids": "0", "tpu": "true"}, ["`--gpu_ids` has no effect on TPUs."]),
         (
-            {"max_restarts": "1", "hosts": "a,b"},
+            {"max_restarts": "1", "use_mpirun": "true"},
             ["`--max_restarts` has no effect where another program starts the ranks."],
         ),
         ({"same_network": "true"}, ["`--same_network` has no effect on one machine."]),

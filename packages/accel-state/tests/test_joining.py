@@ -53,6 +53,15 @@ def test_machines_started_with_different_numbers_of_machines_all_end_and_name_th
         assert "`--num_machines 3` (`GROUP_WORLD_SIZE`). Use the same on all machines" in errors
 
 
+def test_ranks_that_different_numbers_start_twice_name_the_flag():
+    first = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    of_four, of_two = {**first, "RANK": "1"}, {**first, "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    for errors in errors_of_ranks(first, of_four, of_two):
+        assert "was started twice" not in errors
+        assert "`--num_processes 2` (`WORLD_SIZE`)" in errors
+        assert "`--num_processes 4` (`WORLD_SIZE`)" in errors
+
+
 def test_two_machines_of_one_machine_rank_all_end_and_name_the_flag():
     one = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     for errors in errors_of_ranks(one, one, {**one, "RANK": "1"}):

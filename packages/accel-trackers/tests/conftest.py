@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tools.harness.fork_server import fork_server
-from tools.harness.scripts import run_script
+from tools.harness.scripts import run_script, start_ranks, wait_for_ranks
 
 # Nothing is sent anywhere, and nobody is counted.
 QUIET = {
@@ -52,6 +52,34 @@ IN_THE_END = """
 log.close()
 tracker.finish()
 """
+
+
+ON_EACH_RANK = """
+from accel_state import PartialState
+from accel_trackers import BackgroundLog, start_trackers
+
+rank = PartialState(cpu=True).process_index
+kwargs = {{"main_process_only": False, "group": "first", **{kwargs!r}}}
+trackers = start_trackers([{name!r}], "digits", init_kwargs={{{name!r}: kwargs}})
+log = BackgroundLog(trackers)
+log.log({{"rank": rank}}, step=0)
+log.close()
+trackers[0].finish()
+PartialState().destroy_process_group()
+"""
+
+
+@pytest.fixture
+def train_on_two_ranks(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs two ranks in ``tmp_path``, each of which logs its rank to a separate run."""
+
+    def run(name: str, kwargs: Mapping[str, object], *, env: Mapping[str, str]) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(ON_EACH_RANK.format(name=name, kwargs=dict(kwargs)))
+        with start_ranks([script], 2, env=QUIET | {"HOME": str(tmp_path), **env}, cwd=tmp_path) as ranks:
+            assert wait_for_ranks(ranks) == 0, [rank.stderr for rank in ranks]
+
+    return run
 
 
 @pytest.fixture

@@ -51,6 +51,16 @@ def test_a_task_has_every_value_however_the_script_ends(train, tmp_path, ends):
     assert (stored["lr"], stored["data/name"], stored["model"]) == ("0.1", "digits", "ReLU()")
 
 
+def test_variables_name_the_project_and_the_task(train, tmp_path):
+    train(
+        "clearml",
+        {"task_name": "first"},
+        env=OFFLINE | {"CLEARML_PROJECT": "named", "CLEARML_TASK": "second"},
+    )
+    task = json.loads((session(tmp_path) / "task.json").read_text())
+    assert (task["name"], task["project_name"]) == ("second", "named")
+
+
 def test_images_tables_and_single_values_are_in_the_task(train, tmp_path):
     train(
         "clearml",

@@ -132,3 +132,9 @@ def test_tags_of_mlflow_may_be_json_and_nothing_else():
         MLflowTracker(tags="team=blue")
     with pytest.raises(ConfigError, match=r"`tags` must be a dict, or one as JSON, got \[1\]"):
         MLflowTracker(tags="[1]")
+
+
+@pytest.mark.parametrize("name", ["swanlab", "trackio", "wandb"])
+def test_runs_of_each_rank_need_a_group(name):
+    with pytest.raises(ConfigError, match=f"creates a {name} run for each rank. Pass `group` too"):
+        LOGGER_TYPE_TO_CLASS[name]("digits", main_process_only=False)

@@ -8,11 +8,16 @@ pytestmark = pytest.mark.engine("trackers")
 
 
 def records(folder: Path) -> list:
+    """Read the file of the offline run below ``folder``."""
+    (file,) = folder.glob("swanlog/run-*/*.swanlab")
+    return records_in(file)
+
+
+def records_in(file: Path) -> list:
     """Read the file of an offline run with SwanLab's own reader, as `swanlab sync` does."""
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
-    (file,) = folder.glob("swanlog/run-*/*.swanlab")
     reader = DataStoreReader()
     reader.open(file)
     found = [Record.FromString(data) for data in reader]
@@ -63,3 +68,13 @@ def test_figures_are_pictures_of_their_size_and_a_run_that_raised_has_crashed(tr
     (file,) = tmp_path.glob("swanlog/run-*/media/image/*.png")
     assert image.open(file).size == (20, 20)
     assert run_pb2.RunState.Name(found[-1].finish.state) == "RUN_STATE_CRASHED"
+
+
+def test_each_rank_may_have_a_separate_run(train_on_two_ranks, tmp_path):
+    train_on_two_ranks("swanlab", {"mode": "offline", "log_dir": str(tmp_path / "swanlog")}, env={})
+    runs = [records_in(file) for file in tmp_path.glob("swanlog/run-*/*.swanlab")]
+    assert sorted(each.scalar.value.number for run in runs for each in run if each.HasField("scalar")) == [
+        0,
+        1,
+    ]
+    assert [run[0].start.group for run in runs] == ["first", "first"]

@@ -58,3 +58,13 @@ def test_images_figures_tables_and_histograms_are_kept_with_their_steps(train, t
     assert (weights["values"], weights["bins"]) == ([2, 1], [0.0, 0.5, 1.0])
     assert logged[7]["words"]["_value"] == [{"word": "a", "count": 1}, {"word": "b", "count": 2}]
     assert logged[8]["frame"]["_value"] == [{"word": "c", "count": 3}]
+
+
+def test_each_rank_may_have_a_separate_run(train_on_two_ranks, tmp_path):
+    train_on_two_ranks("trackio", {}, env={"TRACKIO_DIR": str(tmp_path / "trackio")})
+    with sqlite3.connect(tmp_path / "trackio" / "digits.db") as database:
+        rows = database.execute("select run_name, metrics from metrics").fetchall()
+    assert {name: json.loads(values) for name, values in rows} == {
+        "first-rank0": {"rank": 0},
+        "first-rank1": {"rank": 1},
+    }

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.errors import ConfigError
-from accel_trackers import WandBTracker
-from tools.harness.scripts import start_ranks, wait_for_ranks
-
 pytestmark = pytest.mark.engine("trackers")
 
 BLOCK, HEADER = 32768, 7
@@ -150,33 +146,11 @@ def test_a_run_that_is_finished_while_an_exception_is_handled_has_failed(train, 
     assert [each.exit.exit_code for each in records(tmp_path) if each.HasField("exit")] == [1]
 
 
-ON_EACH_RANK = """
-from accel_state import PartialState
-from accel_trackers import BackgroundLog, start_trackers
-
-rank = PartialState(cpu=True).process_index
-trackers = start_trackers(["wandb"], "digits", init_kwargs={"wandb": {"main_process_only": False, "group": "first"}})
-log = BackgroundLog(trackers)
-log.log({"rank": rank}, step=0)
-log.close()
-trackers[0].finish()
-PartialState().destroy_process_group()
-"""
-
-
-def test_each_rank_may_have_a_separate_run(tmp_path):
-    environ = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "HOME": str(tmp_path)}
-    (tmp_path / "train.py").write_text(ON_EACH_RANK)
-    with start_ranks([tmp_path / "train.py"], 2, env=environ, cwd=tmp_path) as ranks:
-        assert wait_for_ranks(ranks) == 0, ranks[0].stderr
+def test_each_rank_may_have_a_separate_run(train_on_two_ranks, tmp_path):
+    train_on_two_ranks("wandb", {}, env={})
     logged = set()
     for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb"):
         (step,) = history(file)
         (run,) = [each.run for each in records(file) if each.HasField("run")]
         logged.add((run.run_group, step["rank"]))
     assert logged == {("first", 0), ("first", 1)}
-
-
-def test_runs_of_each_rank_need_a_group():
-    with pytest.raises(ConfigError, match="Pass `group` too"):
-        WandBTracker("digits", main_process_only=False)

@@ -82,6 +82,36 @@ def test_a_wait_for_a_rank_that_left_names_the_call(tmp_path):
         assert "`accel launch --debug` names" in line
 
 
+LEAVES_AT_ITS_END = """
+import sys
+import torch
+from accel import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(1, 1))
+calls = {
+    "backward": lambda: accelerator.backward(model(torch.ones(1, 1)).sum()),
+    "wait_for_everyone": accelerator.wait_for_everyone,
+    "accel_ops.gather": lambda: accelerator.gather(torch.ones(1)),
+}
+call = calls[sys.argv[1]]
+for _ in range(3 - accelerator.process_index):
+    call()
+"""
+
+
+@pytest.mark.parametrize("call", ["backward", "wait_for_everyone", "accel_ops.gather"])
+def test_a_rank_that_left_is_named_by_the_one_that_waits_for_it(tmp_path, call):
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES_AT_ITS_END)
+    done = run_script(script, call, num_processes=2, preload=("accel",))
+    assert done.returncode == 1
+    assert f"This rank was in `{call}`, called from {script}:" in done.stderr, done.stderr
+    assert (
+        "waited for the other ranks to call it too, but rank 1 had left: the script had ended" in done.stderr
+    )
+
+
 def run_again(port):
     if dist.is_initialized():
         dist.destroy_process_group()

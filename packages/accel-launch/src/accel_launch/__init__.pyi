@@ -1,17 +1,4 @@
 from accel_launch.cli import main as main
-from accel_launch.commands.launch_kinds import deepspeed_launcher as deepspeed_launcher
-from accel_launch.commands.launch_kinds import multi_gpu_launcher as multi_gpu_launcher
-from accel_launch.commands.launch_kinds import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accel_launch.commands.launch_kinds import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accel_launch.commands.launch_kinds import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accel_launch.commands.launch_kinds import (
-    prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
-)
-from accel_launch.commands.launch_kinds import prepare_tpu as prepare_tpu
-from accel_launch.commands.launch_kinds import sagemaker_launcher as sagemaker_launcher
-from accel_launch.commands.launch_kinds import simple_launcher as simple_launcher
-from accel_launch.commands.launch_kinds import tpu_launcher as tpu_launcher
-from accel_launch.commands.launch_kinds import tpu_pod_launcher as tpu_pod_launcher
 from accel_launch.commands.parsing import env_command as env_command
 from accel_launch.commands.parsing import env_command_parser as env_command_parser
 from accel_launch.commands.parsing import get_config_parser as get_config_parser
@@ -23,21 +10,6 @@ from accel_launch.commands.parsing import tpu_command_launcher as tpu_command_la
 from accel_launch.commands.parsing import tpu_command_parser as tpu_command_parser
 from accel_launch.commands.to_fsdp2 import convert_config_to_fsdp2 as convert_config_to_fsdp2
 from accel_launch.config.basic import write_basic_config as write_basic_config
-from accel_launch.config.objects import BaseConfig as BaseConfig
-from accel_launch.config.objects import ClusterConfig as ClusterConfig
-from accel_launch.config.objects import SageMakerConfig as SageMakerConfig
-from accel_launch.config.objects import load_config_from_file as load_config_from_file
-from accel_launch.constants import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_launch.constants import DYNAMO_BACKENDS as DYNAMO_BACKENDS
-from accel_launch.constants import (
-    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
-)
-from accel_launch.constants import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
-from accel_launch.constants import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
-from accel_launch.constants import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
-from accel_launch.constants import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
-from accel_launch.constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
-from accel_launch.constants import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accel_launch.launchers.selection import Launcher as Launcher
 from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
 from accel_launch.notebook import debug_launcher as debug_launcher

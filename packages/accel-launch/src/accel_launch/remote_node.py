@@ -18,9 +18,10 @@ from typing import Any
 
 from accel_launch.foreign_tables import Types, has_entries, read_table
 from accel_launch.machine import find_accelerators, num_cpu_cores, threads_of
-from accel_launch.plan import ProcessPlan
+from accel_launch.plan import LogSettings, ProcessPlan
+from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, exit_code_for_shell
-from accel_launch.processes.output import MESSAGE_MARK
+from accel_launch.processes.output import MESSAGE_MARK, log_folder
 from accel_launch.processes.signals import RemoteSignals
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
@@ -44,18 +45,27 @@ def main() -> int:
     threads = (
         {"OMP_NUM_THREADS": _threads(len(processes), use_cpu=plan["use_cpu"])} if "use_cpu" in plan else {}
     )
-    ending = run_processes(
-        processes,
-        host_environ=threads | snapshot(),
-        grace_period_s=plan["grace_period_s"],
-        remote_signals=RemoteSignals.of_standard_input(),
-    )
+    with log_folder(_log_settings(plan)) as logs:
+        ending = run_processes(
+            processes,
+            host_environ=threads | snapshot(),
+            grace_period_s=plan["grace_period_s"],
+            prefixes=[plan.get("prefix", "")] * len(processes),
+            remote_signals=RemoteSignals.of_standard_input(),
+            restarts=Restarts(logs=logs, shown_ranks=plan.get("shown_ranks"), attempt=plan.get("attempt", 0)),
+        )
     os.write(2, encoded(_rank_endings(processes, ending), ending.interrupted_by, ending.num_memory_kills))
     failed = sorted(
         (child for child in ending.children if child.return_code != 0),
         key=lambda child: child.failed_at or 0.0,
     )
     return exit_code_for_shell(failed[0].return_code) if failed else 0
+
+
+def _log_settings(plan: Mapping[str, Any]) -> LogSettings | None:
+    logs = plan.get("logs")
+    folder = None if logs is None or logs["folder"] is None else Path(logs["folder"])
+    return None if logs is None else LogSettings(logs["tee"], folder, plan["role"])
 
 
 def _threads(num_ranks: int, *, use_cpu: bool) -> str:

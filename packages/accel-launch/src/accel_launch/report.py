@@ -72,8 +72,17 @@ def find_exception(lines: Sequence[str]) -> FoundException | None:
     headers = [index for index, line in enumerate(plain) if line in (_HEADER, _GROUP_HEADER)]
     if not headers:
         return _syntax_error(plain)
-    margin = _GROUP_MARGIN if plain[headers[-1]] == _GROUP_HEADER else ""
-    return _in_block([line.removeprefix(margin) for line in plain[headers[-1] + 1 :]])
+    # A message may hold a traceback, as of a remote call; what ends the script begins with the frame of its module.
+    header = next((index for index in reversed(headers) if _is_of_main_module(plain, index)), headers[-1])
+    margin = _GROUP_MARGIN if plain[header] == _GROUP_HEADER else ""
+    return _in_block([line.removeprefix(margin) for line in plain[header + 1 :]])
+
+
+def _is_of_main_module(lines: Sequence[str], header: int) -> bool:
+    frames = (_FRAME.match(line.removeprefix(_GROUP_MARGIN)) for line in lines[header + 1 : header + 2])
+    return any(
+        frame and (frame["function"] == "<module>" or frame["file"] == "<frozen runpy>") for frame in frames
+    )
 
 
 def _in_block(block: Sequence[str]) -> FoundException | None:
@@ -114,7 +123,8 @@ class RankReport:
     """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
 
     ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
-    ``had_ended`` tells that it finished before another rank failed.
+    ``had_ended`` tells that it finished before another rank failed, ``has_left`` that another failed because it waited
+    for this one, whose script had ended.
     """
 
     rank: int
@@ -126,6 +136,7 @@ class RankReport:
     last_lines: tuple[str, ...] = ()
     failed_at: datetime | None = None
     had_ended: bool = False
+    has_left: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
@@ -134,6 +145,7 @@ class RankReport:
             "rank": self.rank,
             "host": self.host,
             "outcome": self.outcome,
+            "has_left": self.has_left,
             "exit_code": self.return_code if self.return_code >= 0 else None,
             "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
             "reason": self.reason,
@@ -218,8 +230,14 @@ def make_report(
     cause = None if was_stopped else first
     has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
     before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
+    left = _ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
     reports = [
-        _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), before_s, num_memory_kills)
+        _rank_report(
+            *(rank, _outcome(rank, weights[rank.rank], first=cause)),
+            before_s=before_s,
+            has_left=rank.rank in left or (has_lost_peer and rank.ending.return_code == 0),
+            num_memory_kills=num_memory_kills,
+        )
         for rank in ranks
     ]
     return RunReport(
@@ -245,6 +263,7 @@ def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_b
 # How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
 _NAMED, _CAUSE, _WAS_FAILING, _WAS_ENDING, _LOST_A_PEER, _WAS_ENDED = range(6)
 _NAMED_RANK = re.compile(r"\(rank (\d+): ")  # by the error of a checkpoint, on every rank
+_LEFT_RANKS = re.compile(r"waited for .*, but ranks? (?P<ranks>\d+(?:, \d+)*) had left: ")
 _ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + signal.SIGTERM)
 
 
@@ -272,8 +291,14 @@ def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> Rank
     return "died of it" if first is None or weight not in (_NAMED, _CAUSE) else "failed too"
 
 
+def _ranks_left(lines: Sequence[str]) -> set[int]:
+    """Return the ranks of which accel's note on a lost rank says that their script had ended."""
+    named = [match["ranks"] for line in lines for match in _LEFT_RANKS.finditer(line)]
+    return {int(rank) for ranks in named for rank in ranks.split(", ")}
+
+
 def _rank_report(
-    rank: RankEnding, outcome: RankOutcome, before_s: float, num_memory_kills: int
+    rank: RankEnding, outcome: RankOutcome, *, before_s: float, has_left: bool, num_memory_kills: int
 ) -> RankReport:
     ending = rank.ending
     was_failing = outcome == "failed first" and ending.was_ended and ending.return_code in _ENDED_BY_US
@@ -289,6 +314,7 @@ def _rank_report(
         ending.last_lines[-_NUM_LAST_LINES:],
         None if ending.failed_at is None else _moment(ending.failed_at),
         ending.return_code == 0 and (ending.ended_at or math.inf) < before_s,
+        has_left,
     )
 
 
@@ -331,21 +357,29 @@ def describe(report: RunReport) -> str:
     assert first is not None
     if report.num_ranks == 1:
         return f"The script {_how(first)}."
+    where = f"Rank {first.rank} on {first.host}"
     has_lost_peer = first.exception is not None and first.exception.is_about_a_lost_peer
-    lines = [f"Rank {first.rank} on {first.host} failed first: it {_how(first)}."]
-    others = [rank for rank in report.ranks if rank is not first]
-    too: dict[str, list[int]] = {}
+    left = [rank for rank in report.ranks if rank.has_left]
+    others = [rank for rank in report.ranks if rank is not first and not rank.has_left]
+    lines = [f"{where} failed first: it {_how(first)}."]
+    if left:
+        who, whose = (
+            (f"Rank {left[0].rank} on {left[0].host}", "its") if len(left) == 1 else (_named(left), "their")
+        )
+        lines = [
+            f"{who} left first: {whose} script ended while rank {first.rank} waited.",
+            f"  {where} {_how(first)}.",
+        ]
+    too: dict[str, list[RankReport]] = {}
     for rank in others:
         if rank.outcome == "failed too":
-            too.setdefault(_how(rank), []).append(rank.rank)
-    lines += [f"  {_ranks(numbers)} {how}, too." for how, numbers in too.items()]
-    had_ended = [rank.rank for rank in others if rank.had_ended]
-    if had_ended:
-        lines.append(f"  {_ranks(had_ended)} had ended with exit code 0 before.")
-    died = [rank.rank for rank in others if rank.outcome == "died of it"]
-    if died:
-        lines.append(f"  {_ranks(died)} {'failed, too' if has_lost_peer else 'only died of it'}.")
-    if has_lost_peer and not had_ended:
+            too.setdefault(_how(rank), []).append(rank)
+    lines += [f"  {_named(ranks)} {how}, too." for how, ranks in too.items()]
+    had_ended = [rank for rank in others if rank.had_ended]
+    lines += [f"  {_named(had_ended)} had ended with exit code 0 before."] if had_ended else []
+    died = [rank for rank in others if rank.outcome == "died of it"]
+    lines += [f"  {_named(died)} {'failed, too' if has_lost_peer else 'only died of it'}."] if died else []
+    if has_lost_peer and not left:
         lines.append("  It lost a rank, or waited for one that made another call.")
     last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
     if last_lines:
@@ -374,5 +408,6 @@ def _how(rank: RankReport) -> str:
     return rank.reason if rank.exception is None else f"{rank.reason}: {rank.exception.describe()}"
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def _named(ranks: Sequence[RankReport]) -> str:
+    numbers = [rank.rank for rank in ranks]
     return f"Rank {numbers[0]}" if len(numbers) == 1 else f"Ranks {compact(numbers)}"

@@ -10,7 +10,6 @@ from accel_launch import (
     get_config_parser,
     launch_command,
     launch_command_parser,
-    load_config_from_file,
     to_fsdp2_command,
     to_fsdp2_command_parser,
     tpu_command_launcher,
@@ -19,6 +18,7 @@ from accel_launch import (
 from accel_launch.cli import HelpFormatter
 from accel_launch.commands.config import default_command_parser, update_command_parser, write_default
 from accel_launch.commands.parsing import CustomArgumentParser, clean_option
+from accel_launch.config.file import read_config
 from accel_launch.request import interpreter_command
 from accel_state.errors import ConfigError
 
@@ -99,7 +99,7 @@ def test_other_commands_are_parts_of_programs_too(tmp_path, capsys):
     to_fsdp2_command_parser(subparsers)
     given = parser.parse_args(["to-fsdp2", "--config_file", str(old), "--output_file", str(new)])
     given.func(given)
-    assert load_config_from_file(str(new)).fsdp_config["fsdp_version"] == 2
+    assert read_config(new).values["fsdp_config.fsdp_version"] == 2
 
 
 def test_a_config_file_that_is_missing_is_a_missing_file():

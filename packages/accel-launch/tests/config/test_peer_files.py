@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from accel_launch.config.file import read_config
-from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.config.writing import document_of, write_config
 from accel_launch.unused_settings import unused_settings
 
@@ -95,16 +94,6 @@ def test_it_means_what_it_says(request_for, path):
     assert variables.items() <= request.environ().items()
     said = [sentence for sentence in unused_settings(request) if "any more" not in sentence]
     assert said == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_is_an_object_too(path):
-    loaded = load_config_from_file(str(path))
-    assert isinstance(loaded, SageMakerConfig if path.stem.startswith("sagemaker") else ClusterConfig)
-    values = read_config(path).values
-    assert loaded.num_machines == values["num_machines"]
-    assert loaded.distributed_type == values["distributed_type"]
-    assert loaded.mixed_precision == values["mixed_precision"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,14 @@ def test_run_gives_the_script_its_directory_and_variables(tmp_path):
     assert SingleProcessLauncher().run(LaunchPlan("single", (process,), num_ranks=1)) == 0
     assert (tmp_path / "seen").read_text() == "yes"
     assert "ADDED" not in os.environ
+
+
+def test_a_system_without_fork_runs_one_process(request_for, tmp_path, monkeypatch, capfd):
+    monkeypatch.delattr(os, "fork")
+    script = tmp_path / "t.py"
+    script.write_text("import os, sys; print(os.environ['ACCELERATE_MIXED_PRECISION']); sys.exit(3)")
+    request = request_for(str(script), flags={"mixed_precision": "bf16"})
+    plan = SingleProcessLauncher().plan(replace(request, cwd=tmp_path, interpreter=(sys.executable,)))
+    assert SingleProcessLauncher().run(plan) == 3
+    out, err = capfd.readouterr()
+    assert (out, err) == ("bf16\n", "error: The script ended with exit code 3.\n")

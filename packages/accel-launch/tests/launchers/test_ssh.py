@@ -122,6 +122,24 @@ def test_a_host_that_cannot_be_reached_ends_it_before_it_begins(request_for, tmp
     assert not (tmp_path / "started").exists()
 
 
+def test_hosts_start_again_together_and_keep_prefixed_output_in_files(request_for, tmp_path, fake_ssh, capfd):
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt, os.environ['TORCHELASTIC_MAX_RESTARTS'], os.environ['ROLE_NAME'])\n"
+        "sys.exit(3 if attempt == '0' and os.environ['RANK'] == '1' else 0)"
+    )
+    flags = {"prefix": "true", "show_ranks": "1", "log_dir": "logs", "role": "actor", "max_restarts": "1"}
+    assert SSHLauncher().run(plan(request_for, script, hosts="h1,h2", **flags)) == 0
+    out, err = capfd.readouterr()
+    assert "[h2] [actor0]:attempt 1 1 actor" in out.splitlines()
+    assert "[h1]" not in out
+    assert "All ranks start again (1 of 1)." in err
+    kept = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("logs/*/*/0/stdout.log")}
+    assert kept["attempt_1"] == "attempt 1 1 actor\n"
+    assert len([*tmp_path.glob("logs/*/attempt_1/0/stdout.log")]) == 2
+
+
 # Each host answers once all have the question.
 PATIENT_SSH = """#!/bin/sh
 read question

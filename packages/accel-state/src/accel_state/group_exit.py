@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import torch.distributed as dist
 _FAILURE_WAIT_S = 5.0  # then the process exits without destroying the group
 _CALLBACK_WAIT_S = 5.0  # for threads of C++ code, such as gloo's
 _RELEASE_S = 0.02
+_LEFT = "accel_left/{}"
 
 
 class _Owned:
@@ -58,12 +60,36 @@ def end_owned_group() -> None:
         leave_group()
 
 
-def leave_group() -> None:
+def leave_group(*, has_failed: bool = False) -> None:
     """Destroy the default group, also if the script set it up."""
+    if not has_failed:
+        _record_end()
     _Owned.pid = _Owned.group = None
     _Owned.has_ended.set()
     dist.destroy_process_group()
     forget_meshes()
+
+
+def _record_end() -> None:
+    """Record for ranks that still wait for this one that it has left them, without an error."""
+    group = dist.group.WORLD
+    store: Any = None if group is None else group.get_group_store()
+    if group is not None and store is not None:  # MPI's group has none
+        with contextlib.suppress(RuntimeError):  # rank 0, which hosts the store, has ended
+            # Not `set`, which does not wait for the store: another rank may read this before it is there.
+            store.add(_LEFT.format(group.rank()), 1)
+
+
+def ranks_that_left() -> list[int]:
+    """Return the ranks that have left the default group without an error while this rank is still in it."""
+    group = dist.group.WORLD
+    store: Any = None if group is None else group.get_group_store()
+    if group is None or store is None:
+        return []
+    try:
+        return [rank for rank in range(group.size()) if store.check([_LEFT.format(rank)])]
+    except RuntimeError:  # rank 0, which hosts the store, has ended, whether by an error is unknown
+        return []
 
 
 def forget_meshes() -> None:
@@ -161,4 +187,4 @@ def _end_if_failed(has_ended: threading.Event) -> None:
     if group is not None and is_group_owned() and has_ended is _Owned.has_ended:
         if "nccl" in dist.get_backend_config():
             group.abort()  # else its pending collectives would block the end
-        leave_group()
+        leave_group(has_failed=True)

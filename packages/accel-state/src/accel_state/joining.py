@@ -37,13 +37,17 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
     flags += f", `--num_machines {num_machines}` (`GROUP_WORLD_SIZE`)" if num_machines else ""
     problem = ""
     try:
-        first = store.compare_set(f"process/{rank}", "", process).decode()
+        other_flags, first = (
+            store.compare_set(f"process/{rank}", "", f"{flags}\n{process}").decode().split("\n")
+        )
         store.set(f"rank/{rank}", f"{flags}\n{process}\n{claim}")
-        flags_of_0, process_of_0, _ = _entry(store, 0)
-        if not flags.startswith(flags_of_0) and not flags_of_0.startswith(flags):
+        other_rank, other = rank, first
+        if first == process:
+            other_rank, (other_flags, other, _) = 0, _entry(store, 0)
+        if not flags.startswith(other_flags) and not other_flags.startswith(flags):
             problem = (
-                f"Rank 0 on {process_of_0} was started with {flags_of_0}, but rank {rank} on {process} with {flags}. "
-                "Use the same on all machines; `--num_processes` counts the processes of all machines."
+                f"Rank {other_rank} on {other} was started with {other_flags}, but rank {rank} on {process} with "
+                f"{flags}. Use the same on all machines; `--num_processes` counts the processes of all machines."
             )
         elif first != process:
             problem = (

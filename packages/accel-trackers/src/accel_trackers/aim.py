@@ -9,11 +9,13 @@ from typing import Any
 from accel_trackers.images import pictures
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_number, as_plain_data, flat
+from accel_trackers.values import as_number, flat
 
 
 class AimTracker(ServiceTracker):
-    """Logs to an Aim run, in the repository ``logging_dir``.
+    """Logs numbers, one-element tensors, strings, Aim's objects and dicts of these to a run in ``logging_dir``.
+
+    Keyword arguments of `log` are for ``Run.track``, such as ``epoch``, ``context={"subset": "train"}``.
 
     Args:
         run_name: Name of the run.
@@ -28,37 +30,8 @@ class AimTracker(ServiceTracker):
     def __init__(
         self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any
     ) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.logging_dir = logging_dir
-        self._kwargs = kwargs
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as the run's ``hparams``."""
-        self.tracker["hparams"] = as_plain_data(values)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers, one-element tensors on any device, strings, Aim objects, and dicts of these.
-
-        Other values are skipped, with one warning per name.
-
-        Args:
-            values: Values by name; dicts are logged as ``name/inner``.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``Run.track``, such as ``epoch``, ``context={"subset": "train"}``.
-        """
-        run = self.tracker
-        import aim
-
-        kinds = (aim.Audio, aim.Distribution, aim.Figure, aim.Image, aim.Text)
-        for name, value in flat(values).items():
-            shown = aim.Text(value) if isinstance(value, str) else as_number(value)
-            if shown is None and not isinstance(value, kinds):
-                self._warn_once(name, value, "numbers, strings, Aim's objects and dicts of these")
-            else:
-                run.track(value if shown is None else shown, name=name, step=step, **kwargs)
 
     @on_main_process
     def log_images(  # type: ignore[override]  # Accelerate's signature
@@ -94,3 +67,17 @@ class AimTracker(ServiceTracker):
 
     def _close(self, run: Any) -> None:
         run.close()
+
+    def _store_config(self, run: Any, values: dict[str, Any]) -> None:
+        run["hparams"] = values
+
+    def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        import aim
+
+        kinds = (aim.Audio, aim.Distribution, aim.Figure, aim.Image, aim.Text)
+        for name, value in flat(values).items():
+            shown = aim.Text(value) if isinstance(value, str) else as_number(value)
+            if shown is None and not isinstance(value, kinds):
+                self._warn_once(name, value, "numbers, strings, Aim's objects and dicts of these")
+            else:
+                run.track(value if shown is None else shown, name=name, step=step, **kwargs)

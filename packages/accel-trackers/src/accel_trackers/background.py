@@ -15,8 +15,9 @@ from accel_trackers.deferral import BeforeTermination, deferred
 from accel_trackers.errors import TrackerError
 from accel_trackers.failures import Failures, OnError, check_on_error, raise_all
 from accel_trackers.general_tracker import GeneralTracker
+from accel_trackers.images import rendered
 from accel_trackers.main_process import is_marked, runs_here
-from accel_trackers.values import frozen, rendered, thawed
+from accel_trackers.values import frozen, thawed
 
 
 class _Entry(NamedTuple):

@@ -7,13 +7,16 @@ import time
 from typing import Any
 
 from accel_trackers.images import by_place
-from accel_trackers.main_process import on_main_process
-from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_number, as_plain_data, flat
+from accel_trackers.service import WithArtifacts
+from accel_trackers.values import as_number, flat
 
 
-class DVCLiveTracker(ServiceTracker):
-    """Logs to a DVCLive ``Live``, which writes to the folder ``dvclive``.
+class DVCLiveTracker(WithArtifacts):
+    """Logs numbers, one-element tensors, strings and dicts of these to a ``Live``, which writes to ``dvclive``.
+
+    Each call of `log` ends a step; without one, it is the step after the last one. Images are files ``name/step.png``.
+    Keyword arguments are for ``Live.log_metric``, ``log_image``, and ``log_artifact``, such as ``type="model"``;
+    ``artifact_path`` is the name of the artifact, a file or folder that DVC versions.
 
     Args:
         run_name: Name of the DVC experiment, followed by its start time, because an experiment replaces one of the same
@@ -26,58 +29,8 @@ class DVCLiveTracker(ServiceTracker):
     log_in_background = True
 
     def __init__(self, run_name: str | None = None, live: Any | None = None, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self._live = live
-        self._kwargs = kwargs
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as parameters, in ``params.yaml``."""
-        self.tracker.log_params(as_plain_data(values))
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers, one-element tensors on any device, strings, and dicts of these; then end the step.
-
-        Other values are skipped, with one warning per name.
-
-        Args:
-            values: Values by name; dicts are logged as ``name/inner``.
-            step: Step of the values. Default: the step after the last one.
-            kwargs: Keyword arguments for ``Live.log_metric``.
-        """
-        live = self.tracker
-        if step is not None:
-            live.step = step
-        for name, value in flat(values).items():
-            shown = value if isinstance(value, str) else as_number(value)
-            if shown is None:
-                self._warn_once(name, value, "numbers, strings and dicts of these")
-            else:
-                live.log_metric(name, shown, **kwargs)
-        live.next_step()
-
-    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Images are files ``name/step.png``, by default at the current step."""
-        live = self.tracker
-        if step is not None:
-            live.step = step
-        for name, image in by_place(values).items():
-            live.log_image(
-                f"{name}/{live.step}.png", image, **kwargs
-            )  # one of the same name would be replaced
-
-    @on_main_process
-    def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
-        """Version a file or folder with DVC.
-
-        Args:
-            local_path: File or folder.
-            artifact_path: Name of the artifact.
-            kwargs: Keyword arguments for ``Live.log_artifact``, such as ``type="model"``.
-        """
-        self.tracker.log_artifact(local_path, name=artifact_path, **kwargs)
 
     def _open(self) -> Any:
         if self._live is not None:
@@ -94,3 +47,26 @@ class DVCLiveTracker(ServiceTracker):
 
     def _close(self, run: Any) -> None:
         run.end()
+
+    def _store_config(self, run: Any, values: dict[str, Any]) -> None:
+        run.log_params(values)
+
+    def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        if step is not None:
+            run.step = step
+        for name, value in flat(values).items():
+            shown = value if isinstance(value, str) else as_number(value)
+            if shown is None:
+                self._warn_once(name, value, "numbers, strings and dicts of these")
+            else:
+                run.log_metric(name, shown, **kwargs)
+        run.next_step()
+
+    def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        if step is not None:
+            run.step = step
+        for name, image in by_place(values).items():
+            run.log_image(f"{name}/{run.step}.png", image, **kwargs)  # one of the same name would be replaced
+
+    def _log_artifact(self, run: Any, local_path: str, artifact_path: str | None, **kwargs: Any) -> None:
+        run.log_artifact(local_path, name=artifact_path, **kwargs)

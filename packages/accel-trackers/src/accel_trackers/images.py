@@ -1,11 +1,11 @@
-"""Images in the form that services accept: single images, and tensors as uint8 arrays."""
+"""Images in the form that services accept: single images, tensors as uint8 arrays, figures as Pillow images."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
-from accel_trackers.figures import is_figure, picture_of
 from accel_trackers.values import is_tensor
 
 
@@ -43,3 +43,36 @@ def _as_bytes(image: Any) -> Any:
     if image.ndim == 3:
         image = image.permute(1, 2, 0) if len(image) > 1 else image[0]
     return image.byte().contiguous().numpy()
+
+
+def is_figure(value: Any) -> bool:
+    """Whether ``value`` is a matplotlib figure."""
+    # Duck-typed: `isinstance` would import matplotlib also in scripts that draw nothing.
+    return hasattr(value, "savefig") and hasattr(value, "canvas")
+
+
+def as_picture(value: Any) -> Any:
+    """Return a figure or Pillow image as a Pillow image; ``None`` for other values."""
+    if is_figure(value):
+        return picture_of(value)
+    return value if hasattr(value, "getpixel") else None
+
+
+def picture_of(figure: Any) -> Any:
+    """Render a figure in its current state as a Pillow image."""
+    from PIL import Image  # matplotlib brings it
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    picture = Image.open(buffer)
+    picture.load()
+    return picture
+
+
+def rendered(value: Any) -> Any:
+    """Replace figures, which may be redrawn later, by images of their current state, also in dicts and lists."""
+    if type(value) is dict:
+        return {key: rendered(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(rendered(inner) for inner in value)
+    return picture_of(value) if is_figure(value) else value

@@ -5,100 +5,60 @@ from __future__ import annotations
 from typing import Any
 
 from accel_trackers.images import by_place
-from accel_trackers.main_process import on_main_process
-from accel_trackers.service import ServiceTracker
-from accel_trackers.tables import table_rows
-from accel_trackers.values import as_array, as_plain_data, flat, with_numbers
+from accel_trackers.service import GroupedTracker, WithHistograms, WithTables
+from accel_trackers.values import as_array, flat, table_rows, with_numbers
 
 
-class TrackioTracker(ServiceTracker):
-    """Logs to a trackio run, in the project ``run_name``; ``trackio show`` displays it.
+class TrackioTracker(GroupedTracker, WithHistograms, WithTables):
+    """Logs to a trackio run: values of any type that it accepts, one-element tensors on any device, and dicts of these.
+
+    ``trackio show`` displays it. Keyword arguments of `log` are for ``trackio.Run.log``, those of `log_images` for
+    ``trackio.Image``, those of `log_histograms` for ``trackio.Histogram``. Tables need pandas.
 
     Args:
         run_name: Name of the project; trackio names the run, unless ``name`` is given.
+        main_process_only: If False, each rank has a run, named after the rank and the ``group``, required then.
         kwargs: Keyword arguments for ``trackio.init``, such as ``space_id``, ``group``, ``resume``.
+
+    Raises:
+        ConfigError: If ``main_process_only`` is False and no ``group`` is given.
     """
 
     name = "trackio"
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
+    def _open(self) -> Any:
+        import trackio
 
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as the run's config, which trackio writes with the first logged values."""
-        self.tracker.config.update(as_plain_data(values))
+        kwargs = dict(self._kwargs)
+        if not self.main_process_only:
+            from accel_state import PartialState
 
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values of any type that trackio accepts, one-element tensors on any device, and dicts of these.
+            # Runs of one name are one run, and trackio counts the runs so far to name the next.
+            kwargs["name"] = f"{kwargs.get('name') or kwargs['group']}-rank{PartialState().process_index}"
+        return trackio.init(project=self.run_name, **kwargs)
 
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``trackio.Run.log``.
-        """
+    def _close(self, run: Any) -> None:
+        run.finish()
+
+    def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         # Not `trackio.log`, which only finds the run in the thread that called `trackio.init`.
-        self.tracker.log(flat(with_numbers(values)), step=step, **kwargs)
+        run.log(flat(with_numbers(values)), step=step, **kwargs)
 
-    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """``kwargs`` are for ``trackio.Image``, such as ``caption``."""
-        run = self.tracker
+    def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         import trackio
 
         run.log({name: trackio.Image(image, **kwargs) for name, image in by_place(values).items()}, step=step)
 
-    @on_main_process
-    def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``trackio.Histogram``, such as ``num_bins``.
-        """
-        run = self.tracker
+    def _log_histograms(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         import trackio
 
         shown = {name: trackio.Histogram(as_array(numbers), **kwargs) for name, numbers in values.items()}
         run.log(shown, step=step)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``; trackio needs pandas for both.
-
-        Args:
-            table_name: Name of the table.
-            columns: Column names.
-            data: Rows.
-            dataframe: A pandas data frame, in place of both.
-            step: Step of the table.
-
-        Raises:
-            ConfigError: If neither ``data`` nor ``dataframe`` is given.
-        """
-        run = self.tracker
+    def _log_table(self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None) -> None:  # type: ignore[override]  # its tables take no more
         import trackio
 
+        columns, data, dataframe = table
         rows = table_rows(data, dataframe)
-        table = (
-            trackio.Table(columns=columns, data=rows) if dataframe is None else trackio.Table(dataframe=rows)
-        )
-        run.log({table_name: table}, step=step)
-
-    def _open(self) -> Any:
-        import trackio
-
-        return trackio.init(project=self.run_name, **self._kwargs)
-
-    def _close(self, run: Any) -> None:
-        run.finish()
+        given = {"columns": columns, "data": rows} if dataframe is None else {"dataframe": rows}
+        run.log({name: trackio.Table(**given)}, step=step)

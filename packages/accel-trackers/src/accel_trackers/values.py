@@ -1,12 +1,14 @@
-"""Logged values as numbers, as copies that later steps cannot change, and as plain data for files."""
+"""Logged values as numbers, as snapshots, as plain data and tables for files; and whether a run ends with an error."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
-from accel_trackers.figures import is_figure, picture_of
+from accel_state.errors import ConfigError
 
 
 def as_number(value: Any) -> int | float | None:
@@ -95,15 +97,6 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def rendered(value: Any) -> Any:
-    """Replace figures, which may be redrawn later, by images of their current state, also in dicts and lists."""
-    if type(value) is dict:
-        return {key: rendered(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(rendered(inner) for inner in value)
-    return picture_of(value) if is_figure(value) else value
-
-
 def thawed(value: Any) -> Any:
     """Return the value of a snapshot by `frozen`, with one-element tensors as numbers and other tensors on the CPU."""
     if isinstance(value, _FrozenTensor):
@@ -159,3 +152,32 @@ def _name_of(number: float) -> str:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"
+
+
+def table_rows(data: Any, dataframe: Any) -> Any:
+    """Return the content of a table: ``dataframe`` if given, else the rows ``data``.
+
+    Raises:
+        ConfigError: If neither is given.
+    """
+    if dataframe is None and data is None:
+        raise ConfigError("`log_table` has no rows. Pass `data` (and `columns`), or a `dataframe`.")
+    return data if dataframe is None else dataframe
+
+
+def file_name(table_name: str, *, step: int | None, suffix: str) -> str:
+    """Return the file name for a table, such as ``words_3.csv`` for ``words`` at step 3; an existing suffix is kept."""
+    path = PurePath(table_name)
+    end = "" if step is None else f"_{step}"
+    return str(path.with_name(f"{path.stem}{end}{path.suffix or suffix}"))
+
+
+def is_handling_error() -> bool:
+    """Whether an exception is being handled: in `except`, in `finally` or at the end of a `with` block."""
+    return sys.exc_info()[1] is not None
+
+
+def has_ended_by_error() -> bool:
+    """Whether the interpreter exits because of an unhandled exception; for use in `atexit` functions."""
+    # Set before the traceback is printed. `last_value` can go when Python 3.11 is no longer supported.
+    return getattr(sys, "last_exc", getattr(sys, "last_value", None)) is not None

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accel_state.errors import ConfigError
-from accel_trackers.ending import is_handling_error
 from accel_trackers.images import pictures
 from accel_trackers.main_process import on_main_process
-from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_array, as_plain_data, with_numbers
+from accel_trackers.service import GroupedTracker, WithArtifacts, WithHistograms, WithTables
+from accel_trackers.values import as_array, is_handling_error, with_numbers
 
 
-class WandBTracker(ServiceTracker):
-    """Logs to a wandb run, in the project ``run_name``.
+class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
+    """Logs to a wandb run: values of any type that ``Run.log`` accepts, and one-element tensors on any device.
+
+    wandb ignores steps before the last one, with a warning. Keyword arguments are for ``Run.log``, those of
+    `log_artifact` for ``wandb.Artifact``, such as ``metadata``, or its ``name`` (default: that of the file or folder),
+    ``type`` (``"file"``) and ``aliases``, names of the version in addition to ``latest``; ``artifact_path`` is a folder
+    inside the artifact. Cells of tables may be wandb's images, audio and other media.
 
     Args:
         run_name: Name of the project; wandb names the run, unless ``name`` is given.
@@ -26,114 +29,6 @@ class WandBTracker(ServiceTracker):
     """
 
     name = "wandb"
-
-    def __init__(self, run_name: str, *, main_process_only: bool = True, **kwargs: Any) -> None:
-        super().__init__()
-        if not main_process_only and not kwargs.get("group"):
-            raise ConfigError(
-                "`main_process_only=False` creates a wandb run for each rank. Pass `group` too, a name for the "
-                "training, so that wandb shows these runs together."
-            )
-        self.run_name = run_name
-        self.main_process_only = main_process_only
-        self._kwargs = kwargs
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store ``values`` as the run's config; a resumed run may change them."""
-        self.tracker.config.update(as_plain_data(values), allow_val_change=True)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values of any type that ``Run.log`` accepts, and one-element tensors on any device.
-
-        Args:
-            values: Values by name.
-            step: Step of the values. wandb ignores steps before the last one, with a warning.
-            kwargs: Keyword arguments for ``Run.log``.
-        """
-        self.tracker.log(with_numbers(values), step=step, **kwargs)
-
-    def _log_images(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Images of a name are shown together; ``kwargs`` are for ``Run.log``."""
-        run = self.tracker
-        import wandb
-
-        shown = {name: [wandb.Image(each) for each in pictures(images)] for name, images in values.items()}
-        run.log(shown, step=step, **kwargs)
-
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a table, from ``columns`` and ``data``, or from a pandas ``dataframe``.
-
-        Args:
-            table_name: Name of the table.
-            columns: Column names.
-            data: Rows; cells may be wandb images, audio and other media.
-            dataframe: A pandas data frame, in place of both.
-            step: Step of the table.
-            kwargs: Keyword arguments for ``Run.log``.
-        """
-        run = self.tracker
-        import wandb
-
-        table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
-        run.log({table_name: table}, step=step, **kwargs)
-
-    @on_main_process
-    def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the distribution of the elements of tensors of any shape and device, arrays or lists, by name.
-
-        Args:
-            values: Values by name.
-            step: Step of the values.
-            kwargs: Keyword arguments for ``Run.log``.
-        """
-        run = self.tracker
-        import wandb
-
-        shown = {name: wandb.Histogram(as_array(numbers)) for name, numbers in values.items()}
-        run.log(shown, step=step, **kwargs)
-
-    @on_main_process
-    def log_artifact(
-        self,
-        local_path: str,
-        artifact_path: str | None = None,
-        *,
-        name: str | None = None,
-        type: str = "file",  # noqa: A002  wandb's word for it
-        aliases: list[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a file or folder as a version of an artifact.
-
-        Args:
-            local_path: File, or folder with all its files.
-            artifact_path: Folder inside the artifact.
-            name: Name of the artifact. Default: the name of the file or folder.
-            type: Type of the artifact, such as ``model``.
-            aliases: Names of this version in addition to ``latest``.
-            kwargs: Keyword arguments for ``wandb.Artifact``, such as ``metadata``.
-        """
-        run = self.tracker
-        import wandb
-
-        path = Path(local_path)
-        artifact = wandb.Artifact(name or path.name, type=type, **kwargs)
-        if path.is_dir():
-            artifact.add_dir(str(path), name=artifact_path)
-        else:
-            artifact.add_file(str(path), name="/".join(filter(None, [artifact_path, path.name])))
-        run.log_artifact(artifact, aliases=aliases)
 
     @on_main_process
     def watch(self, model: Any, **kwargs: Any) -> None:
@@ -152,3 +47,49 @@ class WandBTracker(ServiceTracker):
 
     def _close(self, run: Any) -> None:
         run.finish(exit_code=1 if is_handling_error() else 0)
+
+    def _store_config(self, run: Any, values: dict[str, Any]) -> None:
+        run.config.update(values, allow_val_change=True)  # of a resumed run
+
+    def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        run.log(with_numbers(values), step=step, **kwargs)
+
+    def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        import wandb
+
+        shown = {name: [wandb.Image(each) for each in pictures(images)] for name, images in values.items()}
+        run.log(shown, step=step, **kwargs)
+
+    def _log_histograms(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        import wandb
+
+        run.log({name: wandb.Histogram(as_array(each)) for name, each in values.items()}, step=step, **kwargs)
+
+    def _log_table(
+        self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None, **kwargs: Any
+    ) -> None:
+        import wandb
+
+        columns, data, dataframe = table
+        run.log({name: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs)
+
+    def _log_artifact(
+        self,
+        run: Any,
+        local_path: str,
+        artifact_path: str | None,
+        *,
+        name: str | None = None,
+        type: str = "file",  # noqa: A002  wandb's word for it
+        aliases: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        import wandb
+
+        path = Path(local_path)
+        artifact = wandb.Artifact(name or path.name, type=type, **kwargs)
+        if path.is_dir():
+            artifact.add_dir(str(path), name=artifact_path)
+        else:
+            artifact.add_file(str(path), name="/".join(filter(None, [artifact_path, path.name])))
+        run.log_artifact(artifact, aliases=aliases)

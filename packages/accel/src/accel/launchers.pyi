@@ -1,4 +1,4 @@
-from accel_launch import (
+from accel.utils.launch_constants import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
 from accel_launch import PrepareForLaunch as PrepareForLaunch

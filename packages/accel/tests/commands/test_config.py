@@ -1,6 +1,5 @@
-import accel_launch
 from accel.commands import config
-from accel.commands.config import config_args
+from accel.commands.config import config_args, objects
 
 
 def test_the_default_config_file_is_the_one_that_exists_or_would_be_written(tmp_path, monkeypatch):
@@ -15,4 +14,4 @@ def test_the_default_config_file_is_the_one_that_exists_or_would_be_written(tmp_
 def test_settings_of_a_config_file_are_where_scripts_import_them_from(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert config_args.default_config_file == config.default_config_file
-    assert config_args.ClusterConfig is accel_launch.ClusterConfig
+    assert config_args.ClusterConfig is objects.ClusterConfig

@@ -219,8 +219,14 @@ def _text_of(path: Path) -> str:
 
 def _parse(path: Path, text: str) -> Any:
     kind, parse = ("JSON", _from_json) if path.suffix == ".json" else ("YAML", _from_yaml)
+    repeated: list[tuple[dict[Any, Any], str]] = []
     try:
-        return parse(text)
+        content = parse(text, repeated)
+        for mapping, key in repeated:
+            if mapping is not content:
+                raise ValueError(f"a section has the key `{key}` twice")
+            warn(f"The config file has the key `{key}` twice; the last counts. Remove the others.")
+        return content
     except RecursionError:
         raise ConfigError(
             f"The config file `{path}` is nested too deeply. "
@@ -233,20 +239,23 @@ def _parse(path: Path, text: str) -> Any:
         ) from error
 
 
-def _from_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_last_of_each)
+def _from_json(text: str, repeated: list[tuple[dict[Any, Any], str]]) -> Any:
+    def mapping(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        return _noted(dict(pairs), [key for key, _ in pairs], repeated)
+
+    return json.loads(text, object_pairs_hook=mapping)
 
 
-def _from_yaml(text: str) -> Any:
+def _from_yaml(text: str, repeated: list[tuple[dict[Any, Any], str]]) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Warns of duplicate keys, which YAML forbids and the package accepts."""
+        """Notes repeated keys, which YAML forbids and the package accepts."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         loader.flatten_mapping(node)
-        _last_of_each([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-        return dict(loader.construct_mapping(node, deep=True))
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        return _noted(dict(loader.construct_mapping(node, deep=True)), keys, repeated)
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
@@ -259,13 +268,11 @@ def _from_yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _last_of_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    for key, number in Counter(key for key, _ in pairs).items():
-        if number > 1:
-            warn(
-                f"The config file has the key {key[:80]!r} {number} times; the last counts. Remove the others."
-            )
-    return dict(pairs)
+def _noted(
+    mapping: dict[Any, Any], keys: Iterable[str], repeated: list[tuple[dict[Any, Any], str]]
+) -> dict[Any, Any]:
+    repeated += [(mapping, key[:80]) for key, number in Counter(keys).items() if number > 1]
+    return mapping
 
 
 def is_unset(key: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.machine import threads_of
@@ -56,6 +56,20 @@ def plan_here(
     """
     check_accelerators(request)
     _check_open_files(request.num_local_processes)
+    return LaunchPlan(
+        name,
+        _ranks_here(request, master_addr=master_addr, run_id=run_id),
+        **output_settings(request),
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+    )
+
+
+def output_settings(request: LaunchRequest) -> dict[str, Any]:
+    """Return what a plan says of restarts, and of the ranks' output on the screen and in files."""
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
@@ -64,19 +78,12 @@ def plan_here(
         None if folder is None else request.cwd / folder,
         request.value("role"),
     )
-    return LaunchPlan(
-        name,
-        _ranks_here(request, master_addr=master_addr, run_id=run_id),
-        num_ranks=request.num_processes,
-        grace_period_s=request.value("grace_period_s"),
-        port=port,
-        is_quiet=request.is_quiet,
-        report=report_file(request),
-        max_restarts=max_restarts,
-        prefix="[rank${rank}] " if request.value("prefix") else "",
-        shown_ranks=request.value("show_ranks"),
-        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
-    )
+    return {
+        "max_restarts": max_restarts,
+        "prefix": "[rank${rank}] " if request.value("prefix") else "",
+        "shown_ranks": request.value("show_ranks"),
+        "logs": logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
+    }
 
 
 def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tuple[ProcessPlan, ...]:

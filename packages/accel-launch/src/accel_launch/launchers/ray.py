@@ -90,7 +90,7 @@ class RayLauncher(BuiltInLauncher):
                 [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
                 host_environ=snapshot(),
                 grace_period_s=plan.grace_period_s + _SLACK_S,
-                orders=[json.dumps(_order(plan, result)).encode() + b"\n"],
+                orders=[lambda attempt: json.dumps(_order(plan, result)).encode() + b"\n"],
             )
             if not result.exists():  # no rank was started, and the driver has said why
                 code = exit_code_for_shell(ending.children[0].return_code)

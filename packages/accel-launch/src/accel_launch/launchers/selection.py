@@ -119,7 +119,7 @@ BUILT_IN: Mapping[str, Row] = {
     "ssh": Row(
         lambda request: bool(request.value("hosts") or request.value("hostfile")),
         "`--hosts` or `--hostfile`",
-        uses=("hosts", "machines", "ssh_launcher"),
+        uses=("hosts", "machines", "own_ranks", "ssh_launcher"),
     ),
     "mpi": Row(lambda request: request.value("use_mpirun"), uses=("mpi_launcher",), has_our_packages=True),
     "single": Row(

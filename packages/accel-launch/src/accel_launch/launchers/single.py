@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+from contextlib import suppress
 from typing import ClassVar
 
 from accel_launch.launchers.local import asked_port, plan_program, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.child import ChildEnding
+from accel_launch.report import RankEnding, make_report, tell
 from accel_launch.request import LaunchRequest, variables_of_outer_run
+from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
 
@@ -26,7 +33,20 @@ class SingleProcessLauncher(BuiltInLauncher):
         return plan_program(self.name, request, process, num_ranks=1)
 
     def run(self, plan: LaunchPlan) -> int:
-        return run_here(plan)
+        return run_here(plan) if hasattr(os, "fork") else _run_unsupervised(plan)
+
+
+def _run_unsupervised(plan: LaunchPlan) -> int:
+    """Run the script where a supervisor cannot be forked, as on Windows: it gets Ctrl-C, and is waited for."""
+    (process,) = plan.processes
+    with subprocess.Popen(process.argv, cwd=process.cwd, env=process.environ_on(snapshot())) as script:
+        while script.poll() is None:
+            with suppress(
+                KeyboardInterrupt
+            ):  # the console has sent it to the script, too, which ends as it likes
+                script.wait()
+    ending = RankEnding(0, socket.gethostname(), ChildEnding(script.returncode))
+    return tell(make_report([ending]), is_quiet=plan.is_quiet, file=plan.report)
 
 
 def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:

@@ -58,7 +58,10 @@ class SRunLauncher(BuiltInLauncher):
     def run(self, plan: LaunchPlan) -> int:
         """Run ``srun``; signals go to the nodes through its input, since it would make a SIGTERM a SIGKILL."""
         ending = run_processes(
-            plan.processes, host_environ=snapshot(), grace_period_s=plan.grace_period_s, orders=[b""]
+            plan.processes,
+            host_environ=snapshot(),
+            grace_period_s=plan.grace_period_s,
+            orders=[lambda attempt: b""],
         )
         exit_code = exit_code_for_shell(ending.children[0].return_code)
         return exit_code or (0 if ending.interrupted_by is None else 128 + ending.interrupted_by)

@@ -6,17 +6,19 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
-from accel_launch.launchers.local import rank_variables, report_file
+from accel_launch.launchers.local import output_settings, rank_variables, report_file
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.launchers.submission import require_program
 from accel_launch.messages import complain, escaped
 from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, describe_ending
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
@@ -56,8 +58,10 @@ class SSHLauncher(BuiltInLauncher):
                 "use_cpu": _flag(request.value("use_cpu")),
                 "share_gpus": _flag(request.value("share_gpus")),
                 "no_preflight": _flag(request.value("no_preflight")),
+                "role": request.value("role"),
             },
             secrets=library_variables(request.machine.environ),
+            **output_settings(request),
         )
         num_on_each = num_ranks_on_each(request, hosts)
         return plan if num_on_each is None else _with_ranks(plan, num_on_each)
@@ -85,7 +89,8 @@ class SSHLauncher(BuiltInLauncher):
             host_environ=snapshot(),
             grace_period_s=plan.grace_period_s + _SLACK_S,
             prefixes=_prefixes(hosts),
-            orders=[_order(plan, host, port) for host in hosts],
+            orders=[partial(_order, plan, host, port) for host in hosts],
+            restarts=Restarts(plan.max_restarts),
         )
         return _tell(plan, hosts, ending)
 
@@ -109,6 +114,8 @@ def _with_ranks(plan: LaunchPlan, num_on_each: int) -> LaunchPlan:
                     local_world_size=num_on_each,
                     machine_rank=host,
                     num_machines=num_hosts,
+                    role=plan.options["role"],
+                    max_restarts=plan.max_restarts,
                 ),
                 **process.environ,
             },
@@ -143,7 +150,7 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
     return plan
 
 
-def _order(plan: LaunchPlan, host: Host, port: str) -> bytes:
+def _order(plan: LaunchPlan, host: Host, port: str, attempt: int) -> bytes:
     """Return what the host is told through the connection: no command line shows it."""
     processes = [
         process.to_dict()
@@ -155,6 +162,11 @@ def _order(plan: LaunchPlan, host: Host, port: str) -> bytes:
         "grace_period_s": plan.grace_period_s,
         "processes": processes,
         "use_cpu": bool(plan.options["use_cpu"]),
+        "attempt": attempt,
+        "prefix": plan.prefix,
+        "shown_ranks": plan.shown_ranks,
+        "logs": plan.logs and {"tee": plan.logs.tee, "folder": plan.logs.folder and str(plan.logs.folder)},
+        "role": plan.options["role"],
     }
     return json.dumps(order).encode() + b"\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from accel_launch.launchers.local import held_port
 from accel_launch.machine import find_accelerators
 from accel_launch.notebook.fork_checks import check_gpus_survive_a_fork, check_no_accelerator
-from accel_launch.notebook.ranks import run_forks
+from accel_launch.notebook.ranks import Agents, run_forks
 from accel_launch.notebook.tpu import run_on_tpu
 from accel_launch.processes.supervision import require_fork
 from accel_state.environment import find_setting, patch_environment, snapshot
@@ -77,11 +77,7 @@ def notebook_launcher(
         run_on_tpu(function, args, num_processes=num_processes, mixed_precision=mixed_precision)
         return
     gpus = find_accelerators(snapshot()).names
-    number = num_processes if num_processes is not None else len(gpus) or 1
-    if gpus and number > len(gpus):
-        raise ConfigError(
-            f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs. Ask for at most as many."
-        )
+    number = _number(num_processes, gpus)
     settings = {"ACCELERATE_MIXED_PRECISION": mixed_precision}
     if number == num_nodes == 1:
         with patch_environment(**settings):
@@ -93,19 +89,9 @@ def notebook_launcher(
         check_gpus_survive_a_fork()
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
-    if not rdzv_endpoint:
-        rdzv_endpoint = f"{master_addr}:{port}" if port else ""
-    elif rdzv_backend == "static":
-        _port(rdzv_endpoint.rpartition(":")[2], what="The port of `rdzv_endpoint`")
-    if port and node_rank == 0:
-        with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
-            pass
-    run_forks(
-        function,
-        args,
-        settings,
-        num_here=number,
-        endpoint=rdzv_endpoint,
+    agents = Agents(
+        number,
+        endpoint=_meeting_place(rdzv_endpoint, f"{master_addr}:{port}" if port else "", rdzv_backend),
         backend=rdzv_backend,
         conf=rdzv_conf,
         run_id=rdzv_id,
@@ -113,8 +99,11 @@ def notebook_launcher(
         num_machines=num_nodes,
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
-        prefix_template=log_line_prefix_template,
     )
+    if port and node_rank == 0:
+        with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
+            pass
+    run_forks(function, args, settings, agents, prefix_template=log_line_prefix_template)
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
@@ -136,7 +125,22 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     require_fork("`debug_launcher`")
     _check_number(num_processes)
     check_no_accelerator("debug_launcher")
-    run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, num_here=num_processes)
+    run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, Agents(num_processes))
+
+
+def _number(asked: int | None, gpus: Sequence[str]) -> int:
+    number = asked if asked is not None else len(gpus) or 1
+    if gpus and number > len(gpus):
+        raise ConfigError(
+            f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs. Ask for at most as many."
+        )
+    return number
+
+
+def _meeting_place(endpoint: str, otherwise: str, backend: str) -> str:
+    if endpoint and backend == "static":
+        _port(endpoint.rpartition(":")[2], what="The port of `rdzv_endpoint`")
+    return endpoint or otherwise
 
 
 def _check(mixed_precision: str, *, num_processes: int | None, node_rank: int, num_nodes: int) -> None:

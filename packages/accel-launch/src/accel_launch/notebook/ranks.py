@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
@@ -31,86 +32,100 @@ from accel_state.errors import LaunchError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.launcher.api import LaunchConfig
 
 FORKED = {"FORK_LAUNCHED": "1"}
 """What `PartialState.fork_launched` is read from."""
 _ROLE = "default"
+_OF_AGENT = {
+    # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
+    # hangs on them now and then (seen with torch 2.13).
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for GPUs that leaves the process fit for forks
+}
 # Signals that torch's agent handles while ranks run; it leaves its handlers behind.
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """How torch's agents, one on each of ``num_machines``, meet and start ``num_here`` forks again.
+
+    They meet at ``endpoint``: a free port of this machine if empty.
+    """
+
+    num_here: int
+    endpoint: str = ""
+    backend: str = "static"
+    conf: Mapping[str, Any] | None = None
+    run_id: str = "none"
+    machine_rank: int = 0
+    num_machines: int = 1
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+
+    def launch_config(self, folder: str) -> LaunchConfig:
+        """Return it as torch's settings of a launch, which may write into ``folder``."""
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.launcher.api import LaunchConfig
+
+        backend, settings = meeting_settings(self.backend, self.machine_rank, "")
+        return LaunchConfig(
+            self.num_machines,
+            self.num_machines,
+            self.num_here,
+            logs_specs=DefaultLogsSpecs(folder),
+            run_id=self.run_id,
+            role=_ROLE,
+            rdzv_endpoint=self.endpoint,
+            rdzv_backend=backend,
+            rdzv_configs=dict(pair.split("=") for pair in settings.split(",") if pair)
+            | dict(self.conf or {}),
+            max_restarts=self.max_restarts,
+            monitor_interval=self.monitor_interval,
+            start_method="fork",
+            local_addr=address_towards(self.endpoint),
+        )
+
+
 def run_forks(
     function: Callable[..., Any],
     args: Sequence[Any],
     variables: Mapping[str, str],
+    agents: Agents,
     *,
-    num_here: int,
-    endpoint: str = "",
-    backend: str = "static",
-    conf: Mapping[str, Any] | None = None,
-    run_id: str = "none",
-    machine_rank: int = 0,
-    num_machines: int = 1,
-    max_restarts: int = 0,
-    monitor_interval: float = 0.1,
     prefix_template: str | None = None,
 ) -> None:
-    """Call the function in ``num_here`` forks of this process, which have ``variables``, until all have ended.
-
-    They meet those of other machines at ``endpoint``: a free port of this one if empty.
+    """Call the function in forks of this process, which have ``variables``, until all have ended.
 
     Raises:
         LaunchError: If one fails, or machines do not meet.
         KeyboardInterrupt: If the run is interrupted.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.launcher.api import LaunchConfig
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     from accel_launch.elastic_agent import MEETING_ERRORS, run_ranks, why_no_meeting
 
-    endpoint = endpoint or f"127.0.0.1:{free_port()}"
-    torch_backend, settings = meeting_settings(backend, machine_rank, "")
-    of_meeting = dict(pair.split("=") for pair in settings.split(",") if pair) | dict(conf or {})
-    of_agent = {
-        # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
-        # hangs on them now and then (seen with torch 2.13).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for GPUs that leaves the process fit for forks
-    }
+    agents = replace(agents, endpoint=agents.endpoint or f"127.0.0.1:{free_port()}")
     unset = dict.fromkeys(variables_of_outer_run(snapshot()))
     with (
         TemporaryDirectory(prefix="accel-notebook-") as name,
-        patch_environment(**{**unset, **of_agent, **variables, **FORKED}),
+        patch_environment(**{**unset, **_OF_AGENT, **variables, **FORKED}),
         _quiet_torch(),
         _signals_and_children_restored(),
     ):
-        folder = Path(name)
+        call = (function, args, Path(name), os.getpid(), prefix_template or "")
         try:
-            config = LaunchConfig(
-                num_machines,
-                num_machines,
-                num_here,
-                logs_specs=DefaultLogsSpecs(name),
-                run_id=run_id,
-                role=_ROLE,
-                rdzv_endpoint=endpoint,
-                rdzv_backend=torch_backend,
-                rdzv_configs=of_meeting,
-                max_restarts=max_restarts,
-                monitor_interval=monitor_interval,
-                start_method="fork",
-                local_addr=address_towards(endpoint),
-            )
-            result = run_ranks(config, _call, (function, args, folder, os.getpid(), prefix_template or ""))
+            result = run_ranks(agents.launch_config(name), _call, call)
         except MEETING_ERRORS as error:
-            raise LaunchError(why_no_meeting(error, backend, endpoint)) from None
+            raise LaunchError(why_no_meeting(error, agents.backend, agents.endpoint)) from None
         except SignalException as error:
             ended_by = int(error.sigval)
         else:
             if result.is_failed():
-                raise _ranks_failed_error(result.failures, folder)
+                raise _ranks_failed_error(result.failures, Path(name))
             return
     signal.raise_signal(ended_by)  # it waited until the ranks had ended
     if ended_by == signal.SIGINT:

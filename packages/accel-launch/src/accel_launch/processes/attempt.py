@@ -8,7 +8,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,15 @@ class Restarts:
     """How often all processes of a run start again once one has failed, and with what.
 
     ``logs`` keeps their output in files. What ranks other than ``shown_ranks`` write is not shown.
-    ``is_by_line`` makes a single process write in whole lines, too, since it has ranks of its own.
+    ``is_by_line`` makes a single process write in whole lines, too, since it has ranks of its own. ``attempt`` is the
+    number of the first attempt, where a launcher elsewhere counts them.
     """
 
     maximum: int = 0
     logs: LogFolder | None = None
     shown_ranks: tuple[int, ...] | None = None
     is_by_line: bool = False
+    attempt: int = 0
 
     def child(
         self,
@@ -50,16 +52,18 @@ class Restarts:
         attempt: int,
         prefix: str,
         is_by_line: bool,
-        orders: bytes | None,
+        orders: Callable[[int], bytes] | None,
     ) -> Child:
         """Return the process at ``place`` in an attempt, counted from 0, with the variables that torchrun sets."""
+        attempt += self.attempt
         variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)} if attempt else {}
         logs = None if self.logs is None else self.logs.of(attempt, place)
         if logs is not None:
             variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)
         is_shown = self.shown_ranks is None or plan.rank is None or plan.rank in self.shown_ranks
         output = Output(prefix=prefix, is_by_line=is_by_line, logs=logs, is_shown=is_shown)
-        return Child(plan.with_variables(**variables), output, orders=orders)
+        told = None if orders is None else orders(attempt)
+        return Child(plan.with_variables(**variables), output, orders=told)
 
 
 NO_RESTARTS = Restarts()

@@ -41,7 +41,7 @@ def run_processes(
     host_environ: Mapping[str, str],
     grace_period_s: float = 30.0,
     prefixes: Sequence[str] | None = None,
-    orders: Sequence[bytes] | None = None,
+    orders: Sequence[Callable[[int], bytes]] | None = None,
     remote_signals: RemoteSignals | None = None,
     restarts: Restarts = NO_RESTARTS,
 ) -> RunEnding:
@@ -62,9 +62,10 @@ def run_processes(
     ============================  =================================  ==============================================
 
     Children write to the screen at once, several of them in whole lines, each after its entry in ``prefixes``, in which
-    ``${rank}`` stands for the rank. They have the terminal, unless ``orders`` are given, which each reads, with signals
-    as lines, from its standard input (see `Child`). ``restarts`` says whether all start again after one has failed; a
-    signal that ends the run ends that, too. In a thread other than the main one, signals to this process are ignored.
+    ``${rank}`` stands for the rank. They have the terminal, unless ``orders`` are given, which return by the number of
+    the attempt what each reads, with signals as lines, from its standard input (see `Child`). ``restarts`` says whether
+    all start again after one has failed; a signal that ends the run ends that, too. In a thread other than the main
+    one, signals to this process are ignored.
 
     Raises:
         NotAvailableError: On Windows, which cannot fork.
@@ -72,7 +73,7 @@ def run_processes(
         OSError: If a process cannot be started, as in a folder that does not exist.
     """
 
-    require_fork("A launch")
+    require_fork("A launch of several processes")
 
     def supervise(guard: socket.socket) -> RunEnding:
         supervisor = Supervisor(
@@ -110,8 +111,8 @@ def require_fork(what: str) -> None:
     """Raise ``NotAvailableError``, which names ``what`` cannot be done, where processes cannot be forked."""
     if not hasattr(os, "fork"):
         raise NotAvailableError(
-            f"{what} needs processes that can be forked, which Windows cannot do. Start one process by "
-            "`python script.py`, or work in WSL2, where everything runs as on Linux."
+            f"{what} needs processes that can be forked, which Windows cannot do. Start one process, "
+            "or work in WSL2, where everything runs as on Linux."
         )
 
 

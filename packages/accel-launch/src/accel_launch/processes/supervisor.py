@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accel_launch.messages import compact, write_beside
@@ -53,14 +53,14 @@ class Supervisor:
         *,
         grace_period_s: float,
         prefixes: Sequence[str] | None,
-        orders: Sequence[bytes] | None,
+        orders: Sequence[Callable[[int], bytes]] | None,
         restarts: Restarts,
         guard: socket.socket,
         gives_notice: bool,
     ) -> None:
         self._plans = plans
         self._prefixes = prefixes or [""] * len(plans)
-        self._orders: Sequence[bytes | None] = orders or [None] * len(plans)
+        self._orders: Sequence[Callable[[int], bytes] | None] = orders or [None] * len(plans)
         self._grace_period_s = grace_period_s
         self._restarts = restarts
         self._num_restarts = 0

@@ -1,24 +1,24 @@
+import accel.commands.launch_kinds
 import accel_launch.cli
-import accel_launch.commands.launch_kinds
-from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_launch import DYNAMO_BACKENDS as DYNAMO_BACKENDS
-from accel_launch import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel.commands.config.objects import SageMakerConfig as SageMakerConfig
+from accel.commands.config.objects import load_config_from_file as load_config_from_file
+from accel.commands.launch_kinds import deepspeed_launcher as deepspeed_launcher
+from accel.commands.launch_kinds import multi_gpu_launcher as multi_gpu_launcher
+from accel.commands.launch_kinds import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accel.commands.launch_kinds import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accel.commands.launch_kinds import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accel.commands.launch_kinds import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accel.commands.launch_kinds import prepare_tpu as prepare_tpu
+from accel.commands.launch_kinds import sagemaker_launcher as sagemaker_launcher
+from accel.commands.launch_kinds import simple_launcher as simple_launcher
+from accel.commands.launch_kinds import tpu_launcher as tpu_launcher
+from accel.commands.launch_kinds import tpu_pod_launcher as tpu_pod_launcher
+from accel.utils.launch_constants import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel.utils.launch_constants import DYNAMO_BACKENDS as DYNAMO_BACKENDS
+from accel.utils.launch_constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
 from accel_launch import PrepareForLaunch as PrepareForLaunch
-from accel_launch import SageMakerConfig as SageMakerConfig
-from accel_launch import deepspeed_launcher as deepspeed_launcher
 from accel_launch import launch_command as launch_command
 from accel_launch import launch_command_parser as launch_command_parser
-from accel_launch import load_config_from_file as load_config_from_file
-from accel_launch import multi_gpu_launcher as multi_gpu_launcher
-from accel_launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accel_launch import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accel_launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accel_launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-from accel_launch import prepare_tpu as prepare_tpu
-from accel_launch import sagemaker_launcher as sagemaker_launcher
-from accel_launch import simple_launcher as simple_launcher
-from accel_launch import tpu_launcher as tpu_launcher
-from accel_launch import tpu_pod_launcher as tpu_pod_launcher
 from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
 from accel_launch.commands.parsing import clean_option as clean_option
 from accel_state import ComputeEnvironment as ComputeEnvironment
@@ -43,4 +43,4 @@ from accel_state.environment import str_to_bool as str_to_bool
 
 main = accel_launch.cli.launch
 CustomHelpFormatter = accel_launch.cli.HelpFormatter
-_validate_launch_command = accel_launch.commands.launch_kinds.validate_launch_command
+_validate_launch_command = accel.commands.launch_kinds.validate_launch_command

@@ -14,6 +14,16 @@ from accel.functions import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUT
 from accel.functions import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
+from accel.utils.launch_constants import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel.utils.launch_constants import (
+    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
+)
+from accel.utils.launch_constants import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
+from accel.utils.launch_constants import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+from accel.utils.launch_constants import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+from accel.utils.launch_constants import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
+from accel.utils.launch_constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel.utils.launch_constants import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accel_backends.plugins.fsdp_constants import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
 from accel_backends.plugins.fsdp_constants import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
 from accel_backends.plugins.fsdp_constants import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
@@ -36,14 +46,4 @@ from accel_checkpoint.file_names import RNG_STATE_NAME as RNG_STATE_NAME
 from accel_checkpoint.file_names import SAMPLER_NAME as SAMPLER_NAME
 from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
 from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
-from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_launch import (
-    ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
-)
-from accel_launch import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
-from accel_launch import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
-from accel_launch import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
-from accel_launch import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
-from accel_launch import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
-from accel_launch import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accel_state import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC

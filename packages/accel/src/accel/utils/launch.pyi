@@ -1,19 +1,19 @@
 import accel_launch.launchers.local
 import accel_launch.sagemaker.inputs
+from accel.commands.config.objects import SageMakerConfig as SageMakerConfig
+from accel.commands.launch_kinds import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accel.commands.launch_kinds import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accel.commands.launch_kinds import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accel.commands.launch_kinds import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accel.commands.launch_kinds import prepare_tpu as prepare_tpu
 from accel.functions import is_port_in_use as is_port_in_use
 from accel.functions import merge_dicts as merge_dicts
 from accel.functions import (
     prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
 )
 from accel.functions import setup_fp8_env as setup_fp8_env
-from accel_launch import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel.utils.launch_constants import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_launch import PrepareForLaunch as PrepareForLaunch
-from accel_launch import SageMakerConfig as SageMakerConfig
-from accel_launch import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-from accel_launch import prepare_multi_gpu_env as prepare_multi_gpu_env
-from accel_launch import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-from accel_launch import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-from accel_launch import prepare_tpu as prepare_tpu
 from accel_state import DistributedType as DistributedType
 from accel_state import DynamoBackend as DynamoBackend
 from accel_state import PrecisionType as PrecisionType

@@ -2,8 +2,8 @@ import accel_launch.cli
 import accel_launch.commands.parsing
 from accel.commands.config import config_args as config_args
 from accel.commands.config import default as default
+from accel.commands.config.objects import load_config_from_file as load_config_from_file
 from accel_launch import get_config_parser as get_config_parser
-from accel_launch import load_config_from_file as load_config_from_file
 from accel_launch.commands.config import default_command_parser as default_command_parser
 from accel_launch.commands.config import update_command_parser as update_command_parser
 

@@ -1,10 +1,10 @@
-from accel_launch import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
-from accel_launch import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
-from accel_launch import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
-from accel_launch import BaseConfig as BaseConfig
-from accel_launch import ClusterConfig as ClusterConfig
-from accel_launch import SageMakerConfig as SageMakerConfig
-from accel_launch import load_config_from_file as load_config_from_file
+from accel.commands.config.objects import BaseConfig as BaseConfig
+from accel.commands.config.objects import ClusterConfig as ClusterConfig
+from accel.commands.config.objects import SageMakerConfig as SageMakerConfig
+from accel.commands.config.objects import load_config_from_file as load_config_from_file
+from accel.utils.launch_constants import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+from accel.utils.launch_constants import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+from accel.utils.launch_constants import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
 from accel_state import ComputeEnvironment as ComputeEnvironment
 from accel_state import DistributedType as DistributedType
 from accel_state import SageMakerDistributedType as SageMakerDistributedType

@@ -1,6 +1,6 @@
 import accel_launch.cli
 import accel_launch.commands.config
-from accel_launch import ClusterConfig as ClusterConfig
+from accel.commands.config.objects import ClusterConfig as ClusterConfig
 from accel_launch import write_basic_config as write_basic_config
 from accel_launch.commands.config import default_command_parser as default_command_parser
 from accel_state.availability import is_hpu_available as is_hpu_available

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from accel_launch.config.objects import BaseConfig, ClusterConfig, load_config_from_file
+from accel.commands.config.objects import BaseConfig, ClusterConfig, SageMakerConfig, load_config_from_file
+from accel_launch.config.file import read_config
 from accel_state.enums import ComputeEnvironment, DistributedType
 from accel_state.errors import ConfigError
 
@@ -48,3 +51,16 @@ def test_an_object_is_written_as_a_file_that_is_read_as_it(tmp_path, name):
     loaded = load_config_from_file(str(tmp_path / name))
     assert isinstance(loaded, BaseConfig)
     assert loaded.to_dict() == config.to_dict()
+
+
+FILES = sorted((Path(__file__).parents[4] / "accel-launch/tests/config/peer_files").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_of_accelerate_is_an_object(path):
+    loaded = load_config_from_file(str(path))
+    assert isinstance(loaded, SageMakerConfig if path.stem.startswith("sagemaker") else ClusterConfig)
+    values = read_config(path).values
+    assert loaded.num_machines == values["num_machines"]
+    assert loaded.distributed_type == values["distributed_type"]
+    assert loaded.mixed_precision == values["mixed_precision"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from accel_launch import constants
+from accel.utils import launch_constants as constants
 from accel_launch.options import OPTIONS
 
 

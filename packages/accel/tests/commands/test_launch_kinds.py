@@ -2,7 +2,8 @@ import sys
 
 import pytest
 
-from accel_launch.commands.launch_kinds import (
+from accel.commands.config.objects import SageMakerConfig
+from accel.commands.launch_kinds import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
     prepare_sagemager_args_inputs,
@@ -15,7 +16,6 @@ from accel_launch.commands.launch_kinds import (
     validate_launch_command,
 )
 from accel_launch.commands.parsing import launch_command_parser
-from accel_launch.config.objects import SageMakerConfig
 from accel_state.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_state.errors import ConfigError
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accel.commands.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.commands.launch import plan_of, request_of
 from accel_launch.commands.parsing import launch_command
-from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.launchers.tpu import xla_variables
 from accel_launch.sagemaker.job import job_of
