@@ -46,6 +46,14 @@ def test_finds_no_state():
 def test_computes_on_one_thread():
     assert torch.get_num_threads() == 1
 
+def test_changes_torch():
+    torch.set_default_dtype(torch.float64)
+    torch.rand(1)
+
+def test_has_torch_as_it_was():
+    assert torch.rand(1).dtype == torch.float32
+    assert torch.initial_seed() == 0
+
 def rank():
     return PartialState().process_index
 
@@ -55,12 +63,12 @@ def test_world(world):
 """
 
 
-SIDE_BY_SIDE = """
+JOBS = """
 from functools import partial
 import pytest
 
 def job(folder, *, name):
-    (folder.parent / f"{name}.ran").touch()
+    (folder / f"{name}.ran").touch()
     if name == "bad":
         raise ValueError("no good")
     return name
@@ -87,16 +95,16 @@ def ran(tmp_path_factory):
     """The run of both files, without the job that nothing asks for, and its folder of temporary files."""
     folder = tmp_path_factory.mktemp("inner")
     (folder / "test_leaking.py").write_text(LEAKING)
-    (folder / "test_side_by_side.py").write_text(SIDE_BY_SIDE)
+    (folder / "test_jobs.py").write_text(JOBS)
     plugins = ("-p", "tools.harness.plugin", "-p", "no:cacheprovider", "-p", "no:randomly")
     options = ("-qs", "--import-mode=importlib", "-k", "not unwanted", f"--basetemp={folder / 'base'}")
     command = [sys.executable, "-m", "pytest", *plugins, *options, f"--rootdir={folder}", str(folder)]
     done = run_command(command, cwd=ROOT, timeout_s=240)
-    assert re.search(r"12 passed, 1 deselected, (\d+ warnings?, )?3 errors", done.stdout), done.stdout
+    assert re.search(r"14 passed, 1 deselected, (\d+ warnings?, )?4 errors", done.stdout), done.stdout
     return done.stdout, folder / "base"
 
 
-def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(ran):
+def test_a_job_is_run_once_if_a_test_requests_it_and_fails_only_those_tests(ran):
     printed, folder = ran
     assert "ValueError: no good" in printed
     assert sorted(file.stem for file in folder.rglob("*.ran")) == ["bad", "good"]
@@ -105,6 +113,7 @@ def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them
 def test_leaks_fail_their_own_test_and_no_other(ran):
     printed, _ = ran
     assert "The test left behind environment variables: LEFT_BEHIND." in printed
-    assert "The test left behind signal handlers: SIGTERM." in printed
+    assert "The test left behind settings: the handler of SIGTERM." in printed
+    assert "The test left behind settings: the default dtype." in printed
     pids = re.search(r"pids (\d+) (\d+)", printed).groups()
     assert not [pid for pid in pids if psutil.pid_exists(int(pid))]
