@@ -140,7 +140,8 @@ class World:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
         self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
-        self._has_group = self._has_group and not _KEYS_OF_BODIES.search(Path(self._store).read_bytes())
+        if (store := Path(self._store)).exists():  # a rank alone needs none
+            self._has_group = self._has_group and not _KEYS_OF_BODIES.search(store.read_bytes())
         if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
             for rank in self._ranks:
                 with suppress(BrokenPipeError):  # one that has died since is replaced by the next `run`
