@@ -120,10 +120,8 @@ PYRIGHT = {
     "reportMissingModuleSource": False,
     "reportPossiblyUnboundVariable": False,
     "reportRedeclaration": False,
-    "reportUndefinedVariable": False,
 }
-"""Left out: what a page gives a second meaning or the reader has, packages that are not installed, and loops that may
-have no batch."""
+"""Left out: what a page gives a second meaning, packages that are not installed, and loops that may have no batch."""
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:

@@ -50,12 +50,17 @@ def freeze_imported_objects() -> None:
         _num_modules = len(sys.modules)
 
 
-def seed_libraries(seed: int = 0) -> None:
-    """Seed torch and NumPy, if they are imported: what a test draws must not depend on earlier tests."""
+def reset_libraries() -> None:
+    """Seed torch and NumPy, and forget what torch has compiled: no test depends on what earlier ones drew or compiled.
+
+    A function that was compiled too often for other inputs would not be compiled again, without a word.
+    """
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+        sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+        sys.modules["torch"].manual_seed(0)
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import pytest
 from accel_state.environment import export
 from tools.harness.device import device_type
 from tools.harness.fork_server import fork_server_pids
-from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group, seed_libraries
+from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group, reset_libraries
 from tools.harness.world import World
 
 MOST_RANKS_OF_A_GPU = 4
@@ -120,7 +120,7 @@ def fresh_state() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     freeze_imported_objects()
-    seed_libraries()
+    reset_libraries()
     before = ProcessSnapshot.now(
         idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds()
     )

@@ -28,7 +28,7 @@ from accel_state.group_exit import is_group_owned, leave_group
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
 from tools.harness.fork_server import STACKS_SIGNAL
-from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, seed_libraries
+from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, reset_libraries
 from tools.harness.world import Call, Outcome
 
 _PLAIN = (str, int, float, PurePath, range, Counter)
@@ -69,7 +69,7 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
         reset_runtime(keep_process_group=not group)
         freeze_imported_objects()
         random.seed(0)
-        seed_libraries()
+        reset_libraries()
         PartialState(cpu=device_type == "cpu", **group)
         _import(call.module, call.file)
         function, args, kwargs = pickle.loads(call.what)
