@@ -65,13 +65,12 @@ def reset_libraries() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """The state of this process that a test could change: variables, children, threads, settings, the process group."""
+    """The state of this process that a test could change: variables, children, threads, settings."""
 
     environ: dict[str, str]
     children: frozenset[int]
     threads: frozenset[threading.Thread]
     settings: Settings
-    has_group: bool
     idle_pids: frozenset[int]
 
     @classmethod
@@ -86,7 +85,6 @@ class ProcessSnapshot:
             children=_descendants(idle_pids),
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
             settings=_settings(),
-            has_group=has_process_group(),
             idle_pids=idle_pids,
         )
 
@@ -104,8 +102,7 @@ class ProcessSnapshot:
                 if now.settings.get(name, (value,))[0] != value
             ],
         }
-        leaks = [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
-        return [*leaks, "a process group"] if now.has_group and not self.has_group else leaks
+        return [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
 
     def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
         """Undo what can be undone, so that a test that leaks does not fail the next one."""
@@ -116,10 +113,6 @@ class ProcessSnapshot:
             set_to(value)
         for child in _descendants(self.idle_pids) - self.children - allowed_pids:
             kill_tree(child)
-        if not self.has_group and has_process_group():
-            import torch.distributed as dist
-
-            dist.destroy_process_group()
 
 
 def _changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -133,7 +126,10 @@ def _changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> l
 
 def _settings() -> Settings:
     """Return the settings of Python, and those of torch if it is imported."""
-    found: Settings = {"the working folder": (Path.cwd(), os.chdir)}
+    found: Settings = {
+        "the working folder": (Path.cwd(), os.chdir),
+        "the process group": (has_process_group(), _leave_new_group),
+    }
     for signum in _SIGNALS:
         if (handler := signal.getsignal(signum)) is not None:  # None: set by C code
             found[f"the handler of {signum.name}"] = (handler, partial(signal.signal, signum))
@@ -182,6 +178,11 @@ def has_process_group() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
+
+
+def _leave_new_group(had_group: bool) -> None:
+    if has_process_group() and not had_group:
+        sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _left(pid: int) -> str | None:

@@ -13,7 +13,6 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import PurePath
@@ -64,7 +63,8 @@ def main() -> NoReturn:
 
 def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
     """Run one call with fresh state, on the last process group or a new one with these options."""
-    before = replace(ProcessSnapshot.now(), has_group=True)  # which the next call may use
+    before = ProcessSnapshot.now()
+    del before.settings["the process group"]  # the next call may use it
     try:
         reset_runtime(keep_process_group=not group)
         freeze_imported_objects()
