@@ -19,9 +19,13 @@ EXAMPLES = [
     *((package, 2) for package in WITH_RANKS),
 ]
 """Packages whose README has Python, and on how many ranks it is run."""
-OF_A_GROUP = (
-    "import torch.distributed as dist\ndist.init_process_group('gloo')\n{}dist.destroy_process_group()\n"
-)
+OF_A_GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+{}
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
 LAUNCHED = """
 import sys
 import torch
