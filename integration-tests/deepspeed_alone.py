@@ -14,7 +14,6 @@ import torch
 from deepspeed_rows import begin
 from deepspeed_use import config, refusal
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from accel import Accelerator, DeepSpeedPlugin
 from accel_state import ConfigError
@@ -113,42 +112,6 @@ def gather_together() -> dict[str, Any]:
     deepspeed.zero.GatheredParameters = original
     accelerator.free_memory()
     return {"wanted": wanted, "found": found, "entered": entered}
-
-
-class Checkpointed(nn.Module):
-    """Runs its layer inside reentrant checkpointing: a closure, or a method of what is no module."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.is_hidden = False
-
-    def forward(self, batch: torch.Tensor) -> Any:
-        runs = Holder(self.layer).run if self.is_hidden else lambda rows: self.layer(rows).relu()
-        return checkpoint(runs, batch.requires_grad_(), use_reentrant=True)
-
-
-class Holder:
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def run(self, batch: torch.Tensor) -> Any:
-        return self.layer(batch)
-
-
-def checkpoint_reentrantly() -> dict[str, Any]:
-    """Train one of two models, all of whose parameters are inside reentrant checkpointing."""
-    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(2)))
-    bare = [Checkpointed(layer) for layer in linear(2)]
-    pairs = [accelerator.prepare(one, torch.optim.SGD(one.parameters(), lr=0.1)) for one in bare]
-    model, optimizer = pairs[1]
-    accelerator.backward(model(rows()[0]).square().mean())
-    optimizer.step()
-    bare[1].is_hidden = True
-    refused = refusal(lambda: accelerator.backward(model(rows()[0]).square().mean()))
-    found = [accelerator.get_state_dict(one)["layer.weight"] for one, _ in pairs]
-    accelerator.free_memory()
-    return {"refused": refused, "weights": found}
 
 
 class Rows(torch.optim.SGD):
@@ -321,7 +284,6 @@ def main() -> None:
         "clip": {stage: clip(stage) for stage in (0, 1, 2, 3)},
         "norms": {stage: measure_norms(stage) for stage in (1, 2, 3)},
         "gathered": gather_together(),
-        "reentrant": checkpoint_reentrantly(),
         "odd": save_odd_state(folder / "odd"),
         "groups": {stage: clip_by_groups(stage) for stage in (1, 2, 3)},
         "joint": {stage: train_jointly(stage) for stage in (1, 2, 3)},

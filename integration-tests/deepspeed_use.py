@@ -95,39 +95,6 @@ def train_with_sections_of_the_config() -> dict[str, Any]:
     return found
 
 
-def refuse_contradictions() -> dict[str, str]:
-    accelerator = begin(
-        deepspeed_plugin={
-            "plain": DeepSpeedPlugin(hf_ds_config=config(2)),
-            "full": DeepSpeedPlugin(hf_ds_config=config(2, optimizer=ADAMW, scheduler=WARMUP)),
-            "no size": DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}}),
-            "three steps": DeepSpeedPlugin(hf_ds_config=config(2, gradient_accumulation_steps=3)),
-        },
-        gradient_accumulation_steps=2,
-    )
-    model, other = make_model("odd"), make_model("odd")
-    torch_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    dummy = DummyOptim(model.parameters())
-
-    def of(plugin: str, *objects: Any) -> str:
-        accelerator.state.select_deepspeed_plugin(plugin)
-        return refusal(lambda: accelerator.prepare(*objects))
-
-    schedule = torch.optim.lr_scheduler.ExponentialLR(torch_optimizer, 0.9)
-    return {
-        "dummy without section": of("plain", model, dummy),
-        "two optimizers": of("full", model, torch_optimizer),
-        "two schedulers": of("full", model, dummy, schedule),
-        "dummy scheduler": of("plain", model, torch_optimizer, DummyScheduler(torch_optimizer)),
-        "alone": of("plain", torch_optimizer),
-        "two models": of(
-            "plain", model, other, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-        ),
-        "batch size": of("no size", model, torch_optimizer),
-        "steps": of("three steps", model, torch_optimizer),
-    }
-
-
 def handle_gradients(stage: int) -> dict[str, Any]:
     """What a loop may do next to the ordinary, and what it may not."""
     found: dict[str, Any] = {}
@@ -283,7 +250,6 @@ def feed_another_dtype() -> str:
 def main() -> None:
     results = {
         "sections": train_with_sections_of_the_config(),
-        "refusals": refuse_contradictions(),
         "gradients": {stage: handle_gradients(stage) for stage in (1, 2, 3)},
         "items": {stage: weigh_items(stage) for stage in (0, 1, 2, 3)},
         "distil": distil(),

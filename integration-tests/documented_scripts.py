@@ -49,40 +49,28 @@ def _lines(blocks: list[Block]) -> list[str]:
 
 
 def _names_of_the_reader(tree: ast.Module) -> set[str]:
-    """Return the names that are used at module level before a statement binds them, or anywhere and bound nowhere."""
-    bound, missing = {*vars(builtins), "__name__"}, set()
-    for statement in tree.body:
-        is_definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        new = {statement.name} if is_definition else _bound(statement)
-        if not is_definition:
-            missing |= _used(statement) - bound - new
-            values = getattr(statement, "value", None)  # the right side of an assignment comes first
-            if values is not None:
-                missing |= _used(values) - bound - _bound(values)
-        bound |= new
-    for statement in tree.body:
-        missing |= _used(statement) - bound - _bound(statement)
-    return missing
-
-
-def _used(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-
-
-def _bound(node: ast.AST) -> set[str]:
-    names = set()
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-            names.add(one.id)
-        elif isinstance(one, (ast.FunctionDef, ast.ClassDef)):
-            names.add(one.name)
-        elif isinstance(one, ast.alias):
-            names.add((one.asname or one.name).partition(".")[0])
-        elif isinstance(one, ast.ExceptHandler) and one.name:
-            names.add(one.name)
-        elif isinstance(one, ast.arg):
-            names.add(one.arg)
-    return names
+    """Return the names that are used before a line binds them, or in it."""
+    used, bound = dict[str, int](), dict[str, int]()
+    for node in ast.walk(tree):  # statements come before what is in them
+        match node:
+            case ast.Assign():  # its value comes first
+                for target in node.targets:
+                    for one in ast.walk(target):
+                        one.lineno = node.end_lineno
+                continue
+            case ast.Name(id=name, ctx=ast.Load()):
+                used[name] = min(node.lineno, used.get(name, node.lineno))
+                continue
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case ast.alias():
+                name = (node.asname or node.name).partition(".")[0]
+            case ast.ExceptHandler(name=str(name)):
+                pass
+            case _:
+                continue
+        bound[name] = min(node.lineno, bound.get(name, node.lineno))
+    return {name for name, line in used.items() if line <= bound.get(name, line)} - vars(builtins).keys()
 
 
 def problems(output: str, scripts: dict[str, list[str]]) -> list[str]:

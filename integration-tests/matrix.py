@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -231,7 +230,6 @@ class Run:
         self.axis, self.options = AXES[axis], FEATURES[feature]
         self.device, self.folder = device, folder
         reset_runtime(keep_process_group=True)
-        torch._dynamo.reset()  # of other cells, which together reach the limit of recompilations
         self.accelerator = accelerator = Accelerator(**self.arguments())
         model = make_model(
             self.options,

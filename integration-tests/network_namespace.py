@@ -34,7 +34,6 @@ def network_namespace(label: str) -> Iterator[str]:
     Args:
         label: Tells the namespaces of one process apart.
     """
-    _delete_those_of_the_dead()
     name = f"{_PREFIX}-{os.getpid()}-{label}"
     ip("netns", "add", name)
     try:
@@ -90,12 +89,3 @@ def _delete(name: str) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.05)
     ip("netns", "delete", name, check=False)
-
-
-def _delete_those_of_the_dead() -> None:
-    """Delete the namespaces of test runs that were killed."""
-    for line in ip("netns", "list").splitlines():
-        name = line.split()[0]
-        owner = name.removeprefix(f"{_PREFIX}-").partition("-")[0]
-        if name.startswith(f"{_PREFIX}-") and not os.path.exists(f"/proc/{owner}"):
-            _delete(name)

@@ -1,8 +1,4 @@
-"""What forked scripts find imported next to torch, and how they end, for tests that are about neither."""
-
-import json
-import os
-import sys
+"""What forked scripts find imported next to torch, for tests that are not about it."""
 
 ACCEL = (
     "accel.accelerator", "accel.utils", "accel_backends.strategies.ddp", "torch.distributed.tensor.debug",
@@ -30,14 +26,3 @@ EXAMPLES = (
     "torchao.float8",
 )
 ADAPTERS = (*ACCEL, "peft", "transformers.models.llama")
-
-
-def run_with_options(body):
-    """Call ``body`` with the options that the script got as JSON, and end: taking torch apart takes half a second."""
-    code = 0
-    try:
-        body(**json.loads(sys.argv[1]))
-    except SystemExit as leaving:
-        code = leaving.code
-    sys.stdout.flush()
-    os._exit(code)

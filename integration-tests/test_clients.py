@@ -20,14 +20,6 @@ def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path,
     assert ours["losses, resumed"] == ours["losses"][-len(ours["losses, resumed"]) :]
 
 
-def test_a_trainer_with_averages_on_the_main_process(tmp_path):
-    assert largest_difference(*on_both_sides("denoising", tmp_path, num_processes=2))[0] == 0
-
-
-def test_a_trainer_that_assigns_attributes_of_its_accelerator(tmp_path):
-    assert largest_difference(*on_both_sides("text_to_image", tmp_path, num_processes=2))[0] == 0
-
-
 def test_compressed_tensors_takes_offloaded_models_and_gives_them_back(tmp_path):
     ours, theirs = on_both_sides("compressed", tmp_path)
     assert largest_difference(ours, theirs)[0] == 0

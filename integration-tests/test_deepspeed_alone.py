@@ -85,16 +85,6 @@ def test_the_parameters_of_a_full_state_are_gathered_together(outcome):
 
 
 @releases
-def test_reentrant_checkpointing_of_one_of_two_models_trains_it_or_explains_what_to_pass(outcome):
-    untrained, model = deepspeed_alone.linear(2)
-    model(deepspeed_alone.rows()[0]).relu().square().mean().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    wanted = [untrained.weight.detach(), model.weight.detach()]
-    torch.testing.assert_close(outcome["reentrant"]["weights"], wanted, rtol=0, atol=1e-6)
-    assert "Pass `use_reentrant=False`, or the module itself" in outcome["reentrant"]["refused"]
-
-
-@releases
 def test_state_that_could_not_be_loaded_is_not_saved(outcome):
     assert "`rows` of the Rows has the shape (2,)" in outcome["odd"]
     assert "Use another optimizer, such as AdamW, or train with DDP." in outcome["odd"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import deepspeed_again
 import deepspeed_use
 import pytest
 import torch
@@ -66,27 +65,6 @@ def test_optimizer_and_scheduler_may_come_from_the_config(outcome, name, rates):
         optimizer.step()
         optimizer.zero_grad()
     assert_state(found["state"], model)
-
-
-@everything
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        (
-            "dummy without section",
-            "`DummyOptim` stands for the optimizer of the DeepSpeed config, which has none",
-        ),
-        ("two optimizers", "`AdamW` in the DeepSpeed config, and `SGD` in the script"),
-        ("two schedulers", "`WarmupDecayLR` in the DeepSpeed config, and `ExponentialLR` in the script"),
-        ("dummy scheduler", "give the `DummyScheduler` an `lr_scheduler_callable`"),
-        ("alone", "Prepare the model in the same call"),
-        ("two models", "`SGD` steps parameters of several models"),
-        ("batch size", "set `train_micro_batch_size_per_gpu` in the DeepSpeed config"),
-        ("steps", "`gradient_accumulation_steps` is 3 by the DeepSpeed config, but 2 by `Accelerator"),
-    ],
-)
-def test_what_contradicts_is_refused(outcome, case, told):
-    assert told in outcome[0]["refusals"][case]
 
 
 @everything
@@ -186,20 +164,6 @@ def test_layers_of_experts_are_gathered_in_full(outcome):
         optimizer.zero_grad()
     assert outcome[0]["layers"]["marks"] == [False, True, False]
     assert_state(outcome[0]["layers"]["state"], model)
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_runs_follow_each_other_in_one_process(tmp_path, num_processes):
-    model = torch.nn.Linear(4, 4)
-    torch.manual_seed(0)
-    model.reset_parameters()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [torch.full((2, 4), 1.0 + rank) for rank in range(num_processes)]
-    loss_of(model, batches).backward()
-    optimizer.step()
-    runs = results_of(deepspeed_again.__file__, tmp_path, num_processes=num_processes)
-    for state in runs[0]:  # the others have no full state
-        assert_state(state, model)
 
 
 @everything

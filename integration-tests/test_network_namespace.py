@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network_namespace import ip, network_namespace
+from network_namespace import ip
 
 pytestmark = pytest.mark.engine("ssh")
 RUN = """
@@ -60,11 +60,3 @@ def test_nothing_is_left_of_a_run_that_is_requested_to_end(signum):
     name, daemon = ended_by(signum)
     assert has_ended(daemon)
     assert name not in names()
-
-
-def test_what_a_killed_run_left_is_deleted_by_the_next():
-    name, daemon = ended_by(signal.SIGKILL)
-    assert has_ended(daemon)
-    assert name in names()
-    with network_namespace("next"):
-        assert name not in names()

@@ -1,23 +1,16 @@
 """Going on from a checkpoint, in a new process, is as if nothing had been between."""
 
-import hashlib
 import json
-import os
-import signal
 from functools import partial
 from pathlib import Path
 
 import preloaded
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from accel_data import prepare_data_loader
-from tools.harness.scripts import run_script, start_ranks
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.engine("long")
 SCRIPT = Path(__file__).with_name("resume_training.py")
-READ_ON = Path(__file__).with_name("read_on.py")
 
 
 def train(out, *options, num_processes=1):
@@ -74,28 +67,3 @@ def test_one_process_continues_from_two_with_the_rest_of_the_epoch(outcome):
     [resumed], done = outcome
     assert len(resumed["losses"]) == 10
     assert done.stderr.count("every rank derives new random states") == 1
-
-
-def test_ranks_that_were_killed_are_followed_by_others_that_read_on(tmp_path):
-    progress = tmp_path / "progress.json"
-    for num_ranks, pause_at in ((2, 70), (3, 450)):
-        with start_ranks([READ_ON, progress, str(pause_at)], num_ranks) as ranks:
-            for rank in ranks:
-                rank.wait_for_output("pausing")
-            for rank in ranks:
-                os.killpg(rank.process.pid, signal.SIGKILL)  # with its workers
-        assert pause_at <= len(json.loads(progress.read_text())["stream"]) < pause_at + 9
-    done = run_script(READ_ON, str(progress))
-    assert done.returncode == 0, done.stderr
-    assert digest(json.loads(progress.read_text())["stream"]) == digest(unbroken_stream())
-
-
-def digest(stream):
-    return hashlib.sha256(json.dumps(stream).encode()).hexdigest()
-
-
-def unbroken_stream():
-    generator = torch.Generator().manual_seed(11)
-    given = DataLoader(torch.arange(400), batch_size=3, shuffle=True, generator=generator)
-    loader = prepare_data_loader(given, num_processes=1, process_index=0)
-    return [number for _ in range(2) for batch in loader for number in batch.tolist()]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-from tools.harness.parallel_jobs import ParallelJobs
 
 pytestmark = pytest.mark.engine("slurm")
 ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
@@ -136,7 +134,7 @@ def test_tasks_of_srun_meet_by_themselves(cluster, script):
     assert sorted(told.splitlines()) == [f"rank {rank} of 2 on n{rank} sees 3.0" for rank in (0, 1)]
 
 
-def preempted_job(folder, *, cluster):
+def preempted_job(cluster):
     (cluster.folder / "once_more.py").write_text(TRAIN)
     flags = ["--slurm", "--slurm_requeue", "--num_machines=2", "--slurm_options=--output=train.out"]
     job = cluster.run(*ACCEL, *flags, "once_more.py").split()[-1]
@@ -149,7 +147,7 @@ def preempted_job(folder, *, cluster):
     return text, cluster.run("scontrol", "show", "job", job)
 
 
-def preempted_task(folder, *, cluster):
+def preempted_task(cluster):
     (cluster.folder / "again.py").write_text(AGAIN)
     flags = ["--slurm", "--slurm_requeue", "--slurm_array=0-1", "--slurm_options=--output=again-%a.out"]
     job = cluster.run(*ACCEL, *flags, "again.py").split()[-1]
@@ -167,13 +165,12 @@ def preempted_task(folder, *, cluster):
 @pytest.fixture(scope="module")
 def queued_again(cluster):
     """What came of jobs that went back into the queue: side by side, since SLURM holds each there for six seconds."""
-    jobs = [partial(preempted_job, cluster=cluster), partial(preempted_task, cluster=cluster)]
-    done = ParallelJobs(jobs, make_folder=lambda: cluster.folder)
-    return [partial(done.outcome_of, job) for job in jobs]
+    with ThreadPoolExecutor() as pool:
+        return [pool.submit(job, cluster) for job in (preempted_job, preempted_task)]
 
 
 def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_continues_from_there(queued_again):
-    text, shown = queued_again[0]()
+    text, shown = queued_again[0].result()
     for rank in (0, 1):
         saved = re.search(rf"rank {rank} in run 0 saves after step (\d+)\n", text)[1]
         assert f"rank {rank} in run 1 begins after step {saved}\n" in text
@@ -183,7 +180,7 @@ def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_continues
 
 
 def test_of_an_array_only_the_task_that_got_the_signal_queues_again(queued_again):
-    job, shown, text, of_untouched = queued_again[1]()
+    job, shown, text, of_untouched = queued_again[1].result()
     # Its number is the one of the whole array, which it must not put back.
     assert f"JobId={job} ArrayJobId={job} ArrayTaskId=1" in shown
     assert "saved in run 0" in text

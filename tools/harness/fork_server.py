@@ -63,12 +63,10 @@ class ForkedProcess:
             if self.returncode is None:
                 if not wait([self._report], timeout):
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-                code = self._report.readline()
-                if not code:  # the server was killed
-                    with suppress(ProcessLookupError):
-                        os.kill(self.pid, signal.SIGKILL)
+                self.returncode = int(
+                    self._report.readline() or -signal.SIGKILL
+                )  # nothing: the server was killed
                 self._report.close()
-                self.returncode = int(code or -signal.SIGKILL)
             return self.returncode
 
     def send_signal(self, signum: int) -> None:
@@ -148,18 +146,17 @@ _starting = threading.RLock()
 
 
 def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
-    """Return the server of this process, started at the first use, and again should it have ended.
+    """Return the server of this process, started at the first use.
 
     Args:
         modules: Imported modules besides torch; there is a server for each choice, which sees the variables
             of this process at its start.
     """
     with _starting:
-        server = _servers.get(modules)
-        if server is None or server.process.poll() is not None:
-            server = _servers[modules] = ForkServer(modules, origin=fork_server() if modules else None)
-            atexit.register(server.close)
-        return server
+        if modules not in _servers:
+            _servers[modules] = ForkServer(modules, origin=fork_server() if modules else None)
+            atexit.register(_servers[modules].close)
+        return _servers[modules]
 
 
 def fork_server_pids() -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Checks that a test leaves no resources behind."""
+"""Checks that a test leaves nothing behind in its process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ _NUM_NEW_MODULES = 100
 """Freezing costs a collection, so it waits for a large library; every test file is a module too."""
 _num_modules = 0
 
+Settings = dict[str, tuple[Any, Callable[[Any], object]]]
+"""What holds for the whole process, by a name for it: the value, and what sets it."""
+
 
 def freeze_imported_objects() -> None:
     """Keep the objects of imported libraries out of garbage collection, if many modules were imported since last time.
@@ -46,24 +50,27 @@ def freeze_imported_objects() -> None:
         _num_modules = len(sys.modules)
 
 
-def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that were added, changed or removed, other than by libraries."""
-    return sorted(
-        key
-        for key in {*before, *after}
-        if before.get(key) != after.get(key) and not key.startswith(_IGNORED_PREFIXES)
-    )
+def reset_libraries() -> None:
+    """Seed torch and NumPy, and forget what torch has compiled: no test depends on what earlier ones drew or compiled.
+
+    A function that was compiled too often for other inputs would not be compiled again, without a word.
+    """
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """The state of this process that a test could change: variables, children, threads, signals, the process group."""
+    """The state of this process that a test could change: variables, children, threads, settings."""
 
     environ: dict[str, str]
     children: frozenset[int]
     threads: frozenset[threading.Thread]
-    handlers: dict[signal.Signals, Any]
-    has_group: bool
+    settings: Settings
     idle_pids: frozenset[int]
 
     @classmethod
@@ -77,39 +84,67 @@ class ProcessSnapshot:
             environ=snapshot(),
             children=_descendants(idle_pids),
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
-            handlers={signum: signal.getsignal(signum) for signum in _SIGNALS},
-            has_group=has_process_group(),
+            settings=_settings(),
             idle_pids=idle_pids,
         )
 
     def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
         """Return descriptions of added resources, after waiting for those that are about to end."""
         now = ProcessSnapshot.now(idle_pids=self.idle_pids)
+        left = map(_left, sorted(now.children - self.children - allowed_pids))
         added = {
-            "environment variables": changed_variables(self.environ, now.environ),
-            "child processes": list(
-                filter(None, map(_left, sorted(now.children - self.children - allowed_pids)))
-            ),
+            "environment variables": _changed_variables(self.environ, now.environ),
+            "child processes": [child for child in left if child],
             "threads": [thread.name for thread in now.threads - self.threads if _outlives(thread)],
-            "signal handlers": [each.name for each in _SIGNALS if now.handlers[each] != self.handlers[each]],
+            "settings": [
+                name
+                for name, (value, _) in self.settings.items()
+                if now.settings.get(name, (value,))[0] != value
+            ],
         }
-        leaks = [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
-        return [*leaks, "a process group"] if now.has_group and not self.has_group else leaks
+        return [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
 
     def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
         """Undo what can be undone, so that a test that leaks does not fail the next one."""
         now = snapshot()
         kept = {key: value for key, value in now.items() if key.startswith(_IGNORED_PREFIXES)}
         restore({**self.environ, **kept})
-        for signum, handler in self.handlers.items():
-            if handler is not None and signal.getsignal(signum) != handler:  # None: set by C code
-                signal.signal(signum, handler)
+        for value, set_to in self.settings.values():
+            set_to(value)
         for child in _descendants(self.idle_pids) - self.children - allowed_pids:
             kill_tree(child)
-        if not self.has_group and has_process_group():
-            import torch.distributed as dist
 
-            dist.destroy_process_group()
+
+def _changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of variables that were added, changed or removed, other than by libraries."""
+    return sorted(
+        key
+        for key in {*before, *after}
+        if before.get(key) != after.get(key) and not key.startswith(_IGNORED_PREFIXES)
+    )
+
+
+def _settings() -> Settings:
+    """Return the settings of Python, and those of torch if it is imported."""
+    found: Settings = {
+        "the working folder": (Path.cwd(), os.chdir),
+        "the process group": (has_process_group(), _leave_new_group),
+    }
+    for signum in _SIGNALS:
+        if (handler := signal.getsignal(signum)) is not None:  # None: set by C code
+            found[f"the handler of {signum.name}"] = (handler, partial(signal.signal, signum))
+    if "torch" in sys.modules:
+        import torch
+
+        found |= {
+            "the default dtype": (torch.get_default_dtype(), torch.set_default_dtype),
+            "gradients": (torch.is_grad_enabled(), torch.set_grad_enabled),
+            "determinism": (torch.are_deterministic_algorithms_enabled(), torch.use_deterministic_algorithms),
+            "precision": (torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
+            "the number of threads": (torch.get_num_threads(), torch.set_num_threads),
+            "autocast": (torch.is_autocast_enabled("cpu"), partial(torch.set_autocast_enabled, "cpu")),
+        }
+    return found
 
 
 def _descendants(idle_pids: frozenset[int]) -> frozenset[int]:
@@ -143,6 +178,11 @@ def has_process_group() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
+
+
+def _leave_new_group(had_group: bool) -> None:
+    if has_process_group() and not had_group:
+        sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _left(pid: int) -> str | None:

@@ -6,10 +6,11 @@ The `conftest.py` of the checkout loads it. A test that has to change variables 
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ import pytest
 from accel_state.environment import export
 from tools.harness.device import device_type
 from tools.harness.fork_server import fork_server_pids
-from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group
-from tools.harness.parallel_jobs import ParallelJobs
+from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group, reset_libraries
 from tools.harness.world import World
 
 MOST_RANKS_OF_A_GPU = 4
@@ -35,16 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Disable garbage collection while test files are imported: their many objects stay alive."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -91,26 +81,22 @@ def device() -> Any:
 
 
 @pytest.fixture(scope="module")
-def _parallel_jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ParallelJobs:
-    of_this_file = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
-    params = [item.callspec.params for item in of_this_file if hasattr(item, "callspec")]
-    jobs = [param["outcome"] for param in params if "outcome" in param]
-    return ParallelJobs(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
+def _outcome_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
+    return functools.cache(lambda job: job(tmp_path_factory.mktemp("job")))
 
 
 @pytest.fixture
-def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any:
+def outcome(request: pytest.FixtureRequest, _outcome_of: Callable[[Any], Any]) -> Any:
     """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
     A job is a function of a fresh folder, such as one that launches a script there. It runs before the first test that
-    names it, with the next job of the file; tests that name the same job share its result. If a job raises, its tests
-    raise the same error.
+    names it; tests of the file that name the same job share its result.
     """
     before = ProcessSnapshot.now()
     try:
-        return _parallel_jobs.outcome_of(request.param)
+        return _outcome_of(request.param)
     finally:
-        _fail_if_left(before, "The jobs of this file")
+        _fail_if_left(before, "The job")
 
 
 @pytest.fixture
@@ -124,6 +110,7 @@ def fresh_state() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     freeze_imported_objects()
+    reset_libraries()
     before = ProcessSnapshot.now(
         idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds()
     )

@@ -22,13 +22,12 @@ import torch
 import torch.distributed as dist
 
 from accel_ops import send_to_device
-from accel_state.environment import restore, snapshot
 from accel_state.errors import StateError
 from accel_state.group_exit import is_group_owned, leave_group
 from accel_state.partial_state import PartialState
-from accel_state.runtime import current_runtime, has_runtime, reset_runtime
+from accel_state.runtime import reset_runtime
 from tools.harness.fork_server import STACKS_SIGNAL
-from tools.harness.leaks import changed_variables, freeze_imported_objects
+from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, reset_libraries
 from tools.harness.world import Call, Outcome
 
 _PLAIN = (str, int, float, PurePath, range, Counter)
@@ -64,25 +63,23 @@ def main() -> NoReturn:
 
 def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
     """Run one call with fresh state, on the last process group or a new one with these options."""
-    environ = snapshot()
+    before = ProcessSnapshot.now()
+    del before.settings["the process group"]  # the next call may use it
     try:
         reset_runtime(keep_process_group=not group)
         freeze_imported_objects()
         random.seed(0)
-        torch.manual_seed(0)
+        reset_libraries()
         PartialState(cpu=device_type == "cpu", **group)
         _import(call.module, call.file)
         function, args, kwargs = pickle.loads(call.what)
         result = function(*args, **kwargs)
         if device_type != "cpu":
             result = send_to_device(result, "cpu")
-        if changed := changed_variables(environ, snapshot()):
-            raise StateError(f"The body left environment variables changed: {', '.join(changed)}.")
+        if leaks := before.leaks_since():
+            raise StateError(f"The body left behind {'; '.join(leaks)}.")
         has_only_default_group = dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) == 1
-        # The store of a group keeps the calls of debug mode, of which ranks may have made different numbers.
-        was_in_debug_mode = has_runtime() and current_runtime().debug
-        is_intact = has_only_default_group and is_group_owned() and not was_in_debug_mode
-        return Outcome(pickle.dumps(result), has_intact_group=is_intact)
+        return Outcome(pickle.dumps(result), has_intact_group=has_only_default_group and is_group_owned())
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test should see it
         trace = "".join(traceback.format_exception(error))
         try:
@@ -92,7 +89,7 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
             return Outcome(trace=trace)
         return Outcome(error=data, trace=trace)
     finally:
-        restore(environ)
+        before.put_back()
 
 
 def _import(name: str, file: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ _ON_ONE_GPU = {
     "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "1", "NCCL_RAS_ENABLE": "0",
 }  # fmt: skip
 """NCCL takes several ranks on one GPU if each claims to be on a separate host; they communicate over sockets then."""
+_KEYS_OF_BODIES = re.compile(b"accel_[a-z]+/|accel/preemption/")
+"""What a body leaves in the store of a group, if it saves, stops or runs in debug mode, for one: counts of calls, of
+which ranks may have made different numbers, and flags. The next body would wait for ranks that count otherwise."""
 _MAIN = "from tools.harness.worker import main; main()"
 
 
@@ -110,7 +114,8 @@ class World:
         self.device_type = device_type
         self._ranks: list[_Rank] = []
         self._has_group = False
-        self._num_runs = 0
+        self._num_groups = 0
+        self._store = ""
         self._meeting_place: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, body: Callable[..., Any], *args: Any, timeout_s: float = 60, **kwargs: Any) -> list[Any]:
@@ -129,12 +134,14 @@ class World:
         rendezvous = None
         if not self._has_group:
             assert self._meeting_place is not None
-            self._num_runs += 1
-            rendezvous = str(Path(self._meeting_place.name) / f"group-{self._num_runs}")
+            self._num_groups += 1
+            rendezvous = self._store = f"{self._meeting_place.name}/group-{self._num_groups}"
         for rank in self._ranks:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
         self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
+        if (store := Path(self._store)).exists():  # a rank alone needs none
+            self._has_group = self._has_group and not _KEYS_OF_BODIES.search(store.read_bytes())
         if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
             for rank in self._ranks:
                 with suppress(BrokenPipeError):  # one that has died since is replaced by the next `run`

@@ -123,16 +123,6 @@ def test_scripts_end_with_the_server():
     assert psutil.wait_procs([running], timeout=60)[1] == []
 
 
-def test_after_its_server_was_killed_a_script_counts_as_killed_and_the_next_has_a_new_server():
-    script = Script(["-c", "import time; time.sleep(300)"])
-    server = fork_server()
-    server.process.kill()
-    server.process.wait()
-    assert script.process.wait(timeout=60) == -signal.SIGKILL
-    script.close()
-    assert fork_server() is not server
-
-
 def test_time_is_up_kills_grandchildren_too_and_shows_the_output():
     grandchild = "import time; time.sleep(60)"
     child = (

@@ -3,6 +3,7 @@
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,7 +66,28 @@ def pid():
 
 
 def threads_and_random():
-    return torch.get_num_threads(), torch.rand(1).item()
+    return torch.get_num_threads(), torch.rand(1).item(), np.random.rand()
+
+
+def leave_another_dtype():
+    torch.set_default_dtype(torch.float64)
+
+
+def default_dtype():
+    return torch.get_default_dtype()
+
+
+def save_alone():
+    """Rank 0 begins a round without the others, as a save on the main process does."""
+    rank = PartialState().process_index
+    agreement = agreement_of(rank=rank, world_size=2, gather=list)
+    if rank == 0:
+        agreement.agree(agreement.next_topic("save"), "", first, wait_s=0.1)
+
+
+def save_together():
+    rank = PartialState().process_index
+    return agreement_of(rank=rank, world_size=2, gather=list).agree_on("save", str(rank), first)
 
 
 def destroy_group():
@@ -132,6 +154,17 @@ def test_body_that_leaves_a_variable_is_refused_and_undone(world):
     with pytest.raises(RuntimeError, match="LEFT_BEHIND"):
         world(2).run(leak_variable)
     assert world(2).run(has_variable) == [False, False]
+
+
+def test_body_that_leaves_a_setting_of_torch_is_refused_and_undone(world):
+    with pytest.raises(RuntimeError, match="left behind settings: the default dtype"):
+        world(2).run(leave_another_dtype)
+    assert world(2).run(default_dtype) == [torch.float32] * 2
+
+
+def test_ranks_that_made_different_numbers_of_calls_agree_in_the_next_body(world):
+    world(2).run(save_alone)
+    assert world(2).run(save_together, timeout_s=20) == ["0", "0"]
 
 
 def test_group_that_a_body_destroyed_is_made_anew(world):
