@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
-from accel_backends.pipelining.chunks import in_chunks
+from accel_backends.pipeline.chunks import in_chunks
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
@@ -481,6 +481,38 @@ def valid(rows):
 
 def mean_of_valid(model, rows):
     return (model(rows).square().squeeze(1) * valid(rows)).sum() / valid(rows).sum().clamp(min=1)
+
+
+def loss_and_outputs(model, part):
+    outputs = model(part)
+    return outputs.square().mean(), {"outputs": outputs, "is_large": outputs.squeeze(1) > 0.1}
+
+
+def evaluate(num_stages, sizes=None):
+    """Return what this rank gets of a batch of 7 rows before and after it trains, and the full model's."""
+    options = (
+        {} if num_stages == 1 else {"parallelism_config": ParallelismConfig(pp_size=num_stages, **sizes)}
+    )
+    accelerator = Accelerator(cpu=True, **options)
+    model = accelerator.prepare(make_model("odd"))
+    found = accelerator.evaluate(model, EVEN[0][:7], loss_and_outputs)
+    accelerator.forward_backward(model, EVEN[0], loss_of)
+    again = accelerator.evaluate(model, EVEN[0][:7], loss_and_outputs)
+    if num_stages > 1:
+        error = ConfigError if accelerator.is_last_process else (ConfigError, DistributedOperationException)
+        with pytest.raises(error, match="must return a tuple of the loss and the outputs, got a Tensor"):
+            accelerator.evaluate(model, EVEN[0][:7], loss_of)
+    return found, again
+
+
+@pytest.mark.parametrize(("num_stages", "sizes"), [(2, {}), (3, {}), (2, {"dp_shard_size": 2})])
+def test_evaluation_returns_the_loss_and_the_outputs_of_the_batch_on_every_stage(world, num_stages, sizes):
+    ((expected, _),) = world(1).run(evaluate, 1)
+    for each in world(num_stages * prod(sizes.values())).run(evaluate, num_stages, sizes):
+        for loss, outputs in each:
+            torch.testing.assert_close(loss, expected[0])
+            torch.testing.assert_close(outputs, expected[1])
+            assert not outputs["outputs"].requires_grad
 
 
 def weighted_steps(num_stages, sizes=None):
