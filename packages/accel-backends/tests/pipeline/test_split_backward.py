@@ -1,4 +1,4 @@
-"""A backward pass in two halves gives the gradients of a full one."""
+"""A backward pass in two parts gives the gradients of a full one."""
 
 import pytest
 import torch
@@ -43,8 +43,20 @@ class Halves(nn.Module):
         return one * torch.sigmoid(other)
 
 
-@pytest.mark.parametrize("kind", [Shared, Packed, Halves])
-def test_both_halves_give_the_gradients_of_a_full_pass(kind):
+class Biased(nn.Module):
+    """A bias that meets the input twice, with a layer in between, as the position bias of T5."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.query = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, rows):
+        bias = torch.tanh(self.table.sum(0))
+        return torch.softmax((rows * bias) @ self.query + bias, -1)
+
+
+@pytest.mark.parametrize("kind", [Shared, Packed, Halves, Biased])
+def test_both_parts_give_the_gradients_of_a_full_pass(kind):
     torch.manual_seed(0)
     model, rows = kind(), torch.randn(3, 4, requires_grad=True)
     model(rows).square().sum().backward()
@@ -57,3 +69,19 @@ def test_both_halves_give_the_gradients_of_a_full_pass(kind):
         split.to_weights()
     torch.testing.assert_close(rows.grad, 2 * inputs)
     torch.testing.assert_close([one.grad for one in model.parameters()], [2 * one for one in expected])
+
+
+def test_an_output_that_depends_on_no_input_counts_too():
+    torch.manual_seed(0)
+    model, rows = Biased(), torch.randn(3, 4, requires_grad=True)
+    parameters = list(model.parameters())
+
+    def outputs():
+        return [model(rows), torch.tanh(model.table.sum(0)) * 2]
+
+    gradients = [torch.randn(3, 4), torch.randn(4)]
+    expected = torch.autograd.grad(outputs(), [rows, *parameters], gradients)
+    split = SplitBackward(outputs(), gradients, [rows], parameters)
+    split.to_inputs()
+    split.to_weights()
+    torch.testing.assert_close([one.grad for one in (rows, *parameters)], list(expected))
