@@ -821,13 +821,13 @@ class Accelerator(ProcessView):
         Args:
             model: The prepared model.
             batch: As for `forward_backward`.
-            loss_fn: Called as `loss_fn(model, part)`; returns the mean loss, and outputs with one value per row.
+            loss_fn: Called as `loss_fn(model, part)`; returns the mean loss, and outputs ``(batch, *)``.
             num_items: As for `forward_backward`.
 
         Returns:
-            The loss as from `forward_backward`, and the outputs of the batch, both on every stage.
+            The loss, 0-dim, and the outputs of the batch, on the device of this process and on every stage.
         """
-        return self._stepper.evaluate(model, batch, loss_fn, num_items)
+        return self._strategy.evaluate(model, batch, loss_fn, num_items=num_items)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Update each parameter as soon as its gradient is computed, and free the gradient.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from accel_backends.estimates.forward_sizes import StageSizes
 from accel_backends.estimates.memory import PlannedModel, PlannedParameter, PlannedUnit
-from accel_backends.estimates.passes import ONE_BATCH, num_forward, num_gathers
+from accel_backends.estimates.stages import ONE_BATCH, num_forward, num_gathers
 from accel_backends.pipeline.schedules import Action
 from accel_state.mesh_layout import SHARD_AXES, MeshLayout
 
@@ -88,8 +88,8 @@ def step_collectives(
         add("all_reduce", shards, _FP32_BYTES * number)
     replicated = [one for unit in planned.units for one in unit.parameters if not one.is_sharded]
     packed = sum(one.gathered + one.element_bytes for one in replicated if one.is_trainable)
-    add("all_reduce", ("dp_replicate",), packed, num_passes)
-    add("all_reduce", SHARD_AXES, packed, num_passes)
+    add("all_reduce", ("dp_replicate",), packed)
+    add("all_reduce", SHARD_AXES, packed)
     for message in sizes.messages if sizes is not None else ():
         add(
             message.kind,

@@ -13,8 +13,14 @@ from torch import nn
 from accel_backends.estimates.communication import Collective, step_collectives
 from accel_backends.estimates.forward_sizes import StageSizes, forward_sizes
 from accel_backends.estimates.memory import PlannedModel, plan_memory
-from accel_backends.estimates.passes import actions_of, most_kept, num_forward
-from accel_backends.estimates.stage_split import Users, stage_of_model, users_in
+from accel_backends.estimates.stages import (
+    Users,
+    actions_of,
+    most_kept,
+    num_forward,
+    stage_of_model,
+    users_in,
+)
 from accel_backends.pipeline.chunks import num_micro_batches
 from accel_backends.pipeline.schedules import Action
 from accel_backends.plans.plan import ParallelPlan

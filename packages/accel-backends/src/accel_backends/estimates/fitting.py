@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from torch import nn
 
 from accel_backends.estimates.estimate import Step, estimate, stage_sizes
 from accel_backends.estimates.forward_sizes import StageSizes
-from accel_backends.estimates.model_sizes import model_sizes
 from accel_backends.plans.plan import ParallelPlan
 from accel_state.errors import ConfigError
-from accel_state.layout_rules import broken_rules
+from accel_state.layout_rules import ModelSizes, broken_rules
 from accel_state.mesh_layout import MeshLayout
 
 _MOST = 8  # ranks that share layers or sequences, and stages: what one machine has
@@ -89,3 +89,23 @@ def _layouts(num_ranks: int, step: Step) -> Iterator[MeshLayout]:
             for copies in range(1, rest + 1):
                 if rest % copies == 0:
                     yield MeshLayout(pp=pp, dp_replicate=copies, dp_shard=rest // copies, cp=cp, tp=tp)
+
+
+def model_sizes(model: nn.Module, plan: ParallelPlan, *, sequence_length: int | None = None) -> ModelSizes:
+    """Return the sizes that the config of a model of transformers tells; of other models, the number of blocks.
+
+    Args:
+        model: The model.
+        plan: From `resolve_plan`.
+        sequence_length: Tokens of a sequence.
+    """
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+    return ModelSizes(
+        num_heads=getattr(text, "num_attention_heads", None),
+        num_key_value_heads=getattr(text, "num_key_value_heads", None),
+        num_blocks=getattr(text, "num_hidden_layers", None) or len(plan.units) or None,
+        num_experts=experts,
+        sequence_length=sequence_length,
+    )

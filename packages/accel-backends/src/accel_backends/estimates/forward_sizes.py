@@ -16,8 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.overrides import TorchFunctionMode
 
-from accel_backends.estimates.placeholders import placeholder_of, standing_in
-from accel_backends.estimates.traceable_experts import traceable_experts
+from accel_backends.estimates.placeholders import placeholder_of, swapped_tensors
 from accel_backends.estimates.watched_attention import WatchedAttention
 from accel_backends.estimates.watched_experts import watched_experts
 from accel_backends.plans.plan import ParallelPlan
@@ -110,14 +109,14 @@ def forward_sizes(
     }
     tokens = placeholder_of(torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta"), _CPU)
     recorder = _Recorder([StageSizes() for _ in range(len(starts) + 1)], values.values())
+    sharded_experts = [module for module, style in styles.items() if style.dims is not None]
     was_training = model.training
     model.train()
     try:
         with (
-            standing_in(tensors, values),
+            swapped_tensors(tensors, values),
             _watched(model, plan.units, styles, starts, num_sharing, recorder),
-            watched_experts(experts, layout, send=recorder.send),
-            traceable_experts([module for module, style in styles.items() if style.dims is not None]),
+            watched_experts(experts.values(), sharded_experts, layout, send=recorder.send),
             WatchedAttention(layout, ring=has_ring, send=recorder.send)
             if layout.size("cp", "sp") > 1
             else nullcontext(),

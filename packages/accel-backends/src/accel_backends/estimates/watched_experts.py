@@ -1,9 +1,10 @@
-"""What experts that are spread over ranks send: found in a pass without values, on one rank."""
+"""Experts in a run without values, in which it is unknown which experts a token chooses, and what they send."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +14,39 @@ from accel_state.mesh_layout import MeshLayout
 
 @contextmanager
 def watched_experts(
-    experts: Mapping[str, nn.Module], layout: MeshLayout, *, send: Callable[..., None]
+    spread: Iterable[nn.Module],
+    sharded: Iterable[nn.Module],
+    layout: MeshLayout,
+    *,
+    send: Callable[..., None],
 ) -> Iterator[None]:
-    """Let modules with experts send their tokens in the block, in place of computing with them.
+    """Replace the forwards of modules with experts in the block, which depend on values.
 
-    Who gets how many tokens depends on values: here all experts get as many. What they keep for the backward pass
-    depends on that too, and is left out, but for the tokens that leave and come back.
+    Experts that are spread over ranks send their tokens: all experts get as many. What experts keep for the backward
+    pass is left out, except the tokens that leave and come back.
 
     Args:
-        experts: The modules, which get back their own forward.
-        layout: Says over how many ranks they are spread, and how many have the same tokens.
+        spread: Modules whose experts are spread over EP ranks.
+        sharded: Modules with experts that are sharded over TP ranks.
+        layout: The ranks over which experts are spread, and those that have the same tokens.
         send: Called with the kind, the bytes and the axes of each collective, and whether it is in the forward pass.
     """
-    before = {module: vars(module).get("forward") for module in experts.values()}
-    for module in before:
-        module.forward = _Sending(module, layout, send)
+    forwards: dict[nn.Module, Any] = dict.fromkeys(sharded, _without_values)
+    forwards |= {module: _Sending(module, layout, send) for module in spread}
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
     try:
         yield
     finally:
-        for module, forward in before.items():
+        for module, original in before.items():
             del module.forward
-            if forward is not None:
-                module.forward = forward
+            if original is not None:
+                module.forward = original
+
+
+def _without_values(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.empty_like(hidden_states)
 
 
 class _Sending:

@@ -78,18 +78,7 @@ def build_pipeline(
     kwargs: Mapping[str, Any] | None,
     num_chunks: int,
 ) -> PipelinedForward:
-    """Return the forward of a model in pipeline stages, for `pippy_forward`; see `prepare_pippy`.
-
-    Args:
-        model: In evaluation mode, on the CPU. It keeps the parameters of this process's stage.
-        split_points: As for `prepare_pippy`.
-        args: Not needed: the stages are known without a run.
-        kwargs: The same.
-        num_chunks: Chunks of a batch.
-
-    Raises:
-        ConfigError: If the model cannot be split there; it says why.
-    """
+    """Return the forward of a model in pipeline stages, for `pippy_forward`, with the arguments of `prepare_pippy`."""
     return _pipeline(model, split_points, (), num_chunks=num_chunks, gather_output=False)
 
 
@@ -98,12 +87,7 @@ def pippy_forward(
 ) -> Any:
     """Return the output of a batch on the last process, or with ``gather_output`` on every process; None elsewhere.
 
-    Args:
-        forward: The result of `build_pipeline`, or `forward` of a model that `prepare_pippy` returned.
-        num_chunks: Chunks of the batch.
-        gather_output: Return the output on every process.
-        *args: Inputs of the model, the same on every process.
-        **kwargs: The same by name.
+    ``forward`` is from `build_pipeline`, or that of a model that `prepare_pippy` returned.
     """
     return forward.run(args, kwargs, num_chunks=num_chunks, gather_output=gather_output)
 
@@ -116,12 +100,7 @@ def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] 
 class PipelinedForward:
     """The forward of a model whose stages are on different ranks. Every rank must call it, with the same inputs.
 
-    Args:
-        model: The model, on any device; it keeps the values of this rank's stage.
-        stages: Its stages, one for each rank.
-        processes: The ranks.
-        num_chunks: In how many chunks a batch passes through the stages; one of fewer rows has a chunk per row.
-        gather_output: Return the output on every rank, not on the last alone.
+    The model, on any device, keeps the values of this rank's stage. A batch of fewer rows than chunks has one per row.
     """
 
     def __init__(
@@ -163,11 +142,6 @@ class PipelinedForward:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, num_chunks: int, gather_output: bool
     ) -> Any:
         """Do the same with other options than those of the constructor."""
-        inputs = self._inputs(args, kwargs)
-        return self._pipeline.forward(self._forward, inputs, num_chunks=num_chunks, everywhere=gather_output)
-
-    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the inputs on this rank's device; without a cache, of which each rank would have a part."""
         self._refuse_collected(args, kwargs)
         if self._has_cache and kwargs.get("use_cache"):
             raise ConfigError(
@@ -175,7 +149,8 @@ class PipelinedForward:
                 "only. Leave `use_cache` out, or generate with the model as it was before `prepare_pippy`."
             )
         kwargs = {**kwargs, "use_cache": False} if self._has_cache else dict(kwargs)
-        return send_to_device(tuple(args), self._device), send_to_device(kwargs, self._device)
+        inputs = send_to_device(tuple(args), self._device), send_to_device(kwargs, self._device)
+        return self._pipeline.forward(self._forward, inputs, num_chunks=num_chunks, everywhere=gather_output)
 
 
 def _pipeline(

@@ -26,13 +26,13 @@ from accel_ops.named_tensors import NamedTensor
 
 @dataclass(frozen=True, slots=True)
 class StageSharding:
-    """How the stages of a rank are cut over the ranks that have the same ones.
+    """How the stages of a rank are sharded over the ranks that have the same ones.
 
-    A group of which every parameter belongs to one stage alone is gathered by itself; what is left, with each stage.
+    A group of which every parameter belongs to one stage is gathered on its own; other parameters, with each stage.
 
     Attributes:
         root: The root of the stages.
-        plan: How the whole model would be sharded.
+        plan: How the full model would be sharded.
         settings: How the stages are.
     """
 
@@ -40,26 +40,12 @@ class StageSharding:
     plan: ShardPlan
     settings: ShardSettings
 
-    def shard_unit(self, group: ShardGroup, owned: Sequence[NamedTensor], *, stage: int) -> None:
-        """Cut a group that one stage alone computes with; its parameters have their values."""
-        members = [self.root.model.get_submodule(name) for name in group.modules]
-        self._shard(members, group, owned)
-        self.root.add_unit(stage, members[0])
-
-    def shard_root(self, group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
-        """Cut what is left, the parameters of which have their values."""
-        self._shard([self.root], group, owned)
-
-    def _shard(self, members: list[nn.Module], group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
+    def shard(self, members: list[nn.Module], group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
+        """Shard the parameters ``owned`` of a group, which have their values."""
         chosen = {id(found.tensor) for found in owned}
-        shard_group(
-            members,
-            group,
-            owned,
-            self.settings,
-            ignored={one for one in self.root.model.parameters() if id(one) not in chosen},
-            cut_layers=self.plan.cut_layers,
-        )
+        ignored = {one for one in self.root.model.parameters() if id(one) not in chosen}
+        cut_layers = self.plan.cut_layers
+        shard_group(members, group, owned, self.settings, ignored=ignored, cut_layers=cut_layers)
 
 
 def load_stages(
@@ -92,9 +78,14 @@ def load_stages(
     values = None if is_unfilled else values_in_files(staged.model, staged.tensors, missing, files)
     in_files = {found.names[0] for found in missing}
     left: list[NamedTensor] = []
-    for group, members in _groups(staged, sharding):
+    groups = (None,) if sharding is None else sharding.plan.groups
+    whole = None if sharding is None else sharding.plan.whole
+    of_groups = (
+        [staged.tensors] if sharding is None else tensors_of_groups(staged.tensors, sharding.plan.groups)
+    )
+    for group, members in zip(groups, of_groups, strict=True):  # in the same order on all ranks
         here = [found for found in members if staged.is_held(found)]
-        cut = [] if sharding is None else [found for found in here if _is_sharded(found, sharding)]
+        cut = [one for one in here if whole is not None and one.is_parameter and one.names[0] not in whole]
         for found in members:
             if found.names[0] not in in_files:
                 take_values_of_rank_0([found], device=device)
@@ -109,9 +100,11 @@ def load_stages(
         stages = frozenset[int]().union(*(staged.users_of(one) for one in members if one.is_parameter))
         if ROOT in group.modules:
             cut = [*left, *cut]
-            sharding.shard_root(group, cut)
+            sharding.shard([sharding.root], group, cut)
         elif cut and len(stages) == 1:
-            sharding.shard_unit(group, cut, stage=min(stages))
+            units = [staged.model.get_submodule(name) for name in group.modules]
+            sharding.shard(units, group, cut)
+            sharding.root.add_unit(min(stages), units[0])
         else:
             left += cut
             continue
@@ -122,31 +115,7 @@ def load_stages(
         values.finish()
     if sharding is not None:
         UnusedParameters(sharding.root, reduces_all=True)
-        _note_whole(staged, sharding)
         if staged.num_stages > staged.num_ranks:
             sharding.root.disable_backward_prefetch()
     staged.refresh()
     return {name for found in missing for name in found.names} if is_unfilled else set()
-
-
-def _groups(
-    staged: StagedModel, sharding: StageSharding | None
-) -> list[tuple[ShardGroup | None, list[NamedTensor]]]:
-    """Return the tensors of the model by group, in the same order on all ranks."""
-    if sharding is None:
-        return [(None, staged.tensors)]
-    groups = sharding.plan.groups
-    return list(zip(groups, tensors_of_groups(staged.tensors, groups), strict=True))
-
-
-def _is_sharded(found: NamedTensor, sharding: StageSharding) -> bool:
-    """Whether a tensor of the stage is sharded: a parameter that does not stay replicated."""
-    return found.is_parameter and found.names[0] not in sharding.plan.whole
-
-
-def _note_whole(staged: StagedModel, sharding: StageSharding) -> None:
-    for found in staged.tensors:
-        if found.names[0] in sharding.plan.whole and staged.is_held(found):
-            parameter = sharding.root.model.get_parameter(found.names[0])
-            for stage in staged.users_of(found) if parameter.requires_grad else ():
-                sharding.root.add_whole(stage, parameter)

@@ -174,11 +174,6 @@ def receive_handover(sender: Peer, device: torch.device) -> Handover | None:
     return Handover(tuple(like), tuple(num_outputs))
 
 
-def failed_header() -> torch.Tensor:
-    """Return what is sent in place of a handover that is unknown, since this rank has failed."""
-    return _table([[_FAILED]])
-
-
 def _table(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     table = torch.zeros(_MOST_TENSORS + 1, MOST_KINDS + 2, dtype=torch.int64)
     for number, row in enumerate(rows):
@@ -186,22 +181,15 @@ def _table(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     return table
 
 
-class KnownHandovers:
+class KnownHandovers(dict[tuple[int, str], Handover]):
     """The handovers that a rank has sent or received, by stage and shape of the micro-batch."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, Handover]] = {}
-
-    def get(self, stage: int, shape: str) -> Handover | None:
-        """Return what a stage hands on for micro-batches of a shape; None if that is not known yet."""
-        return self._known.get(stage, {}).get(shape)
-
     def add(self, stage: int, shape: str, handover: Handover) -> None:
-        """Note it. Both sides do, in the same order, and so forget the same ones."""
-        known = self._known.setdefault(stage, {})
-        known[shape] = handover
-        if len(known) > _NUM_SHAPES:
-            known.pop(next(iter(known)))
+        """Store a handover. Both sides do, in the same order, and so forget the same ones."""
+        self[stage, shape] = handover
+        of_stage = [key for key in self if key[0] == stage]
+        if len(of_stage) > _NUM_SHAPES:
+            del self[of_stage[0]]
 
 
 def shape_of(part: Any) -> str:
@@ -247,7 +235,7 @@ class ForwardMessages:
             ConfigError: If they have not.
         """
         found = Handover.of(values, num_outputs=())
-        known = self._known.get(stage, self._shapes[number])
+        known = self._known.get((stage, self._shapes[number]))
         if known is not None and _kinds(known) != _kinds(found):
             raise ConfigError(
                 "The forward of the model takes another path with these inputs than with earlier ones of the same "
@@ -258,11 +246,11 @@ class ForwardMessages:
         self, following: Peer, stage: int, number: int, values: Sequence[torch.Tensor | None] | None
     ) -> None:
         """Send the values that ``stage`` hands on, after `check`; None: zeros, since this rank has failed."""
-        known = self._known.get(stage, self._shapes[number])
+        known = self._known.get((stage, self._shapes[number]))
         if values is None:
             handover = self._of_batch[stage, number] = known or Handover()
             zeros = [torch.zeros(one.shape, dtype=one.dtype, device=self._device) for one in handover.tensors]
-            following.send(zeros if known else [failed_header().to(self._device)])
+            following.send(zeros if known else [_table([[_FAILED]]).to(self._device)])
             return
         tensors = [one for one in values if one is not None]
         if known is None:
@@ -274,7 +262,7 @@ class ForwardMessages:
 
     def receive(self, previous: Peer, stage: int, number: int) -> list[torch.Tensor]:
         """Receive the tensors that ``stage`` hands on."""
-        handover = self._known.get(stage, self._shapes[number])
+        handover = self._known.get((stage, self._shapes[number]))
         if handover is None:
             handover = receive_handover(previous, self._device)
             if handover is None:

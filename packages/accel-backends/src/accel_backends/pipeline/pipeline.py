@@ -17,7 +17,7 @@ from accel_backends.pipeline.schedules import SCHEDULES, Action, ScheduleArgs
 from accel_backends.pipeline.shared_gradients import with_gradient
 from accel_backends.pipeline.stage_root import StageRoot
 from accel_backends.pipeline.stages import StagedModel
-from accel_backends.pipeline.together import results_together, run_together
+from accel_backends.pipeline.together import run_together
 from accel_ops import send_to_device
 from accel_ops.nested.describe import (
     get_data_structure,
@@ -47,7 +47,6 @@ class Pipeline:
         device: The device of this rank.
         num_micro_batches: Micro-batches of a batch; None: two per stage.
         root: The root of this rank's stages if they are sharded.
-        scaled: Returns, for a loss on the last rank, what gradients are computed of; None: the loss.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Pipeline:
         device: torch.device,
         num_micro_batches: int | None = None,
         root: StageRoot | None = None,
-        scaled: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.staged = staged
         self.is_running = False
@@ -71,13 +69,19 @@ class Pipeline:
         self._device = device
         self._num_micro_batches = num_micro_batches
         self._root = root
-        self._scaled = scaled or (lambda loss: loss)
         self._known = KnownHandovers()
 
     def run(
-        self, model: nn.Module, batch: Any, loss_fn: LossFunction, num_items: ItemCount | None = None
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: LossFunction,
+        num_items: ItemCount | None = None,
+        scaled: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
     ) -> torch.Tensor:
         """Compute the gradients of a batch, or without gradients only its loss. All ranks together.
+
+        ``scaled`` returns, for a loss on the last rank, what gradients are computed of.
 
         Returns:
             The mean loss of the rows, or of what ``num_items`` counts, the same on every stage.
@@ -93,12 +97,16 @@ class Pipeline:
         weights = _weights(parts, num_items)
         calls = [partial(loss_fn, model, part) for part in parts]
         results = self._pass_through(
-            parts, calls, weights, take, lambda: (_mean(losses, weights), with_gradient(self.staged)), batch
+            parts,
+            calls,
+            take,
+            lambda loss, number: scaled(loss * weights[number]),
+            lambda: (_mean(losses, weights), self._averaged()),
+            batch,
         )
         means, self.used = zip(*results, strict=True)
         return torch.tensor(means[-1], dtype=torch.float32, device=self._device)
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, batch: Any, loss_fn: OutputFunction, num_items: ItemCount | None = None
     ) -> tuple[torch.Tensor, Any]:
@@ -108,21 +116,18 @@ class Pipeline:
             ConfigError: If ``loss_fn`` returns no such pair, or outputs of micro-batches cannot be joined.
         """
         parts = self._parts(batch)
-        losses: list[torch.Tensor] = []
+        rows = [ignorant_find_batch_size(part) or 1 for part in parts]
 
-        def take(result: Any) -> Any:
-            loss, output = _checked_pair(result)
-            losses.append(loss)
-            return output
+        def call(part: Any, num_rows: int) -> tuple[torch.Tensor, Any]:
+            loss, outputs = _checked_pair(loss_fn(model, part))
+            return loss.float().expand(num_rows), outputs
 
-        weights = _weights(parts, num_items)
-        calls = [partial(loss_fn, model, part) for part in parts]
-        output, mean = self._outputs(
-            parts, calls, take, batch, everywhere=True, more=lambda: _mean(losses, weights)
-        )
-        return torch.tensor(mean, dtype=torch.float32, device=self._device), output
+        calls = [partial(call, part, number) for part, number in zip(parts, rows, strict=True)]
+        losses, outputs = self._outputs(parts, calls, batch, everywhere=True)
+        means = [part[0] for part in losses.split(rows)]
+        weights = torch.tensor(_weights(parts, num_items), device=self._device)
+        return (torch.stack(means) * weights).sum(), outputs
 
-    @torch.no_grad()
     def forward(
         self,
         call: Callable[..., Any],
@@ -134,34 +139,26 @@ class Pipeline:
         """Return what ``call`` of the model returns for ``inputs``, on the last rank or everywhere; None elsewhere."""
         parts = in_chunks(inputs, ignorant_find_batch_size(inputs) or 1, num_chunks)
         calls = [partial(call, *args, **kwargs) for args, kwargs in parts]
-        return self._outputs(parts, calls, lambda output: output, inputs, everywhere=everywhere)[0]
+        return self._outputs(parts, calls, inputs, everywhere=everywhere)
 
+    @torch.no_grad()
     def _outputs(
-        self,
-        parts: Sequence[Any],
-        calls: Sequence[Callable[[], Any]],
-        take: Callable[[Any], Any],
-        inputs: Any,
-        *,
-        everywhere: bool,
-        more: Callable[[], Any] = lambda: None,
-    ) -> tuple[Any, Any]:
-        """Return the outputs of all parts as one, and what ``more`` returns on the last rank."""
+        self, parts: Sequence[Any], calls: Sequence[Callable[[], Any]], inputs: Any, *, everywhere: bool
+    ) -> Any:
+        """Return the outputs of all parts as one, on the last rank or everywhere; None elsewhere."""
         outputs: list[Any] = []
-        whole: list[Any] = []
+        full: list[Any] = []
 
-        def describe() -> tuple[Any, Any]:
-            if not outputs:  # of an earlier stage
-                return None, None
-            whole.append(joined(outputs, [ignorant_find_batch_size(part) or 1 for part in parts]))
-            return get_data_structure(whole[0]) if everywhere else None, more()
+        def describe() -> Any:
+            if outputs:  # of the last stage
+                full.append(joined(outputs, [ignorant_find_batch_size(part) or 1 for part in parts]))
+            return get_data_structure(full[0]) if full and everywhere else None
 
-        results = self._pass_through(
-            parts, calls, [1.0] * len(parts), lambda result: outputs.append(take(result)), describe, inputs
-        )
-        structure, extra = results[-1]
-        output = whole[0] if whole else None
-        return (self._shared(output, structure) if everywhere else output), extra
+        structure = self._pass_through(parts, calls, outputs.append, lambda loss, _: loss, describe, inputs)[
+            -1
+        ]
+        output = full[0] if full else None
+        return self._shared(output, structure) if everywhere else output
 
     def _shared(self, output: Any, structure: Any) -> Any:
         """Return the output of the last rank on all ranks of the pipeline."""
@@ -178,13 +175,14 @@ class Pipeline:
         self,
         parts: Sequence[Any],
         calls: Sequence[Callable[[], Any]],
-        weights: Sequence[float],
         take: Callable[[Any], torch.Tensor | None],
+        scaled: Callable[[torch.Tensor, int], torch.Tensor],
         finish: Callable[[], Any],
         inputs: Any,
     ) -> list[Any]:
         """Run the stages of this rank for all parts; return what ``finish`` returns on each rank of the pipeline."""
         agreement: dict[str, Any] = {
+            "transport": self._transport,
             "operation": Pipeline.run,
             "inputs": repr(get_shape(inputs)),
             "partners": self._place.ranks,
@@ -201,15 +199,15 @@ class Pipeline:
                 device=self._device,
                 root=self._root,
                 take=take,
-                scaled=lambda loss, number: self._scaled(loss * weights[number]),
+                scaled=scaled,
                 schedule_of=schedule,
             ).run(schedule(self._place.index))
             return finish()
 
         self.is_running = True
         try:
-            shapes = run_together(self._transport, lambda: list(map(shape_of, parts)), **agreement)
-            results = results_together(self._transport, run, **agreement)
+            shapes = run_together(lambda: list(map(shape_of, parts)), **agreement)[self._transport.rank]
+            results = run_together(run, **agreement)
         except BaseException:
             if self._root is not None:
                 self._root.drop_unreduced()
@@ -217,6 +215,12 @@ class Pipeline:
         finally:
             self.is_running = False
         return [results[rank] for rank in self._place.ranks]
+
+    def _averaged(self) -> frozenset[int]:
+        """Average the gradients of replicated parameters; return the shared parameters that have a gradient."""
+        if self._root is not None and self._root.replicated is not None and torch.is_grad_enabled():
+            self._root.replicated.average()
+        return with_gradient(self.staged)
 
     def _parts(self, batch: Any) -> list[Any]:
         """Return the micro-batches: as many on ranks that have other batches, which share stages."""

@@ -53,12 +53,8 @@ def reduce_shared(
 ) -> None:
     """Sum the gradients of each shared parameter over the ranks that use it. All stages together.
 
-    Args:
-        staged: The model; its shared parameters have the gradients of this batch alone.
-        earlier: The sums of earlier batches, by the numbers of the tensors.
-        used: For each rank of the pipeline, the numbers of those that have a gradient there.
-        place: That of this rank in its pipeline.
-        ranks: The ranks of its pipeline.
+    ``earlier`` are the sums of earlier batches; ``used`` are the parameters with a gradient on each of the ``ranks``
+    of the pipeline, of which this one has the index ``place``.
     """
     for number, users in shared_parameters(staged):
         tensor = staged.tensors[number].tensor

@@ -121,11 +121,27 @@ class StageRun:
 
 
 class _InPlaceOf(nn.Module):
-    """Has the attributes of another module, which is no submodule; its tensors are those of another stage."""
+    """Has the attributes of another module, which is no submodule; its tensors are those of another stage.
 
-    def __init__(self, module: nn.Module, run: StageRun, name: str) -> None:
+    Args:
+        module: The module.
+        run: The run that is under way.
+        name: The name of the module.
+        block: The module as a block; None for other layers.
+        is_first: Whether its stage begins with it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: StageRun,
+        name: str,
+        block: StageBlock | None = None,
+        *,
+        is_first: bool = False,
+    ) -> None:
         super().__init__()
-        self.__dict__.update(original=module, run=run, name=name)
+        self.__dict__.update(original=module, run=run, name=name, block=block, is_first=is_first)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__dict__["original"], name)
@@ -134,21 +150,11 @@ class _InPlaceOf(nn.Module):
 
 
 class PassThrough(_InPlaceOf):
-    """In place of a block of another stage: returns something like its first argument.
-
-    Args:
-        module: The block.
-        run: The run that is under way.
-        block: What is known of it.
-    """
-
-    def __init__(self, module: nn.Module, run: StageRun, block: StageBlock) -> None:
-        super().__init__(module, run, block.name)
-        self.__dict__.update(kind=block.kind)
+    """In place of a block of another stage: returns something like its first argument."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = _first(args, kwargs)
-        number = self.run.num_outputs[self.kind]
+        number = self.run.num_outputs[self.block.kind]
         return tuple(elsewhere(hidden) for _ in range(number)) if number else elsewhere(hidden)
 
 
@@ -166,18 +172,7 @@ class Absent(_InPlaceOf):
 
 
 class Entry(_InPlaceOf):
-    """In place of a block of this stage: gives it what the previous stage has handed on.
-
-    Args:
-        module: The block.
-        run: The run that is under way.
-        block: What is known of it.
-        is_first: Whether the stage begins with it.
-    """
-
-    def __init__(self, module: nn.Module, run: StageRun, block: StageBlock, *, is_first: bool) -> None:
-        super().__init__(module, run, block.name)
-        self.__dict__.update(block=block, is_first=is_first)
+    """In place of a block of this stage: gives it what the previous stage has sent."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = _bound(self.block, args, kwargs)
@@ -198,17 +193,7 @@ class Entry(_InPlaceOf):
 
 
 class Exit(_InPlaceOf):
-    """In place of the block with which the next stage begins: ends the forward.
-
-    Args:
-        module: The block.
-        run: The run that is under way.
-        block: What is known of it.
-    """
-
-    def __init__(self, module: nn.Module, run: StageRun, block: StageBlock) -> None:
-        super().__init__(module, run, block.name)
-        self.__dict__.update(block=block)
+    """In place of the block with which the next stage begins: ends the forward."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         bound = filled(_bound(self.block, args, kwargs))

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from accel_backends.fsdp.replicated import ReplicatedParameters
+
 
 class Reductions(enum.Enum):
     """Which gradients are reduced after a backward pass of a stage."""
@@ -38,15 +40,12 @@ class StageRoot(nn.Module):
         self.model = model
         self._device = device
         self._units: dict[int, list[FSDPModule]] = {}
-        self._whole: dict[int, list[nn.Parameter]] = {}
+        self.replicated: ReplicatedParameters | None = None
+        """Those that are not sharded, which average their gradients after each batch."""
 
     def add_unit(self, stage: int, unit: nn.Module) -> None:
         """Register a sharded unit of one stage."""
         self._units.setdefault(stage, []).append(cast(FSDPModule, unit))
-
-    def add_whole(self, stage: int, parameter: nn.Parameter) -> None:
-        """Register a trained parameter of a stage that is not sharded."""
-        self._whole.setdefault(stage, []).append(parameter)
 
     def disable_backward_prefetch(self) -> None:
         """Disable prefetching by the root in backward: torch would gather the last unit that ran in any stage."""
@@ -87,13 +86,8 @@ class StageRoot(nn.Module):
         A backward pass through the root alone does it, whose gradients are zeros. All ranks of the stage must call it.
         """
         start = torch.zeros((), device=self._device, requires_grad=True)
-        whole = [parameter for parameter in self._whole.get(stage, ()) if parameter.grad is not None]
-
-        def run(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-            return tensors[0] + sum(0 * parameter.sum() for parameter in whole)
-
         with self.ending(stage, reductions):
-            self(run, [start]).backward()
+            self(lambda tensors: tensors[0] + 0, [start]).backward()
 
     def drop_unreduced(self) -> None:
         """Drop gradients of a batch that failed: no optimizer knows of them before they are reduced."""

@@ -156,11 +156,11 @@ class StagedModel:
             if (block := blocks.get(module)) is not None:
                 is_first = block is self._firsts[block.stage]
                 if is_first and block.stage == stage + 1:
-                    replacement = Exit(module, run, block)
+                    replacement = Exit(module, run, name, block)
                 elif block.stage != stage:
-                    replacement = PassThrough(module, run, block)
+                    replacement = PassThrough(module, run, name, block)
                 elif is_first or stage:
-                    replacement = Entry(module, run, block, is_first=is_first)
+                    replacement = Entry(module, run, name, block, is_first=is_first)
             elif stage not in self.stages.ends.get(name, {stage}):
                 replacement = Absent(module, run, name)
             if replacement is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,12 +45,6 @@ def held_model_state(
     return held
 
 
-@dataclass(frozen=True, slots=True)
-class _Description:
-    dtype: torch.dtype
-    shape: torch.Size
-
-
 def held_optimizer_state(
     state: Mapping[str, Any],
     places: Mapping[int, int],
@@ -83,7 +76,7 @@ def held_optimizer_state(
         mine = state["state"].get(number, {})
         held[number] = {
             name: HeldTensor.of(mine.get(name), holders, dtype=value.dtype, shape=value.shape, device=device)
-            if isinstance(value, _Description)
+            if isinstance(value, torch.Tensor) and value.is_meta
             else value
             for name, value in values.items()
         }
@@ -93,5 +86,5 @@ def held_optimizer_state(
 def _described(value: Any) -> Any:
     """Return what other ranks have to know of a value: of a tensor its type and shape, of a number all of it."""
     if isinstance(value, torch.Tensor):
-        return _Description(value.dtype, value.shape) if value.dim() else value.cpu()
+        return torch.empty(value.shape, dtype=value.dtype, device="meta") if value.dim() else value.cpu()
     return value

@@ -14,46 +14,26 @@ T = TypeVar("T")
 
 
 def run_together(
-    transport: Transport,
     compute: Callable[[], T],
     *,
+    transport: Transport,
     operation: Callable[..., Any],
-    inputs: str = "",
+    inputs: str,
     partners: Collection[int],
-) -> T:
-    """Return the result of ``compute`` when all ranks have finished. Every rank must call it.
+) -> list[T]:
+    """Return the pickled result of ``compute`` on each rank, in rank order. Every rank must call it.
 
     Args:
-        transport: Between the ranks.
         compute: The function; it must not leave another rank waiting when it fails.
+        transport: Between the ranks.
         operation: The operation in error messages.
-        inputs: A description of the inputs of this rank.
-        partners: The ranks whose inputs must be equal, including this one.
+        inputs: A description of the inputs, which must be equal on all ``partners``; this rank is one of them.
+        partners: Ranks.
 
     Raises:
         DistributedOperationException: If another rank failed, or does something else, or a partner has other inputs.
             A rank that fails raises its own error.
     """
-    results: list[T] = []
-    results_together(
-        transport,
-        lambda: results.append(compute()),
-        operation=operation,
-        inputs=inputs,
-        partners=partners,
-    )
-    return results[0]
-
-
-def results_together(
-    transport: Transport,
-    compute: Callable[[], T],
-    *,
-    operation: Callable[..., Any],
-    inputs: str = "",
-    partners: Collection[int],
-) -> list[T]:
-    """Return the pickled result of ``compute`` on each rank, in rank order; see `run_together`."""
     result, error = None, None
     try:
         result = compute()

@@ -309,19 +309,6 @@ class Stepper:
             self._end_window()
         return loss
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Any]],
-        num_items: Callable[[Any], float | Tensor] | None = None,
-    ) -> tuple[Tensor, Any]:
-        """Return the loss and the outputs of a batch, which ``loss_fn(model, batch)`` returns, without gradients."""
-        if isinstance(self._strategy, ForwardBackward):
-            return self._strategy.evaluate(model, batch, loss_fn, num_items=num_items)
-        with torch.no_grad():
-            return loss_fn(model, batch)
-
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Load the state of a run in the block. Unless it completes, models and optimizers are not used any more."""

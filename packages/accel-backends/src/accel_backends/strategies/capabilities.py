@@ -114,13 +114,3 @@ class ForwardBackward(Protocol):
             num_items: Counts the items that the loss of a part of the batch is a mean over; None: its rows.
             weight: Multiplies the loss that gradients are computed of.
         """
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss_fn: Callable[[nn.Module, Any], tuple[torch.Tensor, Any]],
-        *,
-        num_items: Callable[[Any], float | torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, Any]:
-        """Return the loss and the outputs of a batch, as ``loss_fn`` does, without gradients. All ranks together."""

@@ -93,8 +93,6 @@ class PipelineStrategy(FullyShardedStrategy):
         self._unfilled: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         """Names of tensors that have memory but no values yet, the same on every rank."""
         self.open_gradients = OpenGradients()  # complete after each batch, also over replicas
-        self._num_steps = 1
-        self._weight = 1.0
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -134,7 +132,6 @@ class PipelineStrategy(FullyShardedStrategy):
             device=self.context.device,
             num_micro_batches=self._handler.num_micro_batches,
             root=None if sharding is None else sharding.root,
-            scaled=self._scaled,
         )
         model.register_forward_pre_hook(partial(_refuse_call, weakref.ref(pipeline)))
         model.register_forward_pre_hook(refuse_collected, with_kwargs=True)
@@ -189,7 +186,7 @@ class PipelineStrategy(FullyShardedStrategy):
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
-        self._whole[model] = ReplicatedParameters(None, whole, self._mesh)
+        sharding.root.replicated = ReplicatedParameters(None, whole, self._mesh)
         if names:
             self._step_replicated()
         if self._layer_mesh is not None:
@@ -210,33 +207,26 @@ class PipelineStrategy(FullyShardedStrategy):
         num_items: ItemCount | None = None,
         weight: float = 1.0,
     ) -> torch.Tensor:
-        """Compute the gradients of ``loss_fn(model, batch) / num_steps``, or the loss alone without gradients.
+        """Compute gradients, or the loss alone without gradients; return the loss, the same on every stage.
 
-        All ranks together; the stages of a pipeline give the same batch.
-
-        Args:
-            model: A prepared model.
-            batch: Divided into micro-batches by rows.
-            loss_fn: Returns the mean loss of a micro-batch.
-            num_steps: Batches of the accumulation.
-            num_items: Counts the items of a micro-batch; None: its rows.
-            weight: Multiplies the loss that gradients are computed of.
-
-        Returns:
-            The loss of the batch, the same on every stage.
+        All ranks together; the stages of a pipeline give the same batch. For the arguments see `ForwardBackward`.
         """
         pipeline = self._loaded(model)
         if not torch.is_grad_enabled():
             with self._drawing():
                 return pipeline.run(model, batch, loss_fn, num_items)
-        self._num_steps, self._weight = num_steps, weight
+
+        def scaled(loss: torch.Tensor) -> torch.Tensor:
+            loss = loss / num_steps if num_steps != 1 else loss
+            return self.context.precision.scale(loss * weight if weight != 1 else loss)
+
         if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
             self.context.precision.scale(torch.ones((), device=self.context.device))
         staged = pipeline.staged
         earlier = detach_shared(staged)
         try:
             with self._drawing():
-                loss = pipeline.run(model, batch, loss_fn, num_items)
+                loss = pipeline.run(model, batch, loss_fn, num_items, scaled)
         except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
             restore_shared(staged, earlier)
             error.add_note(
@@ -283,12 +273,6 @@ class PipelineStrategy(FullyShardedStrategy):
             StateError: With what to call in its place.
         """
         raise StateError(f"`backward` cannot train a pipeline. {_ADVICE}")
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return what gradients are computed of, for the loss of a micro-batch."""
-        loss = loss / self._num_steps if self._num_steps != 1 else loss
-        loss = loss * self._weight if self._weight != 1 else loss
-        return self.context.precision.scale(loss)
 
     @torch.no_grad()
     def clip_grad_norm(

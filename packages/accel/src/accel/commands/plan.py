@@ -88,7 +88,7 @@ class PlanCommand:
 def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
     from accel.plan_report import plan_data, plan_text
     from accel_backends.estimates.estimate import estimate
-    from accel_backends.estimates.model_sizes import model_sizes
+    from accel_backends.estimates.fitting import model_sizes
     from accel_state.layout_rules import check_layout
 
     layout = _layout(arguments)

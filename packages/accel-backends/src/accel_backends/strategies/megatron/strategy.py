@@ -289,24 +289,6 @@ class MegatronStrategy(Strategy):
             self.backward(loss)
         return loss.detach()
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss_fn: Callable[[nn.Module, Any], tuple[torch.Tensor, Any]],
-        *,
-        num_items: Callable[[Any], float | torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, Any]:
-        """Raise an error: the engine returns losses only.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            "`evaluate` returns outputs, but Megatron-LM returns losses only. Call `forward_backward` under "
-            "`torch.no_grad()`."
-        )
-
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
         """Do nothing: calling the model has computed the gradients.
 
