@@ -1,4 +1,4 @@
-"""Pipeline stages in an estimate: what their ranks hold of a planned model, and which passes they run."""
+"""Pipeline stages in an estimate: the parts of a planned model on their ranks, and the passes that they run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def users_in(model: nn.Module, stages: Stages) -> Users:
 
 
 def stage_of_model(model: nn.Module, planned: PlannedModel, users: Users, number: int) -> PlannedModel:
-    """Return what the ranks of one stage hold of a planned model.
+    """Return the part of a planned model on the ranks of one stage.
 
     A unit of which one stage has all is gathered by itself; what a stage has of others, with the root.
 
@@ -76,7 +76,7 @@ def num_gathers(actions: Sequence[Action], *, is_kept: bool) -> int:
     count, is_gathered = 0, False
     for action in actions:
         if action.kind is Pass.BACKWARD_INPUT and action.stage == 0:
-            continue  # nobody waits for gradients of inputs, so all is done in the pass to the parameters
+            continue  # no gradients of inputs are needed, so the pass to the parameters computes everything
         count += not is_gathered
         is_gathered = is_kept if action.kind is Pass.FORWARD else action.kind is Pass.BACKWARD_INPUT
     return count

@@ -45,7 +45,7 @@ def chunk_bounds(num_rows: int, num_chunks: int) -> list[tuple[int, int]]:
 
 
 def joined(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
-    """Return the outputs of chunks, of ``num_rows`` each, as that of the whole batch.
+    """Return the outputs of chunks, of ``num_rows`` each, as those of the full batch.
 
     Raises:
         ConfigError: If a tensor does not have the rows of its chunk, or anything else differs between chunks.

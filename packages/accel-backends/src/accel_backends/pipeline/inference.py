@@ -51,7 +51,7 @@ def prepare_pippy(
         ``model``.
 
     Raises:
-        ConfigError: If the model cannot be split there; it says why.
+        ConfigError: If the model cannot be split there; with the reason.
     """
     processes = PartialState()
     num_chunks = processes.num_processes if num_chunks is None else num_chunks

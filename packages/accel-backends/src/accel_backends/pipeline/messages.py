@@ -112,7 +112,7 @@ def lane(place: int, num_ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What one stage hands on to the next.
+    """What one stage sends to the next.
 
     Attributes:
         like: A tensor without memory of each shape and dtype; None for an argument that is None.
@@ -134,7 +134,7 @@ class Handover:
             one.ndim > _MOST_DIMS or one.dtype not in _DTYPES for one in tensors
         ):
             raise ConfigError(
-                f"Blocks hand on {[(tuple(one.shape), one.dtype) for one in tensors]}, but a stage can send "
+                f"Blocks send {[(tuple(one.shape), one.dtype) for one in tensors]}, but a stage can send "
                 f"{_MOST_TENSORS} tensors of {_MOST_DIMS} dimensions and of a dtype that torch computes in. Name fewer "
                 "arguments in `stages` of the plan."
             )
@@ -193,7 +193,7 @@ class KnownHandovers(dict[tuple[int, str], Handover]):
 
 
 def shape_of(part: Any) -> str:
-    """Return what of a micro-batch may choose the path through the model, and so the shapes that are handed on."""
+    """Describe what may choose the path of a micro-batch through the model, and so the shapes that are sent."""
     return repr(recursively_apply(_described, part, test_type=lambda value: not is_container(value)))
 
 
@@ -204,7 +204,7 @@ def _described(value: Any) -> Any:
 
 
 class ForwardMessages:
-    """The values that a rank hands on and receives in one batch, in forward passes.
+    """The values that a rank sends and receives in one batch, in forward passes.
 
     Args:
         staged: The model.
@@ -225,7 +225,7 @@ class ForwardMessages:
         """Whether the previous stage has failed before it knew what it would have to send."""
 
     def handover(self, stage: int, number: int) -> Handover:
-        """Return what a stage has handed on of a micro-batch in this batch; nothing if it has failed."""
+        """Return what a stage has sent of a micro-batch in this batch; nothing if it has failed."""
         return self._of_batch[stage, number]
 
     def check(self, stage: int, number: int, values: Sequence[torch.Tensor | None]) -> None:
@@ -239,13 +239,13 @@ class ForwardMessages:
         if known is not None and _kinds(known) != _kinds(found):
             raise ConfigError(
                 "The forward of the model takes another path with these inputs than with earlier ones of the same "
-                "shapes, so the tensors that its stages hand on differ. Do not let values of inputs decide shapes."
+                "shapes, so the tensors that its stages send differ. Do not let values of inputs decide shapes."
             )
 
     def send(
         self, following: Peer, stage: int, number: int, values: Sequence[torch.Tensor | None] | None
     ) -> None:
-        """Send the values that ``stage`` hands on, after `check`; None: zeros, since this rank has failed."""
+        """Send the values that ``stage`` sends, after `check`; None: zeros, since this rank has failed."""
         known = self._known.get((stage, self._shapes[number]))
         if values is None:
             handover = self._of_batch[stage, number] = known or Handover()
@@ -261,7 +261,7 @@ class ForwardMessages:
         following.send(tensors)
 
     def receive(self, previous: Peer, stage: int, number: int) -> list[torch.Tensor]:
-        """Receive the tensors that ``stage`` hands on."""
+        """Receive the tensors that ``stage`` sends."""
         handover = self._known.get((stage, self._shapes[number]))
         if handover is None:
             handover = receive_handover(previous, self._device)

@@ -59,7 +59,7 @@ class ScheduleRun:
         staged: The model.
         place: Where this rank stands.
         calls: For each micro-batch the call of the model.
-        messages: What stages hand on.
+        messages: What stages send.
         device: The device of this rank.
         root: The root of this rank's stages if they are sharded.
         take: Called on the last stage with the result of each call; returns the loss if gradients are computed.
@@ -95,12 +95,12 @@ class ScheduleRun:
         self._to_previous = place.peer(-1, sender=0, is_forward=False)
         previous = place.peer(-1, sender=-1, is_forward=True)
         following = place.peer(1, sender=1, is_forward=False)
-        self._handed_on = ReceiveQueue(
+        self._activations = ReceiveQueue(
             _messages(schedule_of(before), step=1, end=self._last),
             answered=self._to_previous,
             receive=lambda key: messages.receive(previous, key[0] - 1, key[1]),
         )
-        self._handed_back = ReceiveQueue(
+        self._gradients = ReceiveQueue(
             _messages(schedule_of(after), step=-1, end=0),
             answered=self._to_following,
             receive=lambda key: following.receive(
@@ -114,7 +114,7 @@ class ScheduleRun:
         self._error: BaseException | None = None
 
     def run(self, actions: Sequence[Action]) -> None:
-        """Do what the schedule says."""
+        """Run the actions of a schedule."""
         for action in actions:
             if action.kind in (Pass.BACKWARD, Pass.BACKWARD_WEIGHT):
                 self._last_passes.pop(action.stage, None)
@@ -137,7 +137,7 @@ class ScheduleRun:
     def _forward(self, stage: int, number: int) -> None:
         received: list[torch.Tensor] = []
         if stage > 0:
-            received = self._handed_on.take((stage, number))
+            received = self._activations.take((stage, number))
             if self._messages.has_lost and self._error is None:
                 self._error = _LOST
             for tensor in _differentiable(received):
@@ -230,7 +230,7 @@ class ScheduleRun:
             losses = self._attempt(lambda: [self._scaled(outputs[0], number)], losses)
             return losses, [None] * len(losses)
         ends = _differentiable(outputs)
-        gradients = self._handed_back.take((stage, number))
+        gradients = self._gradients.take((stage, number))
         has_all = self._error is None  # a forward pass that failed has no results
         pairs = [pair for pair in zip(ends, gradients, strict=has_all) if pair[0].requires_grad]
         return [end for end, _ in pairs], [gradient for _, gradient in pairs]
@@ -266,7 +266,7 @@ class ScheduleRun:
 def _messages(actions: Sequence[Action], *, step: int, end: int) -> list[tuple[Key, int]]:
     """Return what a neighbour sends ``step`` stages on, but from ``end``, and how many messages it has received before.
 
-    It receives from where it sends: gradients of what it handed on, or activations of which it hands back gradients.
+    It receives from where it sends: gradients of what it sent, or activations whose gradients it sends back.
     """
     messages: list[tuple[Key, int]] = []
     num_received = 0

@@ -1,4 +1,4 @@
-"""Modules that take the place of those of other stages while the model's own forward runs as one stage."""
+"""Modules that replace those of other stages while the model's own forward runs as one stage."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DEPENDS_ON_SHAPE = {f"{name}_like" for name in ("empty", "full", "ones", "rand"
 class Elsewhere(torch.Tensor):
     """A tensor that another stage computes: of the right dtype and device, mostly of the right shape, of NaN.
 
-    What is computed with it is one too, so that no stage hands on or returns a value that it does not have.
+    Results of operations on it are such tensors too, so that no stage sends or returns a value that it does not have.
 
     Attributes:
-        value: The tensor that the previous stage has handed on in its place, which operations then take; None before.
+        value: The tensor that the previous stage sent in its place, which operations then take; None before.
     """
 
     value: torch.Tensor | None = None
@@ -63,7 +63,7 @@ def elsewhere(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> torch
 
 
 def filled(data: Any) -> Any:
-    """Return nested data with values in place of what the previous stage has handed on."""
+    """Return nested data with values in place of what the previous stage has sent."""
 
     def value(tensor: torch.Tensor) -> torch.Tensor:
         is_filled = isinstance(tensor, Elsewhere) and tensor.value is not None
@@ -73,7 +73,7 @@ def filled(data: Any) -> Any:
 
 
 def is_elsewhere(data: Any) -> bool:
-    """Whether a tensor of nested data is one that another stage computes, and has not handed on."""
+    """Whether a tensor of nested data is one that another stage computes, and has not sent."""
     return any(isinstance(tensor, Elsewhere) for tensor in iterate_tensors(data))
 
 
@@ -81,7 +81,7 @@ class StageEnd(BaseException):
     """Leaves the model's forward where the next stage begins; no `Exception`, which the model might catch.
 
     Attributes:
-        values: The arguments that are handed on: tensors or None.
+        values: The arguments that are sent: tensors or None.
     """
 
     def __init__(self, values: list[torch.Tensor | None]) -> None:
@@ -94,7 +94,7 @@ class StageRun:
     """What the modules of this file know of the run that is under way.
 
     Attributes:
-        received: The arguments that the previous stage has handed on, by name.
+        received: The arguments that the previous stage has sent, by name.
         num_outputs: How many values blocks of each kind return in a tuple; 0: a tensor.
         absent: Names of the layers of other stages that were called.
     """
@@ -113,8 +113,8 @@ class StageRun:
         """Return the error for a value that another stage has."""
         called = f" Layers of other stages that it called: {', '.join(self.absent)}." if self.absent else ""
         return ConfigError(
-            f"A stage of the pipeline needs {what}, which another stage computes and no block hands on.{called} Blocks "
-            "hand on their first argument; name others in the plan: `parallel_plan={'stages': {'layers.*': "
+            f"A stage of the pipeline needs {what}, which another stage computes and no block sends.{called} Blocks "
+            "send their first argument; name others in the plan: `parallel_plan={'stages': {'layers.*': "
             "['memory']}}`. Register modules in the order of the forward, and those that run last in `tail`. Or split "
             "the model between other blocks (`split_points`)."
         )
@@ -203,7 +203,7 @@ class Exit(_InPlaceOf):
         for name, value in given.items():
             if value is not None and not isinstance(value, torch.Tensor):
                 raise ConfigError(
-                    f"The argument `{name}` of `{self.name}` is a {type(value).__name__}. Stages hand on tensors only: "
+                    f"The argument `{name}` of `{self.name}` is a {type(value).__name__}. Stages send tensors only: "
                     "pass its tensors as arguments of their own."
                 )
             # Backward cannot begin at what was received itself.

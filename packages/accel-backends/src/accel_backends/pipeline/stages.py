@@ -1,7 +1,7 @@
 """A model of which a rank runs some stages: the model itself, with the blocks of other stages passed through.
 
 Every rank runs the model's own Python code. Masks and rotary tables are computed on each rank; between stages travels
-what blocks hand on, and the forward ends where the next stage begins.
+what blocks return, and the forward ends where the next stage begins.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StagedModel:
         return [one for one in tensors if isinstance(one, nn.Parameter) and one.requires_grad]
 
     def handed_on(self, stage: int) -> tuple[str, ...]:
-        """Return the names of the arguments that a stage hands on to the next."""
+        """Return the names of the arguments that a stage sends to the next."""
         return self._firsts[stage + 1].handed_on
 
     def run(
@@ -113,7 +113,7 @@ class StagedModel:
         """Run one stage of ``call``, which calls the model. No communication.
 
         Raises:
-            ConfigError: If the stage needs what another one computes, and no block hands on.
+            ConfigError: If the stage needs what another one computes, and no block sends.
         """
         self.run_state.received = dict(zip(self.handed_on(stage - 1), received, strict=True)) if stage else {}
         self.run_state.absent = []

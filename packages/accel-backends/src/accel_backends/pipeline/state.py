@@ -1,4 +1,4 @@
-"""States of models and optimizers whose tensors are held by the ranks of different stages."""
+"""State of models and optimizers whose tensors are on the ranks of different stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_ops import gather_object
 def held_model_state(
     state: Mapping[str, Any], staged: StagedModel, ranks: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Return a model's state in which each tensor tells who holds it. No communication.
+    """Return a model's state in which each tensor names the ranks that have it. No communication.
 
     Args:
         state: By name, the tensors of the model themselves, those of other stages without values.
@@ -53,7 +53,7 @@ def held_optimizer_state(
     rank: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return an optimizer's state in which each tensor tells who holds it. All ranks together.
+    """Return an optimizer's state in which each tensor names the ranks that have it. All ranks together.
 
     Args:
         state: Of this rank; its groups have the parameters of all stages, numbered alike on every rank.

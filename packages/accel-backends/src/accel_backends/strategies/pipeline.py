@@ -156,7 +156,7 @@ class PipelineStrategy(FullyShardedStrategy):
         if plan.layers is not None and plan.layers.is_in_sequence:
             raise ConfigError(
                 "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
-                "pipeline cannot hand on. Use the styles of the same names without `_sequence`."
+                "pipeline cannot send. Use the styles of the same names without `_sequence`."
             )
         return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
 
