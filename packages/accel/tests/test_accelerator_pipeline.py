@@ -14,6 +14,7 @@ from accel_backends.pipeline.chunks import in_chunks
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
+from accel_state.runtime import reset_runtime
 from tools.harness.collectives import counted_collectives
 from tools.harness.device import device_type, on_cpu
 from tools.harness.models import make_batches, make_model
@@ -603,3 +604,34 @@ def test_gradients_of_earlier_batches_are_kept_when_a_batch_fails(world):
     for notes, is_kept in world(2).run(fail_in_the_second_batch):
         assert is_kept
         assert "Gradients of earlier batches are kept" in notes[-1]
+
+
+def fail_in_the_last_micro_batch(sizes, schedule):
+    """Return the gradients of a batch after another one failed, when it had reduced no gradients, and without that."""
+    gradients = []
+    for fails in (True, False):
+        reset_runtime(keep_process_group=True)
+        accelerator = make_accelerator(sizes=sizes, schedule=schedule)
+        model = accelerator.prepare(make_model("odd"))
+        num_calls = []
+
+        def failing(model, part, num_calls=num_calls):
+            num_calls.append(None)
+            if len(num_calls) == 4:
+                raise ArithmeticError("no")
+            return loss_of(model, part)
+
+        if fails:
+            with pytest.raises((ArithmeticError, DistributedOperationException)):
+                accelerator.forward_backward(model, EVEN[1], failing)
+            assert not any(one.grad is not None for one in model.parameters())
+        accelerator.forward_backward(model, EVEN[0], loss_of)
+        gradients.append(whole_gradients(model))
+    return gradients
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_sharded_stages_forget_the_gradients_of_a_batch_that_failed(world, schedule):
+    for found, expected in world(4).run(fail_in_the_last_micro_batch, {"dp_shard_size": 2}, schedule):
+        assert found
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
