@@ -57,9 +57,12 @@ class Elsewhere(torch.Tensor):
 
 def elsewhere(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
     """Return a tensor in place of one that another stage computes, without memory: like ``tensor``, or of ``shape``."""
-    value = torch.nan if tensor.is_floating_point() else 0
-    single = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
-    return single.expand(tensor.shape if shape is None else tuple(shape)).as_subclass(Elsewhere)
+    with torch._C.DisableTorchFunctionSubclass():
+        if shape is None and isinstance(tensor, Elsewhere):
+            return tensor.detach().as_subclass(Elsewhere)  # another one, which is not filled with it
+        value = torch.nan if tensor.is_floating_point() else 0
+        single = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+        return single.expand(tensor.shape if shape is None else tuple(shape)).as_subclass(Elsewhere)
 
 
 def filled(data: Any) -> Any:
