@@ -23,9 +23,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accel import Accelerator, ParallelismConfig
 from accel_backends import FullyShardedDataParallelPlugin, resolve_plan
-from accel_backends.plans.communication import step_collectives
-from accel_backends.plans.forward_sizes import forward_sizes
-from accel_backends.plans.memory import plan_memory
+from accel_backends.estimates.communication import step_collectives
+from accel_backends.estimates.forward_sizes import forward_sizes
+from accel_backends.estimates.memory import plan_memory
 from accel_checkpoint.ranks.agreement import Agreement
 from accel_checkpoint.saving import saver
 from accel_state import TorchContextParallelConfig

@@ -9,7 +9,7 @@ import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
-from accel_backends.plans.estimate import Step, estimate
+from accel_backends.estimates.estimate import Step, estimate
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 from tools.harness.collectives import counted_collectives

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
+from accel_backends.estimates.forward_sizes import forward_sizes
+from accel_backends.estimates.memory import plan_memory
 from accel_backends.fsdp.state import full_tensor
-from accel_backends.plans.forward_sizes import forward_sizes
-from accel_backends.plans.memory import plan_memory
 from accel_state.mesh_layout import MeshLayout
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")

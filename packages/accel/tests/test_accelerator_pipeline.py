@@ -10,10 +10,11 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
-from accel_backends.pipelining.chunks import in_chunks
+from accel_backends.pipeline.chunks import in_chunks
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
+from accel_state.runtime import reset_runtime
 from tools.harness.collectives import counted_collectives
 from tools.harness.device import device_type, on_cpu
 from tools.harness.models import make_batches, make_model
@@ -483,6 +484,38 @@ def mean_of_valid(model, rows):
     return (model(rows).square().squeeze(1) * valid(rows)).sum() / valid(rows).sum().clamp(min=1)
 
 
+def loss_and_outputs(model, part):
+    outputs = model(part)
+    return outputs.square().mean(), {"outputs": outputs, "is_large": outputs.squeeze(1) > 0.1}
+
+
+def evaluate(num_stages, sizes=None):
+    """Return what this rank gets of a batch of 7 rows before and after it trains, and the full model's."""
+    options = (
+        {} if num_stages == 1 else {"parallelism_config": ParallelismConfig(pp_size=num_stages, **sizes)}
+    )
+    accelerator = Accelerator(cpu=True, **options)
+    model = accelerator.prepare(make_model("odd"))
+    found = accelerator.evaluate(model, EVEN[0][:7], loss_and_outputs)
+    accelerator.forward_backward(model, EVEN[0], loss_of)
+    again = accelerator.evaluate(model, EVEN[0][:7], loss_and_outputs)
+    if num_stages > 1:
+        error = ConfigError if accelerator.is_last_process else (ConfigError, DistributedOperationException)
+        with pytest.raises(error, match="must return a tuple of the loss and the outputs, got a Tensor"):
+            accelerator.evaluate(model, EVEN[0][:7], loss_of)
+    return found, again
+
+
+@pytest.mark.parametrize(("num_stages", "sizes"), [(2, {}), (3, {}), (2, {"dp_shard_size": 2})])
+def test_evaluation_returns_the_loss_and_the_outputs_of_the_batch_on_every_stage(world, num_stages, sizes):
+    ((expected, _),) = world(1).run(evaluate, 1)
+    for each in world(num_stages * prod(sizes.values())).run(evaluate, num_stages, sizes):
+        for loss, outputs in each:
+            torch.testing.assert_close(loss, expected[0])
+            torch.testing.assert_close(outputs, expected[1])
+            assert not outputs["outputs"].requires_grad
+
+
 def weighted_steps(num_stages, sizes=None):
     accelerator = make_accelerator(num_stages=num_stages, sizes=sizes, gradient_accumulation_steps=2)
     layout = accelerator.parallelism_config.layout
@@ -571,3 +604,34 @@ def test_gradients_of_earlier_batches_are_kept_when_a_batch_fails(world):
     for notes, is_kept in world(2).run(fail_in_the_second_batch):
         assert is_kept
         assert "Gradients of earlier batches are kept" in notes[-1]
+
+
+def fail_in_the_last_micro_batch(sizes, schedule):
+    """Return the gradients of a batch after another one failed, when it had reduced no gradients, and without that."""
+    gradients = []
+    for fails in (True, False):
+        reset_runtime(keep_process_group=True)
+        accelerator = make_accelerator(sizes=sizes, schedule=schedule)
+        model = accelerator.prepare(make_model("odd"))
+        num_calls = []
+
+        def failing(model, part, num_calls=num_calls):
+            num_calls.append(None)
+            if len(num_calls) == 4:
+                raise ArithmeticError("no")
+            return loss_of(model, part)
+
+        if fails:
+            with pytest.raises((ArithmeticError, DistributedOperationException)):
+                accelerator.forward_backward(model, EVEN[1], failing)
+            assert not any(one.grad is not None for one in model.parameters())
+        accelerator.forward_backward(model, EVEN[0], loss_of)
+        gradients.append(whole_gradients(model))
+    return gradients
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_sharded_stages_forget_the_gradients_of_a_batch_that_failed(world, schedule):
+    for found, expected in world(4).run(fail_in_the_last_micro_batch, {"dp_shard_size": 2}, schedule):
+        assert found
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

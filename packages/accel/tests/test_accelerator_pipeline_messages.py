@@ -1,6 +1,9 @@
 """Stages never wait in a circle, even if a message is sent only when it is received, and keep no message for long."""
 
+import queue
+import threading
 import weakref
+from collections import defaultdict
 
 import pytest
 import torch
@@ -8,16 +11,23 @@ import torch.distributed as dist
 from torch import nn
 
 from accel import Accelerator, ParallelismConfig
+from accel_backends.pipeline.messages import ForwardMessages, KnownHandovers, num_lanes
+from accel_backends.pipeline.schedule_run import PipelinePlace, ScheduleRun
+from accel_backends.pipeline.schedules import SCHEDULES, ScheduleArgs
+from accel_backends.pipeline.stages import StagedModel
+from accel_backends.plans.sources import resolve_plan
+from accel_backends.plans.stages import stages_of
 from accel_state import PipelineParallelConfig
 from accel_state.errors import DistributedOperationException
 from accel_state.runtime import reset_runtime
 
-SCHEDULES = [
-    # name, stages of each rank
+RUNS = [
+    # schedule, stages of each rank
     ("gpipe", 1),
     ("1f1b", 1),
     ("zero_bubble", 1),
     ("zero_bubble", 2),
+    ("zero_bubble", 3),
     ("interleaved_1f1b", 2),
     ("interleaved_1f1b", 3),
 ]
@@ -59,7 +69,7 @@ def messages_of_a_step(num_ranks, schedule, stages_per_rank, num_micro_batches):
 def messages_of_schedules(num_ranks):
     return [
         messages_of_a_step(num_ranks, schedule, number, 2 * num_ranks * number)[0]
-        for schedule, number in SCHEDULES
+        for schedule, number in RUNS
     ]
 
 
@@ -86,28 +96,100 @@ def unfinished(messages, *, has_stream_per_group):
                 return
             busy.add(stream(message))
 
-    def deliver():
-        for sender in range(len(left)):
-            for place, (kind, group, receiver) in heads(sender):
-                for other, message in heads(receiver):
-                    if kind == "send" and message == ("receive", group, sender):
-                        del left[sender][place], left[receiver][other]
-                        return True
+    def deliver_to(receiver):
+        for other, (kind, group, sender) in heads(receiver):
+            for place, message in heads(sender) if kind == "receive" else ():
+                if message == ("send", group, receiver):
+                    del left[sender][place], left[receiver][other]
+                    return True
         return False
 
-    while deliver():
+    while any(deliver_to(receiver) for receiver in range(len(left))):
         pass
     return [message for own in left for message in own]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def check_order(messages, settings):
+    assert all(messages)
+    for has_stream_per_group in (False, True):
+        left = unfinished(messages, has_stream_per_group=has_stream_per_group)
+        assert not left, (settings, has_stream_per_group)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_do_not_wait_for_each_other_in_a_circle(world, num_ranks):
     each = world(num_ranks).run(messages_of_schedules, num_ranks)
-    for settings, messages in zip(SCHEDULES, zip(*each, strict=True), strict=True):
-        assert all(messages)
-        for has_stream_per_group in (False, True):
-            left = unfinished(messages, has_stream_per_group=has_stream_per_group)
-            assert not left, (settings, has_stream_per_group)
+    for settings, messages in zip(RUNS, zip(*each, strict=True), strict=True):
+        check_order(messages, settings)
+
+
+class Wires:
+    """Carries messages between threads, each of which is a rank, and notes them."""
+
+    def __init__(self, num_ranks):
+        self.messages = [[] for _ in range(num_ranks)]
+        self.thread = threading.local()
+        self._sent = defaultdict(queue.SimpleQueue)
+
+    def isend(self, tensor, peer, group=None):
+        self.messages[self.thread.rank].append(("send", group, peer))
+        self._sent[self.thread.rank, peer, group].put(tensor.clone())
+
+    def recv(self, tensor, peer, group=None):
+        self.messages[self.thread.rank].append(("receive", group, peer))
+        tensor.copy_(self._sent[peer, self.thread.rank, group].get(timeout=60))
+
+
+def run_rank(wires, rank, num_ranks, schedule, stages_per_rank, num_micro_batches):
+    """Run the schedule of one rank in this thread."""
+    wires.thread.rank = rank
+    device, num_stages = torch.device("cpu"), num_ranks * stages_per_rank
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(num_stages)))
+    starts = [str(number) for number in range(1, num_stages)]
+    stages = stages_of(model, resolve_plan(model), num_stages, split_points=starts)
+    staged = StagedModel(model, stages, device=device, place=rank, num_ranks=num_ranks)
+    lanes = range(num_lanes(num_ranks, stages_per_rank))
+    place = PipelinePlace(
+        tuple(range(num_ranks)),
+        rank,
+        forward_groups=[f"forward {lane}" for lane in lanes],
+        backward_groups=[f"backward {lane}" for lane in lanes],
+    )
+
+    def actions(index):
+        return SCHEDULES[schedule](ScheduleArgs(index, num_ranks, stages_per_rank, num_micro_batches))
+
+    ScheduleRun(
+        staged,
+        place,
+        calls=[lambda: model(torch.ones(1, 2))] * num_micro_batches,
+        messages=ForwardMessages(staged, KnownHandovers(), ["rows"] * num_micro_batches, device),
+        device=device,
+        root=None,
+        take=lambda result: result.sum(),
+        scaled=lambda loss, number: loss,
+        schedule_of=actions,
+    ).run(actions(rank))
+
+
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize(("schedule", "stages_per_rank"), RUNS)
+def test_up_to_eight_ranks_do_not_wait_for_each_other_in_a_circle(
+    monkeypatch, schedule, stages_per_rank, num_ranks
+):
+    wires = Wires(num_ranks)
+    monkeypatch.setattr(dist, "isend", wires.isend)
+    monkeypatch.setattr(dist, "recv", wires.recv)
+    settings = (num_ranks, schedule, stages_per_rank, num_ranks + 2)
+    ranks = [threading.Thread(target=run_rank, args=(wires, rank, *settings)) for rank in range(num_ranks)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    num_messages = 2 * (num_ranks * stages_per_rank - 1) * (num_ranks + 2)
+    num_shapes = num_ranks * stages_per_rank - 1
+    assert sum(kind == "send" for own in wires.messages for kind, *_ in own) == num_messages + num_shapes
+    check_order(wires.messages, settings)
 
 
 @pytest.mark.parametrize(

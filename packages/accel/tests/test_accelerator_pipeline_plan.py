@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from accel import Accelerator, ParallelismConfig
 from accel_backends import FullyShardedDataParallelPlugin, resolve_plan
-from accel_backends.plans.estimate import Step, estimate
+from accel_backends.estimates.estimate import Step, estimate
 from accel_state import PipelineParallelConfig
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import reset_runtime

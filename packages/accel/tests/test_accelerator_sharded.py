@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Shard
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.utils import set_seed
 from accel_backends import resolve_plan
-from accel_backends.plans.memory import plan_memory
+from accel_backends.estimates.memory import plan_memory
 from accel_state import current_runtime
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import DATA_AXES

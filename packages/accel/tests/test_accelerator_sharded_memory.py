@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
-from accel_backends.plans.estimate import Step, estimate
+from accel_backends.estimates.estimate import Step, estimate
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import reset_runtime
 
@@ -178,5 +178,6 @@ def test_each_rank_keeps_its_stage_of_a_model_on_the_meta_device_and_reads_no_mo
         if has_files:  # else it receives each tensor of the other stage, too, and frees it
             gathered = 0 if num_shards == 1 else 2 * END  # the root of the stage, from a copy of its shards
             assert kept <= allocated < kept + gathered + BLOCK // 4
+            assert peak <= 1.1 * kept or num_shards > 1
         # Rank 0 has the model, and the others receive one unit at a time, or one tensor where it is not cut.
         assert kept <= peak < kept + max(BLOCK, END) + BLOCK // 4 or rank == 0

@@ -17,7 +17,7 @@ from accel import (
     PartialState,
 )
 from accel_backends import resolve_plan
-from accel_backends.plans.memory import plan_memory
+from accel_backends.estimates.memory import plan_memory
 from accel_state.errors import ConfigError, DistributedOperationException
 from accel_state.runtime import current_runtime, reset_runtime
 from accel_state.versions import is_torch_version

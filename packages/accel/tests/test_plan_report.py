@@ -6,8 +6,8 @@ from torch import nn
 
 from accel.plan_report import placement_of, plan_data, plan_text
 from accel_backends import resolve_plan
-from accel_backends.plans.estimate import StageEstimate
-from accel_backends.plans.memory import plan_memory
+from accel_backends.estimates.estimate import StageEstimate
+from accel_backends.estimates.memory import plan_memory
 from accel_state import MeshLayout
 
 

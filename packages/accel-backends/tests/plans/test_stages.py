@@ -80,7 +80,7 @@ def test_the_plan_names_blocks_and_what_they_hand_on():
     stages = stages_of(model, resolve_plan(model, given={"stages": {"readers.*": ["memory"]}}), 2)
     assert stages.starts == ("readers.second",)
     assert {block.handed_on for block in stages.blocks.values()} == {("hidden", "memory")}
-    with pytest.raises(ConfigError, match=r"hands on `nothing`.*arguments are: `hidden`, `memory`"):
+    with pytest.raises(ConfigError, match=r"sends `nothing`.*arguments are: `hidden`, `memory`"):
         starts(model, 2, {"stages": {"readers.*": ["nothing"]}})
     with pytest.raises(ConfigError, match="must map blocks to lists"):
         starts(model, 2, {"stages": ["readers.*"]})

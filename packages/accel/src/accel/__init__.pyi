@@ -26,7 +26,7 @@ from accel_backends import DistributedDataParallelKwargs as DistributedDataParal
 from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_backends import GradScalerKwargs as GradScalerKwargs
 from accel_backends import ProfileKwargs as ProfileKwargs
-from accel_backends.pipelining.inference import prepare_pippy as prepare_pippy
+from accel_backends.pipeline.inference import prepare_pippy as prepare_pippy
 from accel_bigmodel import cpu_offload as cpu_offload
 from accel_bigmodel import cpu_offload_with_hook as cpu_offload_with_hook
 from accel_bigmodel import disk_offload as disk_offload

@@ -803,6 +803,32 @@ class Accelerator(ProcessView):
         """
         return self._stepper.forward_backward(model, batch, loss_fn, num_items)
 
+    def evaluate(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Any]],
+        num_items: Callable[[Any], float | Tensor] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the loss and the outputs of a batch without gradients, also under pipeline parallelism.
+
+            def loss_and_logits(model, part):
+                output = model(**part)
+                return output.loss, output.logits
+
+            loss, logits = accelerator.evaluate(model, batch, loss_and_logits)
+
+        Args:
+            model: The prepared model.
+            batch: As for `forward_backward`.
+            loss_fn: Called as `loss_fn(model, part)`; returns the mean loss, and outputs ``(batch, *)``.
+            num_items: As for `forward_backward`.
+
+        Returns:
+            The loss, 0-dim, and the outputs of the batch, on the device of this process and on every stage.
+        """
+        return self._strategy.evaluate(model, batch, loss_fn, num_items=num_items)
+
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Update each parameter as soon as its gradient is computed, and free the gradient.
 

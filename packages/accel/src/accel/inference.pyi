@@ -1,7 +1,7 @@
-from accel_backends.pipelining.inference import build_pipeline as build_pipeline
-from accel_backends.pipelining.inference import find_pippy_batch_size as find_pippy_batch_size
-from accel_backends.pipelining.inference import pippy_forward as pippy_forward
-from accel_backends.pipelining.inference import prepare_pippy as prepare_pippy
+from accel_backends.pipeline.inference import build_pipeline as build_pipeline
+from accel_backends.pipeline.inference import find_pippy_batch_size as find_pippy_batch_size
+from accel_backends.pipeline.inference import pippy_forward as pippy_forward
+from accel_backends.pipeline.inference import prepare_pippy as prepare_pippy
 from accel_bigmodel import calculate_maximum_sizes as calculate_maximum_sizes
 from accel_bigmodel import convert_bytes as convert_bytes
 from accel_bigmodel import infer_auto_device_map as infer_auto_device_map

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from accel_backends.plans.estimate import StageEstimate
-from accel_backends.plans.fitting import Proposal
-from accel_backends.plans.memory import PlannedParameter
+from accel_backends.estimates.estimate import StageEstimate
+from accel_backends.estimates.fitting import Proposal
+from accel_backends.estimates.memory import PlannedParameter
 from accel_bigmodel.estimate.command import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.mesh_layout import MeshLayout

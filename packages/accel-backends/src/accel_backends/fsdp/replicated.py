@@ -27,7 +27,7 @@ class ReplicatedParameters:
     is the same on all ranks.
 
     Args:
-        root: The module that all ranks call before a backward pass; None if all use the same parameters.
+        root: The module that all ranks call before a backward pass; None if the owner calls `average`.
         parameters: Those of one model; the ones that are not trained are left alone.
         mesh: The ranks, along all its axes.
     """
@@ -39,7 +39,7 @@ class ReplicatedParameters:
         self._parameters = list(parameters)
         if self._parameters and root is not None:
             root.register_forward_hook(self._watch)
-        for parameter in self._parameters:
+        for parameter in self._parameters if root is not None else ():
             if parameter.requires_grad:  # A loss may reach it without an output of the root.
                 parameter.register_post_accumulate_grad_hook(self._average_later)  # type: ignore[no-untyped-call]
 
@@ -63,11 +63,16 @@ class ReplicatedParameters:
             self._is_due = True
             Variable._execution_engine.queue_callback(self._average)
 
-    @torch.no_grad()
     def _average(self) -> None:
+        is_due, self._is_due = self._is_due and self._is_syncing, False
+        if is_due:
+            self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Average the gradients now. Every rank must call it."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        is_due, self._is_due = self._is_due and self._is_syncing and bool(trained), False
-        if not is_due:
+        if not trained:
             return
         is_unused = [parameter.grad is None for parameter in trained]
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]

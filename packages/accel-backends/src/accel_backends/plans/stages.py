@@ -23,14 +23,14 @@ from accel_state.errors import ConfigError
 _HANDED_ON = ("position_bias", "encoder_hidden_states", "encoder_decoder_position_bias")
 """Arguments of blocks of transformers that an earlier block or the encoder computes."""
 MOST_KINDS = 8
-"""Classes of blocks that are told apart; any others count as the last one."""
+"""Classes of blocks that are distinguished; any others count as the last one."""
 _FRONT = -1
 """In place of the number of a block: before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageBlock:
-    """A block of a model: it runs as a whole, in one stage.
+    """A block of a model, which runs in one stage.
 
     Attributes:
         name: Its name in ``model.named_modules()``.
@@ -148,7 +148,7 @@ def _block(named: NamedModule, given: Sequence[str] | None, stage: int, kind: in
     unknown = [one for one in more if one not in {parameter.name for parameter in parameters}]
     if unknown:
         raise ConfigError(
-            f"`stages` of the plan hands on `{unknown[0]}`, which is no argument of the forward of `{named.name}`. Its "
+            f"`stages` of the plan sends `{unknown[0]}`, which is no argument of the forward of `{named.name}`. Its "
             f"arguments are: {', '.join(f'`{one.name}`' for one in parameters)}."
         )
     return StageBlock(named.path, stage, kind, positional, tuple(dict.fromkeys((*positional[:1], *more))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -18,13 +18,14 @@ from accel_backends.fsdp.clipping import scale_down, total_norm
 from accel_backends.fsdp.replicated import ReplicatedParameters
 from accel_backends.fsdp.state import difference
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
-from accel_backends.pipelining.holding import StageSharding, hold_stage
-from accel_backends.pipelining.schedule_run import PipelinePlace
-from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
-from accel_backends.pipelining.stage_root import StageRoot
-from accel_backends.pipelining.stages import StagedModel, refuse_collected
-from accel_backends.pipelining.training import LossFunction, PipelineTraining
+from accel_backends.pipeline.loading import StageSharding, load_stages
+from accel_backends.pipeline.messages import num_lanes
+from accel_backends.pipeline.pipeline import ItemCount, LossFunction, OutputFunction, Pipeline
+from accel_backends.pipeline.schedule_run import PipelinePlace
+from accel_backends.pipeline.shared_gradients import detach_shared, reduce_shared, restore_shared
+from accel_backends.pipeline.stage_root import StageRoot
+from accel_backends.pipeline.stages import StagedModel, refuse_collected
+from accel_backends.pipeline.state import held_model_state, held_optimizer_state
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.stages import Stages, stages_of
@@ -78,22 +79,19 @@ class PipelineStrategy(FullyShardedStrategy):
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
-        has_rings = (self._handler.stages_per_rank or 1) > 1  # the last rank sends to the first
-        num_lanes = 2 + len(ranks) % 2 if has_rings else 1
+        lanes = range(num_lanes(len(ranks), self._handler.stages_per_rank or 1))
         self._place = PipelinePlace(
             ranks=ranks,
             index=layout.coordinate(rank)["pp"],
             group=dist.new_group(list(ranks), use_local_synchronization=True),
-            forward_groups=[dist.new_group() for _ in range(num_lanes)] if num_lanes > 1 else [None],
-            backward_groups=[dist.new_group() for _ in range(num_lanes)],
+            forward_groups=[dist.new_group() for _ in lanes] if len(lanes) > 1 else [None],
+            backward_groups=[dist.new_group() for _ in lanes],
             num_pipelines=layout.world_size // len(ranks),
         )
-        self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
+        self._pipelines: weakref.WeakKeyDictionary[nn.Module, Pipeline] = weakref.WeakKeyDictionary()
         self._unfilled: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         """Names of tensors that have memory but no values yet, the same on every rank."""
         self.open_gradients = OpenGradients()  # complete after each batch, also over replicas
-        self._num_steps = 1
-        self._weight = 1.0
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -118,19 +116,20 @@ class PipelineStrategy(FullyShardedStrategy):
             num_ranks=self.context.layout.pp,
         )
         files = self._read_config().files
-        self._unfilled[model] = hold_stage(staged, device=self.context.device, files=files, sharding=sharding)
+        self._unfilled[model] = load_stages(staged, device=self.context.device, files=files, sharding=sharding)
         if sharding is not None:
             self._finish_sharding(model, staged, sharding)
         if self.context.dynamo is not None:
             compile_forwards(self._units_here(model, staged), **self.context.dynamo.to_kwargs())
         self._record_replaced(model, before, kind=kind)
-        pipeline = self._pipelines[model] = PipelineTraining(
+        assert self._handler.schedule is not None  # since it was built
+        pipeline = self._pipelines[model] = Pipeline(
             staged,
-            self._handler,
+            self._handler.schedule,
             place=self._place,
             device=self.context.device,
+            num_micro_batches=self._handler.num_micro_batches,
             root=None if sharding is None else sharding.root,
-            scaled=self._scaled,
         )
         model.register_forward_pre_hook(partial(_refuse_call, weakref.ref(pipeline)))
         model.register_forward_pre_hook(refuse_collected, with_kwargs=True)
@@ -154,7 +153,7 @@ class PipelineStrategy(FullyShardedStrategy):
         if plan.layers is not None and plan.layers.is_in_sequence:
             raise ConfigError(
                 "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
-                "pipeline cannot hand on. Use the styles of the same names without `_sequence`."
+                "pipeline cannot send. Use the styles of the same names without `_sequence`."
             )
         return StageSharding(StageRoot(model, device=self.context.device), plan, config, self._axes)
 
@@ -185,7 +184,7 @@ class PipelineStrategy(FullyShardedStrategy):
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
-        self._whole[model] = ReplicatedParameters(None, whole, self._mesh)
+        sharding.root.replicated = ReplicatedParameters(None, whole, self._mesh)
         if names:
             self._step_replicated()
         if self._layer_mesh is not None:
@@ -203,24 +202,49 @@ class PipelineStrategy(FullyShardedStrategy):
         loss_fn: LossFunction,
         *,
         num_steps: int = 1,
-        num_items: Callable[[Any], float | torch.Tensor] | None = None,
+        num_items: ItemCount | None = None,
         weight: float = 1.0,
     ) -> torch.Tensor:
-        """Compute the gradients of ``loss_fn(model, batch) / num_steps``, or the loss alone without gradients.
+        """Compute gradients, or the loss alone without gradients; return the loss, the same on every stage.
 
-        All ranks together; the stages of a pipeline give the same batch.
-
-        Args:
-            model: A prepared model.
-            batch: Divided into micro-batches by rows.
-            loss_fn: Returns the mean loss of a micro-batch.
-            num_steps: Batches of the accumulation.
-            num_items: Counts the items of a micro-batch; None: its rows.
-            weight: Multiplies the loss that gradients are computed of.
-
-        Returns:
-            The loss of the batch, the same on every stage.
+        All ranks together; the stages of a pipeline give the same batch. For the arguments see `ForwardBackward`.
         """
+        pipeline = self._loaded(model)
+        if not torch.is_grad_enabled():
+            with self._drawing():
+                return pipeline.run(model, batch, loss_fn, num_items)
+
+        def scaled(loss: torch.Tensor) -> torch.Tensor:
+            loss = loss / num_steps if num_steps != 1 else loss
+            return self.context.precision.scale(loss * weight if weight != 1 else loss)
+
+        if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
+            self.context.precision.scale(torch.ones((), device=self.context.device))
+        staged = pipeline.staged
+        earlier = detach_shared(staged)
+        try:
+            with self._drawing():
+                loss = pipeline.run(model, batch, loss_fn, num_items, scaled)
+        except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
+            restore_shared(staged, earlier)
+            error.add_note(
+                "Gradients of earlier batches are kept, and may have parts of this one added. Call "
+                "`optimizer.zero_grad()` before you go on."
+            )
+            raise
+        reduce_shared(staged, earlier, pipeline.used, place=self._place.index, ranks=self._place.ranks)
+        return loss
+
+    def evaluate(
+        self, model: nn.Module, batch: Any, loss_fn: OutputFunction, *, num_items: ItemCount | None = None
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the loss and the outputs of a batch, on every stage. All ranks together; see `forward_backward`."""
+        pipeline = self._loaded(model)
+        with self._drawing():
+            return pipeline.evaluate(model, batch, loss_fn, num_items)
+
+    def _loaded(self, model: nn.Module) -> Pipeline:
+        """Return the pipeline of a prepared model, all of whose tensors have values."""
         pipeline = self._pipelines.get(model)
         if pipeline is None:
             raise ConfigError(f"The {type(model).__name__} was not prepared. Pass what `prepare` returned.")
@@ -229,28 +253,12 @@ class PipelineStrategy(FullyShardedStrategy):
                 f"`{min(unfilled)}` has no values: it was on the meta device on rank 0. Call `load_state` before the "
                 "first batch, or read it from files: `FullyShardedDataParallelPlugin(load_weights_from=folder)`."
             )
+        return pipeline
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """Return a block in which ranks that share sequences draw random numbers of their own."""
         number = self._axes.sequence_index
-        drawing = _NOTHING if number is None else own_random_numbers(number, self.context.device)
-        if not torch.is_grad_enabled():
-            with drawing:
-                return pipeline.run(model, batch, loss_fn, num_items)
-        self._num_steps, self._weight = num_steps, weight
-        if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
-            self.context.precision.scale(torch.ones((), device=self.context.device))
-        staged = pipeline.staged
-        earlier = take_shared(staged)
-        try:
-            with drawing:
-                loss = pipeline.run(model, batch, loss_fn, num_items)
-        except BaseException as error:  # also Ctrl-C in a notebook, after which training goes on
-            put_back_shared(staged, earlier)
-            error.add_note(
-                "Gradients of earlier batches are kept, and may have parts of this one added. Call "
-                "`optimizer.zero_grad()` before you go on."
-            )
-            raise
-        add_up_shared(staged, earlier, pipeline.used, place=self._place.index, ranks=self._place.ranks)
-        return loss
+        return _NOTHING if number is None else own_random_numbers(number, self.context.device)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context that does nothing: gradients are complete after each batch."""
@@ -263,12 +271,6 @@ class PipelineStrategy(FullyShardedStrategy):
             StateError: With what to call in its place.
         """
         raise StateError(f"`backward` cannot train a pipeline. {_ADVICE}")
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return what gradients are computed of, for the loss of a micro-batch."""
-        loss = loss / self._num_steps if self._num_steps != 1 else loss
-        loss = loss * self._weight if self._weight != 1 else loss
-        return self.context.precision.scale(loss)
 
     @torch.no_grad()
     def clip_grad_norm(
@@ -349,7 +351,7 @@ class PipelineStrategy(FullyShardedStrategy):
         kept = {number: value for number, value in state["state"].items() if number in here}
         super().load_optimizer_state(optimizer, {**state, "state": kept})
 
-    def _pipeline_of(self, model: nn.Module) -> PipelineTraining | None:
+    def _pipeline_of(self, model: nn.Module) -> Pipeline | None:
         """Return the pipeline of a user's model; None if it has none."""
         for prepared, pipeline in self._pipelines.items():
             if self.unwrap(prepared, keep_torch_compile=False) is model:
@@ -374,9 +376,7 @@ def _cast_inputs(
     )
 
 
-def _refuse_call(
-    pipeline: weakref.ref[PipelineTraining], module: nn.Module, arguments: tuple[Any, ...]
-) -> None:
+def _refuse_call(pipeline: weakref.ref[Pipeline], module: nn.Module, arguments: tuple[Any, ...]) -> None:
     known = pipeline()
     if known is not None and not known.is_running:
         raise StateError(f"The model cannot be called by itself. {_ADVICE}")

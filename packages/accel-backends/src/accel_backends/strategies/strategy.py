@@ -207,6 +207,18 @@ class Strategy:
         self.context.precision.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], tuple[torch.Tensor, Any]],
+        *,
+        num_items: Callable[[Any], float | torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the loss and the outputs of a batch, as ``loss_fn`` does, without gradients. All ranks together."""
+        return loss_fn(model, batch)
+
     def scale_gradients(self, models: Iterable[nn.Module], factor: float | torch.Tensor) -> None:
         """Multiply the complete gradients of ``models``, in place."""
         parameters = [parameter for model in models for parameter in model.parameters()]

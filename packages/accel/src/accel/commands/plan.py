@@ -14,7 +14,7 @@ from accel_state.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from accel_backends.plans.estimate import Step
+    from accel_backends.estimates.estimate import Step
     from accel_backends.plans.plan import ParallelPlan
     from accel_state.mesh_layout import MeshLayout
 
@@ -87,8 +87,8 @@ class PlanCommand:
 
 def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
     from accel.plan_report import plan_data, plan_text
-    from accel_backends.plans.estimate import estimate
-    from accel_backends.plans.model_sizes import model_sizes
+    from accel_backends.estimates.estimate import estimate
+    from accel_backends.estimates.fitting import model_sizes
     from accel_state.layout_rules import check_layout
 
     layout = _layout(arguments)
@@ -102,7 +102,7 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
 
 def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
     from accel.plan_report import failed_text, fitting_data, fitting_text
-    from accel_backends.plans.fitting import proposals
+    from accel_backends.estimates.fitting import proposals
 
     num_ranks, memory = _fit(arguments.fit)
     layouts, failed = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
@@ -128,7 +128,7 @@ def _layout(arguments: argparse.Namespace) -> MeshLayout:
 def _step(arguments: argparse.Namespace) -> Step:
     import torch
 
-    from accel_backends.plans.estimate import Step
+    from accel_backends.estimates.estimate import Step
 
     return Step(
         batch_size=arguments.batch_size,

@@ -1,1 +1,0 @@
-"""Models cut into stages, one for each rank of a pipeline."""
