@@ -116,7 +116,9 @@ class PipelineStrategy(FullyShardedStrategy):
             num_ranks=self.context.layout.pp,
         )
         files = self._read_config().files
-        self._unfilled[model] = load_stages(staged, device=self.context.device, files=files, sharding=sharding)
+        self._unfilled[model] = load_stages(
+            staged, device=self.context.device, files=files, sharding=sharding
+        )
         if sharding is not None:
             self._finish_sharding(model, staged, sharding)
         if self.context.dynamo is not None:
