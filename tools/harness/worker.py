@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from accel_ops import send_to_device
 from accel_state.errors import StateError
 from accel_state.group_exit import is_group_owned, leave_group
 from accel_state.partial_state import PartialState
@@ -75,6 +74,8 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
         function, args, kwargs = pickle.loads(call.what)
         result = function(*args, **kwargs)
         if device_type != "cpu":
+            from accel_ops import send_to_device  # the environment of accel-state alone lacks it
+
             result = send_to_device(result, "cpu")
         if leaks := before.leaks_since():
             raise StateError(f"The body left behind {'; '.join(leaks)}.")
