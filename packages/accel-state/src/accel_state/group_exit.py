@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _FAILURE_WAIT_S = 5.0  # then the process exits without destroying the group
@@ -113,12 +114,13 @@ def forget_meshes() -> None:
         for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
             getattr(_mesh_resources, name, {}).clear()
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import DTensor, _redistribute, debug
+        from torch.distributed.tensor import DTensor, _redistribute
 
-        # The second is for torch before 2.13. Delete it when we require that release.
-        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
-        clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
-        clear()
+        # Not by `torch.distributed.tensor.debug`, which takes 0.1 s to import, and needs NumPy (torch 2.13).
+        propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+        getattr(propagate, "cache", propagate).cache_clear()
+        # Torch before 2.13 lacks this second cache. Call it directly when we require that release.
+        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
         # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs.
         _redistribute._gen_transform_infos.cache_clear()
 
