@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -82,7 +83,16 @@ def device() -> Any:
 
 @pytest.fixture(scope="module")
 def _outcome_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
-    return functools.cache(lambda job: job(tmp_path_factory.mktemp("job")))
+    @functools.cache
+    def ended(job: Any) -> Future[Any]:
+        future = Future[Any]()
+        try:
+            future.set_result(job(tmp_path_factory.mktemp("job")))
+        except BaseException as error:  # noqa: BLE001 -- also a timeout: no other test waits for that again
+            future.set_exception(error)
+        return future
+
+    return lambda job: ended(job).result()
 
 
 @pytest.fixture
@@ -90,7 +100,7 @@ def outcome(request: pytest.FixtureRequest, _outcome_of: Callable[[Any], Any]) -
     """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
     A job is a function of a fresh folder, such as one that launches a script there. It runs before the first test that
-    names it; tests of the file that name the same job share its result.
+    names it; tests of the file that name the same job share its result, or its error.
     """
     before = ProcessSnapshot.now()
     try:
