@@ -126,12 +126,7 @@ class StageRun:
 class _InPlaceOf(nn.Module):
     """Has the attributes of another module, which is no submodule; its tensors are those of another stage.
 
-    Args:
-        module: The module.
-        run: The run that is under way.
-        name: The name of the module.
-        block: The module as a block; None for other layers.
-        is_first: Whether its stage begins with it.
+    ``block`` is the module as a block, None for other layers; ``is_first`` is whether its stage begins with it.
     """
 
     def __init__(
