@@ -1,13 +1,15 @@
-"""Whichever call into the file system fails, on whichever rank, no checkpoint is lost and the error is named.
+"""No checkpoint is lost, whenever ranks are killed and whichever call into the file system fails on whichever rank.
 
 The tests of accel-checkpoint kill, fail and interrupt one process at each call of a save.
 """
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
+import checkpoint_faults
 import pytest
 from preloaded import SAVING
 
@@ -20,6 +22,36 @@ pytestmark = [
     pytest.mark.engine("long"),
     pytest.mark.skipif(sys.platform != "linux", reason="finds the names of open files in /proc"),
 ]
+
+
+def sharded(kind, behind):
+    return {"num_processes": 2, "limit": 1, "behind": behind, "shards": kind}
+
+
+DEEPSPEED = pytest.mark.engine("deepspeed")
+WAYS_TO_SAVE = [
+    # every pair of processes, `total_limit` and whether the save runs in the background
+    {"num_processes": 1, "limit": 1, "behind": False},
+    {"num_processes": 1, "limit": 2, "behind": True},
+    {"num_processes": 2, "limit": 1, "behind": True},
+    {"num_processes": 2, "limit": 2, "behind": False},
+    sharded("SHARDED_STATE_DICT", False),
+    sharded("SHARDED_STATE_DICT", True),
+    sharded("FULL_STATE_DICT", False),
+    *(
+        pytest.param({"num_processes": 2, "limit": 1, "behind": behind, "stage": stage}, marks=DEEPSPEED)
+        for stage, behind in [(2, True), (3, False)]
+    ),
+]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SAVE, ids=lambda way: " ".join(map(str, way.values())))
+def test_nothing_is_lost_when_a_save_is_killed(tmp_path, way):
+    chance = random.Random(str(way))
+    hits = checkpoint_faults.kill_during_saves(
+        tmp_path, kills=7 * REPEATS, enough=2 * REPEATS, chance=chance, **way
+    )
+    assert hits > 0  # some came inside a save, or nothing was tried
 
 
 @pytest.mark.parametrize(
