@@ -19,7 +19,8 @@ import torch.distributed as dist
 _FAILURE_WAIT_S = 5.0  # then the process exits without destroying the group
 _CALLBACK_WAIT_S = 5.0  # for threads of C++ code, such as gloo's
 _RELEASE_S = 0.02
-_LEFT = "accel_left/{}"
+_LEFT = "accel_left"
+_MOST_NAMED = 8  # of the ranks that left: each of thousands may ask
 
 
 class _Owned:
@@ -77,18 +78,20 @@ def _record_end() -> None:
     store: Any = None if group is None else group.get_group_store()
     if group is not None and store is not None:  # MPI's group has none
         with contextlib.suppress(RuntimeError):  # rank 0, which hosts the store, has ended
-            # Not `set`, which does not wait for the store: another rank may read this before it is there.
-            store.add(_LEFT.format(group.rank()), 1)
+            key = f"{_LEFT}/{store.add(_LEFT, 1)}"
+            store.set(key, str(group.rank()))
+            store.check([key])  # `set` does not wait for the store: another rank could look before the key is there
 
 
 def ranks_that_left() -> list[int]:
-    """Return the ranks that have left the default group without an error while this rank is still in it."""
+    """Return up to eight ranks that have left the default group without an error while this rank is still in it."""
     group = dist.group.WORLD
     store: Any = None if group is None else group.get_group_store()
     if group is None or store is None:
         return []
     try:
-        return [rank for rank in range(group.size()) if store.check([_LEFT.format(rank)])]
+        keys = [f"{_LEFT}/{number + 1}" for number in range(min(store.add(_LEFT, 0), _MOST_NAMED))]
+        return sorted(int(store.get(key)) for key in keys if store.check([key]))
     except RuntimeError:  # rank 0, which hosts the store, has ended, whether by an error is unknown
         return []
 
