@@ -93,5 +93,9 @@ def test_the_command_answers_and_names_what_it_cannot_do(tmp_path):
     assert "launch" in printed
     way_out = "Start one process, or work in WSL2"
     assert printed.count(way_out) == 3
-    for what in ("A launch of several processes", "`debug_launcher`", "`notebook_launcher` with several processes"):
+    for what in (
+        "A launch of several processes",
+        "`debug_launcher`",
+        "`notebook_launcher` with several processes",
+    ):
         assert f"{what} needs processes that can be forked, which Windows cannot do." in printed

@@ -80,7 +80,7 @@ def _record_end() -> None:
         with contextlib.suppress(RuntimeError):  # rank 0, which hosts the store, has ended
             key = f"{_LEFT}/{store.add(_LEFT, 1)}"
             store.set(key, str(group.rank()))
-            store.check([key])  # `set` does not wait for the store: another rank could look before the key is there
+            store.check([key])  # waits for the store, as `set` does not: another rank could look too early
 
 
 def ranks_that_left() -> list[int]:
