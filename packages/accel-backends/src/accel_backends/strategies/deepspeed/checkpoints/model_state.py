@@ -1,8 +1,8 @@
-"""The weights of what an engine trains: whole, one tensor at a time."""
+"""The weights of what an engine trains: whole, a few tensors at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
 from accel_checkpoint.tensors import DeferredTensor, fetched
 
+_GATHERED_BYTES = 2**28
+
 
 def local_model_state(engine: Any, *, in_training_precision: bool = False) -> dict[str, Any]:
     """Return the state with deferred parameters; each is gathered when it is fetched, by all ranks together.
@@ -37,6 +39,7 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
     masters = {} if in_training_precision else _groups_by_name(engine)
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     cuts = cuts_of(engine.module)
+    together = _GatheredTogether()
     once: dict[int, DeferredTensor] = {}
     state: dict[str, Any] = {}
     for name, value in engine.module.state_dict(keep_vars=True).items():
@@ -47,9 +50,11 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
             first = names[id(value)]
             group, cut = masters.get(first), cuts.get(first)
             shape = _shape(value) if cut is None else cut.shape
-            get = partial(_gathered_parameter, value, cut)
+            get: Callable[[], torch.Tensor]
             if group is not None and group.flat.dtype != value.dtype:
                 get = partial(group.gathered, first, group.flat)
+            else:
+                get = together.getter(value) if cut is None else partial(cut.gathered, value)
             dtype = value.dtype if group is None else group.flat.dtype
             once[id(value)] = DeferredTensor(dtype, shape, get)
         state[name] = once[id(value)]
@@ -110,12 +115,33 @@ def _shape(parameter: nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _gathered_parameter(parameter: nn.Parameter, cut: LayerCut | None) -> torch.Tensor:
-    """Return a parameter as the model has it, whole; all ranks must call it."""
-    if cut is not None:
-        return cut.gathered(parameter)
-    with GatheredParameters([parameter]):
-        return parameter.detach().clone() if hasattr(parameter, "ds_id") else parameter.detach()
+class _GatheredTogether:
+    """Gathers up to `_GATHERED_BYTES` of parameters, or one larger one, when the first of them is fetched.
+
+    One collective for many small parameters. All ranks must fetch the same ones in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._batch: list[nn.Parameter] = []
+        self._num_bytes = 0
+        self._values: dict[int, torch.Tensor] = {}
+
+    def getter(self, parameter: nn.Parameter) -> Callable[[], torch.Tensor]:
+        """Return a function that returns the full parameter, as the model has it."""
+        num_bytes = _shape(parameter).numel() * parameter.itemsize
+        if self._num_bytes + num_bytes > _GATHERED_BYTES:
+            self._batch, self._num_bytes = [], 0
+        self._batch.append(parameter)
+        self._num_bytes += num_bytes
+        return partial(self._get, parameter, self._batch)
+
+    def _get(self, parameter: nn.Parameter, batch: list[nn.Parameter]) -> torch.Tensor:
+        if id(parameter) not in self._values:
+            self._values = {}
+            with GatheredParameters(batch):
+                for one in batch:
+                    self._values[id(one)] = one.detach().clone() if hasattr(one, "ds_id") else one.detach()
+        return self._values.pop(id(parameter))
 
 
 def _set_parameter(parameter: nn.Parameter, value: Any, cut: LayerCut | None) -> None:
