@@ -199,5 +199,6 @@ def _left(pid: int) -> str | None:
 
 
 def _outlives(thread: threading.Thread) -> bool:
+    gc.collect()  # an executor in a cycle of references ends its threads when it is collected
     thread.join(timeout=_END_S)
     return thread.is_alive()
