@@ -60,6 +60,8 @@ def join_ranks(store: Store, topology: Topology, *, claim: str, timeout: timedel
         store.wait(["outcome"], timeout)
     except dist.DistStoreError as error:
         absent = [str(other) for other in range(world_size) if not store.check([f"rank/{other}"])]
+        if rank == 0:
+            time.sleep(3)  # it hosts the store: ranks that started later still wait, and ask who is absent
         raise LaunchError(
             f"Rank {rank} waited {timeout.total_seconds():g} s for {world_size} ranks; these did not "
             f"arrive: {', '.join(absent)}. Start the script on all machines."
