@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -93,7 +94,8 @@ class ForkServer:
         environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         argv = ["-c", _SERVE, *(modules if origin else PRELOADED)]
         self._line, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as out:
+        self._out = out = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
+        with theirs:
             self.process: subprocess.Popen[bytes] | ForkedProcess
             if origin is None:
                 self.process = subprocess.Popen(
@@ -109,8 +111,7 @@ class ForkServer:
                 self.process = origin.start(argv, environ=environ, streams=(theirs, out, out))
             theirs.close()
             if not self._line.recv(1):
-                out.seek(0)
-                raise RuntimeError(f"The fork server did not start:\n{out.read().decode(errors='replace')}")
+                raise RuntimeError(f"The fork server did not start: {self.ending()}")
 
     def start(
         self,
@@ -135,10 +136,17 @@ class ForkServer:
             socket.send_fds(self._line, [b"!"], files)
         return ForkedProcess(ours)
 
+    def ending(self) -> str:
+        """Wait for its end and return the exit code and what it wrote."""
+        code = self.process.wait()
+        self._out.seek(0)
+        return f"exit code {code}, and it wrote:\n{self._out.read().decode(errors='replace')}"
+
     def close(self) -> None:
         """End the server, and its processes."""
         self._line.close()
         self.process.wait()
+        self._out.close()
 
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
@@ -146,13 +154,18 @@ _starting = threading.RLock()
 
 
 def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
-    """Return the server of this process, started at the first use.
+    """Return the server of this process, started at the first use, and again with a warning if it has ended.
 
     Args:
         modules: Imported modules besides torch; there is a server for each choice, which sees the variables
             of this process at its start.
     """
     with _starting:
+        if modules in _servers and _servers[modules].process.poll() is not None:
+            ended = _servers.pop(modules)
+            atexit.unregister(ended.close)
+            warnings.warn(f"The fork server of {modules} ended: {ended.ending()}", stacklevel=2)
+            ended.close()
         if modules not in _servers:
             _servers[modules] = ForkServer(modules, origin=fork_server() if modules else None)
             atexit.register(_servers[modules].close)
@@ -186,7 +199,10 @@ def _next_program(line: socket.socket) -> list[int]:
 
     def report_ends(*_: object) -> None:
         while reports:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:  # this handler was interrupted by itself, and that one saw the last end
+                return
             if pid == 0:
                 return
             with suppress(OSError), os.fdopen(reports.pop(pid), "wb", buffering=0) as report:

@@ -83,7 +83,8 @@ class ProcessSnapshot:
         return cls(
             environ=snapshot(),
             children=_descendants(idle_pids),
-            threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
+            threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon)
+            - _threads_of_compiler(),
             settings=_settings(),
             idle_pids=idle_pids,
         )
@@ -196,6 +197,14 @@ def _left(pid: int) -> str | None:
         return None
     psutil.wait_procs([child], timeout=_END_S)
     return described if is_alive(child) else None
+
+
+def _threads_of_compiler() -> frozenset[threading.Thread]:
+    """Return the threads that torch's compiler keeps once it has compiled something that was not in its cache."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
+        return frozenset()
+    return frozenset(module.AsyncCompile.pool()._threads)
 
 
 def _outlives(thread: threading.Thread) -> bool:

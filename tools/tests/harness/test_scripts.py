@@ -123,6 +123,15 @@ def test_scripts_end_with_the_server():
     assert psutil.wait_procs([running], timeout=60)[1] == []
 
 
+def test_a_server_that_ended_is_started_again_with_a_warning():
+    before = fork_server(("wave",))
+    before.process.kill()
+    before.process.wait()
+    with pytest.warns(UserWarning, match="exit code -9, and it wrote"):
+        assert run_script("-c", "print(1)", preload=("wave",)).stdout == "1\n"
+    assert fork_server(("wave",)) is not before
+
+
 def test_time_is_up_kills_grandchildren_too_and_shows_the_output():
     grandchild = "import time; time.sleep(60)"
     child = (

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from accel_launch.notebook import notebook_launcher
+from accel_launch.notebook.ranks import _WholeLines
 from accel_state.errors import ConfigError
 from tools.harness.scripts import run_script
 
@@ -241,6 +242,17 @@ def test_each_line_of_a_process_has_the_prefix(session):
     ]
 
 
+def test_a_line_is_written_at_once_and_its_beginning_if_it_is_flushed():
+    written: list[str] = []
+    stream = _WholeLines(types.SimpleNamespace(write=written.append, flush=lambda: None), "> ")
+    print("one", 2, file=stream)
+    print("half", end="", file=stream)
+    assert written == ["> one 2\n"]
+    stream.flush()
+    print(" of a line\n10%\r20%\r", end="", file=stream)
+    assert written[1:] == ["> half", " of a line\n> 10%\r> 20%\r"]
+
+
 def test_another_thread_than_the_main_one_may_launch(session):
     assert session["thread"] == "fine"
     assert len(told_by(session, "thread")) == 2
@@ -324,6 +336,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from accel_launch.notebook import notebook_launcher
+from accel_launch.notebook.ranks import _WholeLines
 
 def compute():
     gc.collect()

@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -133,20 +134,31 @@ def run_forks(
     raise LaunchError(f"The ranks were ended by {signal_name(ended_by)}.")
 
 
-class _Prefixed:
-    """A stream that writes whole lines, each after a prefix."""
+class _WholeLines:
+    """A stream that writes each line at once, after a prefix: a `print` writes the end of its line apart."""
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
         self._stream = stream
         self._prefix = prefix
         self._rest = ""
+        self._is_at_start = True
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._rest = re.split(r"(?<=[\n\r])", self._rest + text)
         if lines:
-            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
-            self._stream.flush()
+            self._write(lines)
         return len(text)
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, ""
+        if rest:
+            self._write([rest])
+        self._stream.flush()
+
+    def _write(self, pieces: Sequence[str]) -> None:
+        self._stream.write(self._prefix.join(["", *pieces] if self._is_at_start else pieces))
+        self._stream.flush()
+        self._is_at_start = pieces[-1].endswith(("\n", "\r"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -167,10 +179,9 @@ def _call(
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    if template:
-        names = {"local_rank": variable("LOCAL_RANK"), "rank": variable("RANK")}
-        prefix = Template(template).safe_substitute(names, role_name=_ROLE)
-        sys.stdout, sys.stderr = _Prefixed(sys.stdout, prefix), _Prefixed(sys.stderr, prefix)
+    names = {"local_rank": variable("LOCAL_RANK"), "rank": variable("RANK")}
+    prefix = Template(template).safe_substitute(names, role_name=_ROLE)
+    sys.stdout, sys.stderr = _WholeLines(sys.stdout, prefix), _WholeLines(sys.stderr, prefix)
     gc.freeze()
     sys.modules["torch"].set_num_threads(1)
     try:
