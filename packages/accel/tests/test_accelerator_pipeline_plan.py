@@ -15,7 +15,7 @@ from accel_backends.estimates.estimate import Step, estimate
 from accel_state import PipelineParallelConfig
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import reset_runtime
-from tools.harness.collectives import counted_collectives
+from accel.planning.collectives import counted_collectives
 
 BATCH, TOKENS, PARTS = 4, 8, 4
 
