@@ -345,6 +345,8 @@ def test_the_first_rank_stores_what_the_plan_reports(world, kind):
     model = make_model(kind)
     [stage] = planned_step(model, resolve_plan(model), MeshLayout(dp_shard=4, ep=2), Step())
     told = {one.name: one.num_local for unit in stage.units for one in unit.parameters}
-    assert world(4).run(held_of_experts, kind)[0] == told
+    ranks = world(4).run(held_of_experts, kind)
+    assert ranks[0] == told
     if kind == "mixture":
-        assert [held["blocks.0.experts.up"][0] for held, _ in ranks] == [2, 2, 1, 1]
+        most, *others = [held["blocks.0.experts.up"] for held in ranks]
+        assert others == [most, most // 2, most // 2]

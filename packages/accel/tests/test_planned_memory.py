@@ -5,7 +5,7 @@ import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
 from accel.planning.step import measured, train_once
-from accel.planning.without_values import no_values, rank_alone
+from accel.planning.without_values import no_values, rank_alone, without_memory
 from accel.utils import TorchDynamoPlugin
 from accel_state.mesh_layout import MeshLayout
 
@@ -37,8 +37,10 @@ def peak(shape, dtype, *, num_unchecked=0, own_checkpoints=False, **settings):
         config = transformers.LlamaConfig(
             **shape, max_position_embeddings=4096, use_cache=False, tie_word_embeddings=False
         )
-        with no_values():
+        with torch.device("meta"):
             model = transformers.LlamaForCausalLM(config).to(dtype).train()
+        with no_values():
+            without_memory(model)
             if own_checkpoints:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
                 for layer in model.model.layers[32 - num_unchecked :]:
