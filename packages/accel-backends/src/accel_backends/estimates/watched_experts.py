@@ -54,10 +54,7 @@ class _Sending:
 
     def __init__(self, module: nn.Module, layout: MeshLayout, send: Callable[..., None]) -> None:
         parameters = list(module.parameters())
-        is_list = isinstance(module, nn.ModuleList)
-        self._num_experts = len(module) if isinstance(module, nn.ModuleList) else len(parameters[0])
-        # Members of a list are cut by rows, and sent to the rank that computes with them.
-        self._exchanged = sum(one.nbytes for one in parameters) // layout.ep if is_list else 0
+        self._num_experts = len(parameters[0])
         self._is_trained = any(one.requires_grad for one in parameters)
         self._num_sharing = layout.tp
         self._send = send
@@ -80,8 +77,6 @@ class _Sending:
         self._exchange(self._num_experts * torch.int64.itemsize, has_gradient=False)
         rows = hidden_states.repeat_interleave(weights.shape[1], 0)
         self._exchange(rows.nbytes, has_gradient=rows.requires_grad)
-        if self._exchanged:
-            self._exchange(self._exchanged, has_gradient=self._is_trained)
         self._exchange(rows.nbytes, has_gradient=rows.requires_grad or self._is_trained)
         return (rows.view(*weights.shape, -1) * weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
 

@@ -39,7 +39,7 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
 from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.expert_parallel import ExpertParallel, without_experts
+from accel_backends.expert_parallel.parallel import ExpertParallel, without_experts
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
 

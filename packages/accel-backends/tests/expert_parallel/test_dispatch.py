@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accel_backends.transforms.token_dispatch import DispatchedExperts
+from accel_backends.expert_parallel.dispatch import DispatchedExperts
 from accel_state.errors import ConfigError
 
 NUM_EXPERTS = 4
