@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from accel_backends.sequences.attention.exchanged import key_repeats
+from accel_backends.sequence_parallel.attention import key_repeats
 from accel_state.mesh_layout import MeshLayout
 
 Send = Callable[..., None]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from accel_backends.fsdp.config import FSDPConfig
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
     from accel_backends.precisions.precision import GatheredWeights
-    from accel_backends.sequences.axis import SequenceAxis
+    from accel_backends.sequence_parallel.axis import SequenceAxis
     from accel_ops.named_tensors import NamedTensor
 
 

@@ -6,15 +6,12 @@ import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_backends.sequences.attention.call import AttentionCall
-from accel_backends.sequences.attention.exchanged import exchanged_attention
-from accel_backends.sequences.attention.gathered import gathered_attention
-from accel_backends.sequences.attention.ring import ring_attention
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.tokens import SharedTokens
+from accel_backends.sequence_parallel.attention import sequence_attention
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 
 LENGTH = 12
-WAYS = {"gathered": gathered_attention, "ring": ring_attention}
+WAYS = [Exchange.KEYS, Exchange.KEYS_TWICE]
 CASES = {
     "causal": {},
     "both directions": {"is_causal": False},
@@ -27,15 +24,16 @@ CASES = {
 }
 
 
-def shared(way, *, is_causal=True, is_balanced=True, padding=(), starts=(), window=None, num_real=LENGTH):
+def shared(exchange, *, is_causal=True, is_balanced=True, padding=(), starts=(), window=None, num_real=LENGTH):
     cut = SequenceCut(dist.get_world_size(), dist.get_rank(), is_balanced)
-    tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LENGTH, num_real=num_real)
+    tokens = SharedTokens(
+        cut, dist.group.WORLD, num_tokens=LENGTH, num_real=num_real, exchange=exchange
+    )
     own, positions = masks(padding, starts)
     tokens = tokens.with_mask(cut.part_of(own, 1)).with_positions(cut.part_of(positions, 1))
     assert (tokens.is_key is None, tokens.documents is None) == (not padding, not starts)
     parts = [cut.part_of(one, 2).requires_grad_() for one in tensors()[:3]]
-    call = AttentionCall(tokens, is_causal=is_causal, window=window, has_groups=True, scale=0.3)
-    output = WAYS[way](*parts, call)
+    output = sequence_attention(*parts, tokens, is_causal=is_causal, window=window, scale=0.3)
     (output * cut.part_of(weights(num_real), 2)).sum().backward()
     return [output.detach(), *(part.grad for part in parts)]
 
@@ -93,9 +91,9 @@ def test_ranks_compute_together_what_one_computes(world):
 
 def in_a_mode():
     """Compute as usual, and within a mode that sees every operation, as selective checkpointing does."""
-    alone = shared("gathered")
+    alone = shared(Exchange.KEYS)
     with FlopCounterMode(display=False) as flops:
-        again = shared("gathered")
+        again = shared(Exchange.KEYS)
     return alone, again, flops.get_total_flops()
 
 
@@ -105,34 +103,25 @@ def test_operations_can_be_counted(world):
         assert flops > 0
 
 
-def weights_with_dropout(attend):
+def weights_with_dropout(exchange):
     """Return the weights of this rank's queries or heads, without and with dropout: attention over one-hot values."""
     tokens = SharedTokens(
-        SequenceCut(2, dist.get_rank()), dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH
+        SequenceCut(2, dist.get_rank()),
+        dist.group.WORLD,
+        num_tokens=LENGTH,
+        num_real=LENGTH,
+        exchange=exchange,
     )
     values = torch.eye(LENGTH, dtype=torch.float64).expand(2, 2, -1, -1)
     parts = [tokens.cut.part_of(one, 2) for one in (*tensors()[:2], values)]
     return [
-        attend(*parts, AttentionCall(tokens, is_causal=True, has_groups=True, dropout=dropout))
-        for dropout in (0.0, 0.25)
+        sequence_attention(*parts, tokens, is_causal=True, dropout=dropout) for dropout in (0.0, 0.25)
     ]
 
 
-@pytest.mark.parametrize("attend", [gathered_attention, exchanged_attention])
-def test_each_weight_is_dropped_on_its_own_and_the_others_grow(world, attend):
-    for whole, dropped in world(2).run(weights_with_dropout, attend):
+@pytest.mark.parametrize("exchange", list(Exchange))
+def test_each_weight_is_dropped_on_its_own_and_the_others_grow(world, exchange):
+    for whole, dropped in world(2).run(weights_with_dropout, exchange):
         is_kept = dropped != 0
         torch.testing.assert_close(dropped, torch.where(is_kept, whole / 0.75, 0.0))
         assert 0.6 < is_kept[whole != 0].double().mean() < 0.9
-
-
-def drop_out():
-    tokens = SharedTokens(
-        SequenceCut(2, dist.get_rank()), dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH
-    )
-    with pytest.raises(ValueError, match=r"dropout of 0\.1, which it cannot have where keys .* `allgather`"):
-        ring_attention(*tensors()[:3], AttentionCall(tokens, is_causal=True, dropout=0.1))
-
-
-def test_a_ring_refuses_dropout(world):
-    world(2).run(drop_out)
