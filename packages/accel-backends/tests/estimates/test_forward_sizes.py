@@ -122,7 +122,7 @@ HIDDEN = ROWS * 8 * 4  # bytes of the queries of one rank; keys and values are h
     ("layout", "has_ring", "messages"),
     [
         (MeshLayout(cp=4), False, [("all_gather", 4 * HIDDEN), ("reduce_scatter", 4 * HIDDEN)]),
-        (MeshLayout(cp=4), True, [("send", 2 * HIDDEN)] * (3 + 3 + 4)),  # heads of keys are repeated
+        (MeshLayout(cp=4), True, [("all_gather", 4 * HIDDEN)] * 2 + [("reduce_scatter", 4 * HIDDEN)]),
         (MeshLayout(sp=2), False, [("all_to_all", HIDDEN)] * 2 + [("all_to_all", 2 * HIDDEN)] * 2),
         (MeshLayout(sp=4), False, [("all_to_all", HIDDEN)] * 2 + [("all_to_all", 3 * HIDDEN)] * 2),
     ],

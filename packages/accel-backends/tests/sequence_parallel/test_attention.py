@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_backends.sequence_parallel.attention import sequence_attention
+from accel_backends.sequence_parallel.attention import MAX_PAIRS, sequence_attention
 from accel_backends.sequence_parallel.cut import SequenceCut
 from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 
@@ -125,3 +126,84 @@ def test_each_weight_is_dropped_on_its_own_and_the_others_grow(world, exchange):
         is_kept = dropped != 0
         torch.testing.assert_close(dropped, torch.where(is_kept, whole / 0.75, 0.0))
         assert 0.6 < is_kept[whole != 0].double().mean() < 0.9
+
+
+LONG = 6144
+"""Tokens, of which all pairs do not fit into one mask."""
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many elements the largest tensor has that was made."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, torch.Tensor):
+                self.num_elements = max(self.num_elements, one.numel())
+        return result
+
+
+def long_tensors():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, heads, LONG, 4, generator=generator) for heads in (4, 2, 2, 4)]
+
+
+def alone_by_sample(pieces):
+    """Return outputs and gradients of one process that computes each piece of the sequence for itself."""
+    wholes = [one.requires_grad_() for one in long_tensors()[:3]]
+    output = torch.cat(
+        [
+            scaled_dot_product_attention(*(one[..., piece, :] for one in wholes), is_causal=True, enable_gqa=True)
+            for piece in pieces
+        ],
+        2,
+    )
+    seen = slice(LONG - output.shape[2], None)
+    (output * long_tensors()[3][..., seen, :]).sum().backward()
+    return [output.detach(), *(whole.grad[..., seen, :] for whole in wholes)]
+
+
+def long_in_ranks(exchange, *, is_packed):
+    cut = SequenceCut(2, dist.get_rank())
+    tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LONG, num_real=LONG, exchange=exchange)
+    place = torch.arange(LONG)[None]
+    if is_packed:
+        tokens = tokens.with_positions(cut.part_of(torch.where(place < 3000, place, place - 3000), 1))
+    else:
+        tokens = tokens.with_mask(cut.part_of(place >= 100, 1))
+    parts = [cut.part_of(one, 2).requires_grad_() for one in long_tensors()[:3]]
+    weights = long_tensors()[3] * (1 if is_packed else (torch.arange(LONG) >= 100)[:, None])
+    with LargestTensor() as largest:
+        output = sequence_attention(*parts, tokens, is_causal=True)
+        (output * cut.part_of(weights, 2)).sum().backward()
+    return [output.detach(), *(part.grad for part in parts)], largest.num_elements
+
+
+@pytest.mark.parametrize("exchange", list(Exchange))
+@pytest.mark.parametrize(
+    ("is_packed", "pieces"),
+    [(True, [slice(0, 3000), slice(3000, LONG)]), (False, [slice(100, LONG)])],
+    ids=["packed", "padded"],
+)
+def test_no_mask_has_all_pairs_of_tokens(world, exchange, is_packed, pieces):
+    (first, num_first), (second, num_second) = world(2).run(long_in_ranks, exchange, is_packed=is_packed)
+    for one, *parts in zip(alone_by_sample(pieces), first, second, strict=True):
+        found = torch.cat(parts, 2)[..., LONG - one.shape[2] :, :]
+        torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-4)
+    assert max(num_first, num_second) <= MAX_PAIRS < LONG * LONG
+
+
+def padded_after_tokens():
+    """Return whether padding before tokens, and after them, needs a mask where tokens see earlier ones only."""
+    cut, masks = SequenceCut(2, dist.get_rank()), torch.ones(2, 2, LENGTH)
+    masks[0, 1, :5] = masks[1, 1, 5:] = 0
+    tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH)
+    return [
+        tokens.with_mask(cut.part_of(mask, 1)).needs_mask(is_causal=True, window=None) for mask in masks
+    ]
+
+
+def test_padding_after_the_tokens_needs_no_mask(world):
+    assert world(2).run(padded_after_tokens) == [[True, False]] * 2

@@ -38,7 +38,7 @@ class Step:
         sequence_length: Tokens of a sequence; None: activations, and what is sent between layers, are left out.
         is_checkpointed: Whether units compute their activations again in the backward pass.
         dtype: What ranks compute in, where that is not what they store.
-        has_ring: With `cp`, keys and values go around in a ring (``cp_comm_strategy`` ``alltoall``).
+        has_ring: With `cp`, keys and values are gathered twice (``cp_comm_strategy`` ``alltoall``).
         num_micro_batches: Parts of a batch in a pipeline; None: as many as a run takes by itself.
         schedule: In which order these pass through a pipeline with one stage for each rank.
     """

@@ -91,7 +91,7 @@ def forward_sizes(
         layout: Who shares layers, sequences and experts; None: nobody. Other axes do not matter.
         dtype: What the rank computes in; None: as parameters are.
         starts: The modules with which stages begin, from the second on.
-        has_ring: With `cp`, keys and values go around in a ring; otherwise they are gathered.
+        has_ring: With `cp`, keys and values are gathered again for the backward pass.
 
     Raises:
         ConfigError: If layers cannot be shared as the plan says, or the model cannot run without values.

@@ -21,7 +21,7 @@ class WatchedAttention(TorchFunctionMode):
 
     Args:
         layout: Says how many ranks share sequences, and by what.
-        ring: Keys and values go around (``cp_comm_strategy`` ``alltoall``); otherwise they are gathered.
+        ring: Keys and values are gathered again for the backward pass (``cp_comm_strategy`` ``alltoall``).
         send: Called with the kind, the bytes and the axes of each collective, and whether it is in the forward pass.
     """
 
@@ -29,7 +29,7 @@ class WatchedAttention(TorchFunctionMode):
         super().__init__()
         self._axis = "sp" if layout.sp > 1 else "cp"
         self._num_ranks = layout.size(self._axis)
-        self._attend = self._exchanged if layout.sp > 1 else self._in_ring if ring else self._gathered
+        self._attend = self._exchanged if layout.sp > 1 else self._gathered_twice if ring else self._gathered
         self._send_to = send
 
     def __torch_function__(
@@ -61,15 +61,14 @@ class WatchedAttention(TorchFunctionMode):
         keys, values = whole[..., : key.shape[-1]], whole[..., key.shape[-1] :]
         return F.scaled_dot_product_attention(query, keys, values, **options)
 
-    def _in_ring(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        repeats = query.shape[1] // key.shape[1] if options["enable_gqa"] else 1
-        num_elements = repeats * (key.numel() + value.numel())
-        exact = torch.promote_types(query.dtype, torch.float32)
-        for in_forward in (True, False):
-            for _ in range(self._num_ranks - 1):
-                self._send("send", num_elements * key.itemsize, in_forward=in_forward)
-        for _ in range(self._num_ranks):  # gradients go one step further: home
-            self._send("send", num_elements * exact.itemsize, in_forward=False)
+    def _gathered_twice(
+        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        num_bytes = self._num_ranks * (key.nbytes + value.nbytes)
+        self._send("all_gather", num_bytes, in_forward=True)
+        if key.requires_grad:
+            self._send("all_gather", num_bytes, in_forward=False)
+            self._send("reduce_scatter", num_bytes, in_forward=False)
         return F.scaled_dot_product_attention(query, key, value, **options)
 
     def _exchanged(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:

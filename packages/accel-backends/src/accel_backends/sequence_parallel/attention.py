@@ -19,6 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 from accel_state.errors import ConfigError
 
+# Read in torch 2.13, which has no public names for collectives with gradients (pytorch/pytorch#123989 added these). That
+# of gathering is new in 2.13 (docs/decisions/0020-torch-2-9-is-the-oldest-release.md).
+_all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+_all_to_all = collectives.all_to_all_single_autograd
+
 MAX_PAIRS = 2**24
 """Pairs of a query and a key in one mask; attention with more is computed in blocks of queries."""
 _MIN_ROWS = 256
@@ -78,7 +83,7 @@ def _by_keys(query: Tensor, key: Tensor, value: Tensor, tokens: SharedTokens, at
     """Gather the keys and values of all ranks."""
     cut = tokens.cut
     local = torch.cat([key, value], -1).contiguous()
-    gathered = collectives.all_gather_tensor_autograd(local, 0, tokens.group)
+    gathered = _all_gather(local, 0, tokens.group)
     keys, values = cut.whole_of(gathered.chunk(cut.size), -2).split([key.shape[-1], value.shape[-1]], -1)
     step = tokens.num_tokens // cut.num_chunks
     pieces = query.chunk(len(cut.chunks()), -2)
@@ -139,7 +144,7 @@ def _to_tokens(outputs: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def _exchange(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return collectives.all_to_all_single_autograd(by_rank, None, None, group)
+    return _all_to_all(by_rank, None, None, group)
 
 
 def _attend(
