@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from accel_backends.expert_parallel.parallel import expert_modules
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.expert_parallel.parallel import expert_modules
 from accel_state.errors import ConfigError
 from tools.harness.models import StackedExperts, make_model
 
@@ -64,7 +64,11 @@ def scaled():
             4,
             r"`blocks.0.experts` has 6 experts, which 4 ranks .* divides 6: 1, 2, 3, 6\.",
         ),
-        (listed, 2, r"`experts` is a `ModuleList` with .* Stack the experts of a list, or set `ep_size` to 1"),
+        (
+            listed,
+            2,
+            r"`experts` is a `ModuleList` with .* Stack the experts of a list, or set `ep_size` to 1",
+        ),
         (
             not_stacked,
             2,

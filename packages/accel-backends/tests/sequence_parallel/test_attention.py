@@ -25,11 +25,11 @@ CASES = {
 }
 
 
-def shared(exchange, *, is_causal=True, is_balanced=True, padding=(), starts=(), window=None, num_real=LENGTH):
+def shared(
+    exchange, *, is_causal=True, is_balanced=True, padding=(), starts=(), window=None, num_real=LENGTH
+):
     cut = SequenceCut(dist.get_world_size(), dist.get_rank(), is_balanced)
-    tokens = SharedTokens(
-        cut, dist.group.WORLD, num_tokens=LENGTH, num_real=num_real, exchange=exchange
-    )
+    tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LENGTH, num_real=num_real, exchange=exchange)
     own, positions = masks(padding, starts)
     tokens = tokens.with_mask(cut.part_of(own, 1)).with_positions(cut.part_of(positions, 1))
     assert (tokens.is_key is None, tokens.documents is None) == (not padding, not starts)
@@ -115,9 +115,7 @@ def weights_with_dropout(exchange):
     )
     values = torch.eye(LENGTH, dtype=torch.float64).expand(2, 2, -1, -1)
     parts = [tokens.cut.part_of(one, 2) for one in (*tensors()[:2], values)]
-    return [
-        sequence_attention(*parts, tokens, is_causal=True, dropout=dropout) for dropout in (0.0, 0.25)
-    ]
+    return [sequence_attention(*parts, tokens, is_causal=True, dropout=dropout) for dropout in (0.0, 0.25)]
 
 
 @pytest.mark.parametrize("exchange", list(Exchange))
@@ -155,7 +153,9 @@ def alone_by_sample(pieces):
     wholes = [one.requires_grad_() for one in long_tensors()[:3]]
     output = torch.cat(
         [
-            scaled_dot_product_attention(*(one[..., piece, :] for one in wholes), is_causal=True, enable_gqa=True)
+            scaled_dot_product_attention(
+                *(one[..., piece, :] for one in wholes), is_causal=True, enable_gqa=True
+            )
             for piece in pieces
         ],
         2,
@@ -200,9 +200,7 @@ def padded_after_tokens():
     cut, masks = SequenceCut(2, dist.get_rank()), torch.ones(2, 2, LENGTH)
     masks[0, 1, :5] = masks[1, 1, 5:] = 0
     tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH)
-    return [
-        tokens.with_mask(cut.part_of(mask, 1)).needs_mask(is_causal=True, window=None) for mask in masks
-    ]
+    return [tokens.with_mask(cut.part_of(mask, 1)).needs_mask(is_causal=True, window=None) for mask in masks]
 
 
 def test_padding_after_the_tokens_needs_no_mask(world):

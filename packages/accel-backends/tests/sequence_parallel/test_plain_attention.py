@@ -29,9 +29,7 @@ class Attending:
 
     def checkpointed(self, hidden, *, bind):
         length = 2 * hidden.shape[-2]
-        with self.sharing.using(
-            SharedTokens(self.cut, dist.group.WORLD, num_tokens=length, num_real=length)
-        ):
+        with self.sharing.using(SharedTokens(self.cut, dist.group.WORLD, num_tokens=length, num_real=length)):
             forward = self.sharing.bound(self.forward) if bind else self.forward
             return checkpoint(forward, hidden, use_reentrant=False).sum()
 

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from accel_backends.estimates.placeholders import placeholder_of, swapped_tensors
 from accel_backends.estimates.watched_attention import WatchedAttention
 from accel_backends.estimates.watched_experts import watched_experts
+from accel_backends.expert_parallel.parallel import expert_modules, without_experts
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.transforms.cut_experts import ExpertsParallel
-from accel_backends.expert_parallel.parallel import expert_modules, without_experts
 from accel_backends.transforms.key_value_heads import CopiedHeads
 from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
 from accel_backends.transforms.tensor_styles import CutStyle

@@ -8,9 +8,9 @@ from math import prod
 
 from torch import nn
 
+from accel_backends.expert_parallel.parallel import expert_modules, without_experts
 from accel_backends.fsdp.groups import ROOT, shard_groups, tensors_of_groups, whole_parameters
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.expert_parallel.parallel import expert_modules, without_experts
 from accel_backends.transforms.tensor_parallel import cut_dims
 from accel_ops.named_tensors import NamedTensor, named_tensors
 

@@ -61,9 +61,7 @@ class WatchedAttention(TorchFunctionMode):
         keys, values = whole[..., : key.shape[-1]], whole[..., key.shape[-1] :]
         return F.scaled_dot_product_attention(query, keys, values, **options)
 
-    def _gathered_twice(
-        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
-    ) -> Tensor:
+    def _gathered_twice(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         num_bytes = self._num_ranks * (key.nbytes + value.nbytes)
         self._send("all_gather", num_bytes, in_forward=True)
         if key.requires_grad:

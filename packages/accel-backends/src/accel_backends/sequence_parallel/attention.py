@@ -19,9 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 from accel_state.errors import ConfigError
 
-# Read in torch 2.13, which has no public names for collectives with gradients (pytorch/pytorch#123989 added these). That
-# of gathering is new in 2.13 (docs/decisions/0020-torch-2-9-is-the-oldest-release.md).
-_all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+# Read in torch 2.13, which has no public names for collectives with gradients (pytorch/pytorch#123989 added these).
+# That of gathering is new in 2.13 (docs/decisions/0020-torch-2-9-is-the-oldest-release.md).
+_all_gather = (
+    getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+)
 _all_to_all = collectives.all_to_all_single_autograd
 
 MAX_PAIRS = 2**24
@@ -229,6 +231,4 @@ def _masked(
         is_causal=is_causal,
         window=window,
     )
-    return F.scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale
-    )
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)

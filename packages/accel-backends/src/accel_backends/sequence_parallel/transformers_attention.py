@@ -1,8 +1,8 @@
 """The attention of transformers' models: one function that is registered with their attention interface.
 
-A model passes what it is called with by keyword on to its attention, so `SharedTokens` arrive there as an argument, also
-where a layer is computed again for the backward pass. Without them, or in other models, the function that was registered
-before computes.
+A model passes what it is called with by keyword on to its attention, so `SharedTokens` arrive there as an argument,
+also where a layer is computed again for the backward pass. Without them, or in other models, the function that was
+registered before computes.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _attention(
         return _sequence_attention(module, *args, tokens=shared_tokens, **kwargs)
     if _is_sharded:
         raise ConfigError(
-            f"`{type(module).__name__}` was not passed the keyword arguments of its model, so its tokens would see those "
-            "of their own rank alone. Set `cp_size` and `sp_size` to 1."
+            f"`{type(module).__name__}` was not passed the keyword arguments of its model, so its tokens would see "
+            "those of their own rank alone. Set `cp_size` and `sp_size` to 1."
         )
     return original(module, *args, **kwargs)
 
