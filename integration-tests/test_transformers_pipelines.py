@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from accel import Accelerator, ParallelismConfig, prepare_pippy
-from accel_backends.sequences.batches import whole_batch
+from accel_backends.sequence_parallel.batches import whole_batch
 from accel_state import PipelineParallelConfig, TorchContextParallelConfig
 from accel_state.runtime import reset_runtime
 

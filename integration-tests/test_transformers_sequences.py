@@ -54,19 +54,20 @@ ROWS = {
     # model, settings, how it is used
     "padding": ("Llama", {}, {}),
     "checkpointing of its own": ("Llama", {}, {"checkpointed": True}),
+    "and backward in the block": ("Llama", {}, {"checkpointed": True, "in_block": True}),
     "packed samples": ("Qwen2", {}, {"packed": True}),
     "window in each layer": ("Mistral", {"sliding_window": 4}, {}),
     "window in some layers": (
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
-        {"ring": True},
+        {"again": True},
     ),
 }
 
 
-def in_ranks(kind, settings, *, packed=False, checkpointed=False, ring=False):
+def in_ranks(kind, settings, *, packed=False, checkpointed=False, in_block=False, again=False):
     reset_runtime(keep_process_group=True)
-    handler = TorchContextParallelConfig(cp_comm_strategy="alltoall" if ring else "allgather")
+    handler = TorchContextParallelConfig(cp_comm_strategy="alltoall" if again else "allgather")
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
     model = make_model(kind, **settings)
     if checkpointed:
@@ -77,7 +78,10 @@ def in_ranks(kind, settings, *, packed=False, checkpointed=False, ring=False):
     buffers = list(inputs.values())
     with accelerator.maybe_context_parallel(buffers, [1] * len(buffers), set(buffers)):
         total, loss = gradients(model, inputs, num=num)
-    accelerator.backward(loss * 2)  # the mean over two ranks of what are parts of one sum
+        if in_block:
+            accelerator.backward(loss * 2)  # the mean over two ranks of what are parts of one sum
+    if not in_block:
+        accelerator.backward(loss * 2)
     found = {
         name.replace("_checkpoint_wrapped_module.", ""): parameter.grad.full_tensor()
         for name, parameter in model.named_parameters()

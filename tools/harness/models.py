@@ -241,22 +241,6 @@ class StackedExperts(nn.Module):
         return out
 
 
-class ListedExperts(nn.ModuleList):
-    """Experts that are modules; called as stacked ones are."""
-
-    def __init__(self, num_experts: int, width: int, hidden: int) -> None:
-        layers = ((nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width)) for _ in range(num_experts))
-        super().__init__(nn.Sequential(*each) for each in layers)
-
-    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Any:
-        """Return the outputs for ``(tokens, features)``, whose experts and weights are ``(tokens, choices)``."""
-        out = torch.zeros_like(hidden)
-        for number, expert in enumerate(self):
-            token, place = torch.where(chosen == number)
-            out = out.index_add(0, token, expert(hidden[token]) * weights[token, place, None])
-        return out
-
-
 class ExpertBlock(nn.Module):
     """One layer whose router prefers experts with low numbers."""
 
@@ -284,10 +268,10 @@ class Mixture(nn.Module):
         "experts": {"blocks.*.experts": "ep_dispatch_experts"},
     }
 
-    def __init__(self, kind: type[nn.Module] = StackedExperts) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(7, 10)
-        self.blocks = nn.ModuleList(ExpertBlock(10, 6, kind) for _ in range(2))
+        self.blocks = nn.ModuleList(ExpertBlock(10, 6, StackedExperts) for _ in range(2))
         self.head = nn.Linear(10, 1)
 
     def forward(self, rows: Tensor) -> Any:
@@ -336,7 +320,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens,
     "shared-dropout": lambda: Shared(dropout=0.3),
     "mixture": Mixture,
-    "mixture-listed": lambda: Mixture(ListedExperts),
 }
 
 

@@ -177,7 +177,7 @@ def train_experts(kind, layout, schedule="1f1b"):
     return losses, norms, gradients, accelerator.get_state_dict(model)
 
 
-EXPERTS = [("mixture", "1f1b"), ("mixture-listed", "zero_bubble"), ("mixture", "interleaved_1f1b")]
+EXPERTS = [("mixture", "1f1b"), ("mixture", "zero_bubble"), ("mixture", "interleaved_1f1b")]
 
 
 def train_all_experts():

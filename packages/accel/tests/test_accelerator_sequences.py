@@ -110,12 +110,12 @@ def train_alone(length, *, rows, accumulate):
 
 
 CUTTING = {"cuts_batches": True}
-RING = {"cuts_batches": True, "cp_comm_strategy": "alltoall"}
+AGAIN = {"cuts_batches": True, "cp_comm_strategy": "alltoall"}
 ROWS = [
     # length, layout, settings of the handler, further ones
     (12, {"cp_size": 2}, CUTTING, {"accumulate": 2}),
     (12, {"cp_size": 2}, {}, {}),
-    (12, {"cp_size": 2}, RING, {"plugin": {"activation_checkpointing": True}}),
+    (12, {"cp_size": 2}, AGAIN, {"plugin": {"activation_checkpointing": True}}),
     (11, {"cp_size": 2}, {**CUTTING, "is_balanced": False}, {}),
     (12, {"cp_size": 2, "dp_shard_size": 2}, CUTTING, {}),
     (11, {"sp_size": 2}, CUTTING, {"plugin": {"activation_checkpointing": True}, "accumulate": 2}),

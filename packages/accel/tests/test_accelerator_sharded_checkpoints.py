@@ -271,21 +271,20 @@ def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_pa
             assert_same(loaded, expected)
 
 
-def spread(kind, num):
-    return {"kind": kind, "layout": {"dp_shard_size": num, "ep_size": 2}}
+def spread(num):
+    return {"kind": "mixture", "layout": {"dp_shard_size": num, "ep_size": 2}}
 
 
 def test_experts_that_are_distributed_are_read_in_any_layout_and_back(world, tmp_path):
-    stacked, listed = spread("mixture", 2), spread("mixture-listed", 4)
-    [(state, later), _] = world(2).run(save, "full", tmp_path / "stacked", stacked)
-    for loaded, on in world(2).run(load, "full", tmp_path / "stacked", stacked):
+    [(state, later), _] = world(2).run(save, "full", tmp_path / "two", spread(2))
+    for loaded, on in world(2).run(load, "full", tmp_path / "two", spread(2)):
         assert_same(loaded, state)
         assert_same(on, later)
-    [(other, _), *_] = world(4).run(save, "sharded", tmp_path / "listed", listed, False)
+    [(other, _), *_] = world(4).run(save, "sharded", tmp_path / "four", spread(4), False)
     for name, expected, num, how, options in [
-        ("stacked", state, 1, "ddp", {"kind": "mixture"}),
-        ("listed", other, 1, "ddp", {"kind": "mixture-listed"}),
-        ("listed", other, 2, "full", spread("mixture-listed", 2)),
+        ("two", state, 1, "ddp", {"kind": "mixture"}),
+        ("four", other, 1, "ddp", {"kind": "mixture"}),
+        ("four", other, 2, "full", spread(2)),
     ]:
         for loaded, _ in world(num).run(load, how, tmp_path / name, options):
             assert_same(loaded, expected)
@@ -320,7 +319,7 @@ def load_within_accumulation(folder, how, options):
         (3, "ddp", {}),
         (3, "sharded", {}),
         (2, "full", LAYERS),
-        (2, "sharded", spread("mixture", 2)),
+        (2, "sharded", spread(2)),
         (2, "ddp", STAGES),
         (4, "sharded", SHARDED_STAGES),
     ],

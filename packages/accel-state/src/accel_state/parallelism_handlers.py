@@ -34,8 +34,9 @@ class TorchContextParallelConfig:
     """Context parallelism.
 
     Args:
-        cp_comm_strategy: How keys and values are exchanged: ``allgather`` (all at once) or ``alltoall`` (in a ring).
-            None reads ``PARALLELISM_CONFIG_CP_COMM_STRATEGY``.
+        cp_comm_strategy: How keys and values are exchanged: ``allgather`` keeps the gathered ones for the backward
+            pass; ``alltoall`` keeps this rank's, and gathers them again. None reads
+            ``PARALLELISM_CONFIG_CP_COMM_STRATEGY``.
         cuts_batches: Prepared loaders shard every sequence over the ranks. Otherwise they yield full sequences on all
             ranks, which `Accelerator.maybe_context_parallel` shards.
         is_balanced: Each rank has a chunk of the head and one of the tail of a sequence, which balances the load of

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_backends.compile import compile_forwards
+from accel_backends.expert_parallel.parallel import ExpertParallel, without_experts
 from accel_backends.fsdp.gathering import (
     check_unit_order,
     gather_for_entries,
@@ -39,7 +40,6 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
 from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.expert_parallel import ExpertParallel, without_experts
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from accel_backends.fsdp.config import FSDPConfig
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
     from accel_backends.precisions.precision import GatheredWeights
-    from accel_backends.sequences.axis import SequenceAxis
+    from accel_backends.sequence_parallel.axis import SequenceAxis
     from accel_ops.named_tensors import NamedTensor
 
 

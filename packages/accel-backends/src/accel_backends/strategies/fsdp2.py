@@ -32,7 +32,7 @@ from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.sequences.axis import SequenceAxis, sequence_axis
+from accel_backends.sequence_parallel.axis import SequenceAxis, sequence_axis
 from accel_backends.strategies.capabilities import (
     NOT_APART,
     ONLY_DDP_HAS_HOOKS,

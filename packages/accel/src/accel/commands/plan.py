@@ -34,7 +34,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--batch_size": {"type": int, "default": 1, "help": "sequences of each rank that reads data (default 1)"},
     "--sequence_length": {"type": int, "metavar": "TOKENS", "help": "tokens of a sequence; with it, a step is run on tensors without values, which tells activations and traffic"},
     "--activation_checkpointing": {"action": "store_true", "help": "compute activations again in the backward pass"},
-    "--cp_comm_strategy": {"choices": ("allgather", "alltoall"), "default": "allgather", "help": "how keys and values travel with --cp_size: gathered, or in a ring"},
+    "--cp_comm_strategy": {"choices": ("allgather", "alltoall"), "default": "allgather", "help": "how keys and values travel with --cp_size: gathered once, or again for the backward pass"},
     "--pp_schedule": {"choices": ("1f1b", "gpipe", "zero_bubble"), "default": "1f1b", "help": "how micro-batches pass through --pp_size stages (default 1f1b)"},
     "--mixed_precision": {"choices": ("no", "bf16", "fp16"), "default": "no", "help": "precision of the computation"},
     "--fit": {"metavar": "RANKS:MEMORY", "help": "propose layouts that fit, such as `64:80GB`; sorted by communication, least first"},

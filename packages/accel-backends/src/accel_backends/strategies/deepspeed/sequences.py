@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.loader import SequencePart
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.loader import SequencePart
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_state.availability import why_not
 from accel_state.errors import ConfigError, NotAvailableError

@@ -12,18 +12,15 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.sequences.attaching import share_attention
-from accel_backends.sequences.attention.call import SharedAttention
-from accel_backends.sequences.attention.exchanged import exchanged_attention
-from accel_backends.sequences.attention.gathered import gathered_attention
-from accel_backends.sequences.attention.ring import ring_attention
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.loader import SequencePart
-from accel_backends.sequences.sharing import SequenceSharing
+from accel_backends.sequence_parallel.attaching import share_attention
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.loader import SequencePart
+from accel_backends.sequence_parallel.sharing import SequenceSharing
+from accel_backends.sequence_parallel.tokens import Exchange
 from accel_state.mesh_layout import MeshLayout
 from accel_state.parallelism_config import ParallelismConfig, TorchContextParallelConfig
 
-_WAYS: dict[str | None, SharedAttention] = {"allgather": gathered_attention, "alltoall": ring_attention}
+_EXCHANGES: dict[str | None, Exchange] = {"allgather": Exchange.KEYS, "alltoall": Exchange.KEYS_TWICE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +29,17 @@ class SequenceAxis:
 
     Attributes:
         sharing: Which sequences are shared now.
-        attend: How the ranks compute attention together.
         cuts_batches: Prepared loaders give each rank its part.
         pads: They pad sequences that cannot be cut.
     """
 
     sharing: SequenceSharing
-    attend: SharedAttention
     cuts_batches: bool
     pads: bool
 
     def attach(self, model: nn.Module, plan: ParallelPlan) -> None:
         """Let ``model`` compute shared sequences; see `share_attention`."""
-        share_attention(model, plan, self.sharing, self.attend)
+        share_attention(model, plan, self.sharing)
 
     def shard_buffers(
         self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
@@ -73,8 +68,8 @@ def sequence_axis(layout: MeshLayout, config: ParallelismConfig | None, *, rank:
                 SequenceCut(layout.sp, layout.index(rank, "sp")),
                 _group_of(layout, rank, "sp"),
                 setting="sp_size",
+                exchange=Exchange.HEADS,
             ),
-            exchanged_attention,
             cuts_batches=True,
             pads=True,
         )
@@ -83,8 +78,12 @@ def sequence_axis(layout: MeshLayout, config: ParallelismConfig | None, *, rank:
     handler = (config.cp_handler if config is not None else None) or TorchContextParallelConfig()
     cut = SequenceCut(layout.cp, layout.index(rank, "cp"), is_balanced=handler.is_balanced)
     return SequenceAxis(
-        SequenceSharing(cut, _group_of(layout, rank, "cp"), setting="cp_size"),
-        _WAYS[handler.cp_comm_strategy],
+        SequenceSharing(
+            cut,
+            _group_of(layout, rank, "cp"),
+            setting="cp_size",
+            exchange=_EXCHANGES[handler.cp_comm_strategy],
+        ),
         cuts_batches=handler.cuts_batches,
         pads=handler.indivisible == "pad",
     )

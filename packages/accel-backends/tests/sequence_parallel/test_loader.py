@@ -4,8 +4,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.loader import SequencePart
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.loader import SequencePart
 from accel_backends.strategies.deepspeed.sequences import refuse_left_padding
 from accel_state.errors import ConfigError
 

@@ -4,18 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from accel_backends.expert_parallel.parallel import expert_modules
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.transforms.expert_parallel import expert_modules
 from accel_state.errors import ConfigError
-from tools.harness.models import ListedExperts, make_model
+from tools.harness.models import StackedExperts, make_model
 
 DISPATCHED = "ep_dispatch_experts"
 
 
-@pytest.mark.parametrize("kind", ["mixture", "mixture-listed"])
-def test_the_plan_names_the_modules_that_hold_experts(kind):
-    model = make_model(kind)
+def test_the_plan_names_the_modules_that_hold_experts():
+    model = make_model("mixture")
     found = expert_modules(model, resolve_plan(model), num_ranks=3)
     assert found == {name: model.get_submodule(name) for name in ("blocks.0.experts", "blocks.1.experts")}
 
@@ -28,7 +27,7 @@ def shared_one_by_one():
     return make_model("mixture"), ParallelPlan(experts={"blocks.0.experts": DISPATCHED})
 
 
-def a_list_alone():
+def listed():
     model = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(4))})
     return model, ParallelPlan(experts={"experts": DISPATCHED})
 
@@ -43,16 +42,16 @@ def a_parameter():
 
 def tied():
     model = nn.Module()
-    model.experts = ListedExperts(4, 3, 5)
+    model.experts = StackedExperts(4, 3, 5)
     model.head = nn.Linear(3, 5)
-    model.head.weight = model.experts[0][0].weight
+    model.head.weight = model.experts.up
     return model, ParallelPlan(experts={"experts": DISPATCHED})
 
 
 def scaled():
     model = nn.Module()
-    model.experts = ListedExperts(4, 3, 5)
-    model.experts[1].scale = nn.Parameter(torch.tensor(1.0))
+    model.experts = StackedExperts(4, 3, 5)
+    model.experts.scale = nn.Parameter(torch.tensor(1.0))
     return model, ParallelPlan(experts={"experts": DISPATCHED})
 
 
@@ -65,15 +64,19 @@ def scaled():
             4,
             r"`blocks.0.experts` has 6 experts, which 4 ranks .* divides 6: 1, 2, 3, 6\.",
         ),
-        (a_list_alone, 2, "`experts` is a `ModuleList` without a forward"),
+        (
+            listed,
+            2,
+            r"`experts` is a `ModuleList` with .* Stack the experts of a list, or set `ep_size` to 1",
+        ),
         (
             not_stacked,
             2,
-            r"`blocks.0` is a `ExpertBlock` with the parameters `norm.weight` \(10,\), .* `ModuleList`",
+            r"`blocks.0` is a `ExpertBlock` with the parameters `norm.weight` \(10,\), .* along its first dimension",
         ),
         (a_parameter, 2, "`blocks.0.experts.up` is a parameter of the Mixture"),
-        (tied, 2, "`experts.0.0.weight` and `head.weight` are one tensor"),
-        (scaled, 2, r"`experts.1.scale` is a parameter without dimensions"),
+        (tied, 2, "`experts.up` and `head.weight` are one tensor"),
+        (scaled, 2, r"`experts` is a `StackedExperts` with the parameters .*`scale` \(\)"),
     ],
 )
 def test_experts_that_ranks_cannot_share_are_refused(make, num_ranks, message):

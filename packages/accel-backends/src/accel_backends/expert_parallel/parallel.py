@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank holds some of the experts of a layer, and gets the tokens that choose them."""
+"""Which modules have their experts sharded over EP ranks, and how."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from accel_backends.expert_parallel.dispatch import DispatchedExperts, LocalExperts
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.held_experts import ListedExperts, StackedExperts
-from accel_backends.transforms.token_dispatch import DispatchedExperts
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
 
@@ -67,16 +66,11 @@ class ExpertParallel:
             assert whole is not None
             part = distribute_tensor(whole.detach(), self._mesh, [Shard(0)], src_data_rank=None)
             owner._parameters[key] = nn.Parameter(part, requires_grad=whole.requires_grad)
-        compute: StackedExperts | ListedExperts
-        if isinstance(experts, nn.ModuleList):
-            compute = ListedExperts(experts, group=group, gradient_scale=self._gradient_scale)
-        else:
-            compute = StackedExperts(experts, gradient_scale=self._gradient_scale)
-            if getattr(experts, "num_experts", None) == num_experts:
-                experts.num_experts = num_experts // self._mesh.size()  # type: ignore[assignment]
+        if getattr(experts, "num_experts", None) == num_experts:
+            experts.num_experts = num_experts // self._mesh.size()  # type: ignore[assignment]
         experts.forward = DispatchedExperts(
             experts.forward,
-            compute=compute,
+            compute=LocalExperts(experts, gradient_scale=self._gradient_scale),
             num_experts=num_experts,
             group=group,
             layer_mesh=self._layer_mesh,
@@ -130,24 +124,12 @@ def _check_experts(name: str, experts: nn.Module, *, num_ranks: int) -> None:
     """Refuse a module in which experts cannot be told apart, or which ranks cannot share alike."""
     shapes = {key: tuple(parameter.shape) for key, parameter in experts.named_parameters()}
     is_list = isinstance(experts, nn.ModuleList)
-    if is_list and type(experts).forward is nn.Module.forward:
-        raise ConfigError(
-            f"`{name}` is a `{type(experts).__name__}` without a forward, so nothing tells which experts a token "
-            "chose. Make it a class of its own, whose `forward(hidden_states, top_k_index, top_k_weights)` adds up "
-            "what the members compute."
-        )
-    for key, shape in shapes.items():
-        if not shape:
-            raise ConfigError(
-                f"`{name}.{key}` is a parameter without dimensions, of which ranks cannot hold parts. Give it the "
-                "shape (1,), or set `ep_size` to 1."
-            )
-    if not is_list and len({shape[0] for shape in shapes.values()}) != 1:
+    if is_list or len({shape[:1] for shape in shapes.values()}) != 1 or () in shapes.values():
         raise ConfigError(
             f"`{name}` is a `{type(experts).__name__}` with the parameters "
-            f"{', '.join(f'`{key}` {shape}' for key, shape in list(shapes.items())[:4])}. Experts are the members of "
-            "a `ModuleList`, or each parameter holds all of them along its first dimension, such as (experts, "
-            "outputs, inputs). Give them one of these forms, or set `ep_size` to 1."
+            f"{', '.join(f'`{key}` {shape}' for key, shape in list(shapes.items())[:4])}. Each parameter must hold all "
+            "experts along its first dimension, such as (experts, outputs, inputs), and the module's own forward take "
+            "`(hidden_states, top_k_index, top_k_weights)`. Stack the experts of a list, or set `ep_size` to 1."
         )
     num_experts = _num_experts(experts)
     if num_experts % num_ranks:
@@ -159,7 +141,7 @@ def _check_experts(name: str, experts: nn.Module, *, num_ranks: int) -> None:
 
 
 def _num_experts(experts: nn.Module) -> int:
-    return len(experts if isinstance(experts, nn.ModuleList) else next(experts.parameters()))
+    return len(next(experts.parameters()))
 
 
 def _check_apart(model: nn.Module, experts: Mapping[str, nn.Module]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequence_parallel.cut import SequenceCut
 from accel_state.errors import ConfigError
 
 #: The label of tokens that do not count.

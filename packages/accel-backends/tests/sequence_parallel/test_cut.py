@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequence_parallel.cut import SequenceCut
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from accel_backends.sequences.batches import check_length, padded_batch, part_of_batch, whole_batch
-from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequence_parallel.batches import check_length, padded_batch, part_of_batch, whole_batch
+from accel_backends.sequence_parallel.cut import SequenceCut
 from accel_state.errors import ConfigError
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from accel_backends.sequences.batches import (
+from accel_backends.sequence_parallel.batches import (
     check_length,
     missing_tokens,
     padded_batch,
     part_of_batch,
     whole_batch,
 )
-from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequence_parallel.cut import SequenceCut
 from accel_state.user_warnings import warn_user
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from accel_backends.sequences.batches import check_length
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.tokens import SharedTokens
+from accel_backends.sequence_parallel.batches import check_length
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 from accel_ops.nested.describe import iterate_tensors
 from accel_ops.shared_tensors import id_tensor_storage
 from accel_state.errors import ConfigError, StateError
@@ -41,11 +41,20 @@ class SequenceSharing:
         cut: How sequences are cut.
         group: The ranks.
         setting: The name of the setting that shares them, for errors.
+        exchange: What the ranks exchange to compute attention.
     """
 
-    def __init__(self, cut: SequenceCut, group: dist.ProcessGroup, *, setting: str) -> None:
+    def __init__(
+        self,
+        cut: SequenceCut,
+        group: dist.ProcessGroup,
+        *,
+        setting: str,
+        exchange: Exchange = Exchange.KEYS,
+    ) -> None:
         self.cut = cut
         self.setting = setting
+        self._exchange = exchange
         self._group = group
         self._batches: list[_Batch] = []
         self._has_told = False
@@ -117,7 +126,9 @@ class SequenceSharing:
 
         ``parts`` are the tensors that hold this rank's part of them.
         """
-        tokens = SharedTokens(self.cut, self._group, num_tokens=num_tokens, num_real=num_real)
+        tokens = SharedTokens(
+            self.cut, self._group, num_tokens=num_tokens, num_real=num_real, exchange=self._exchange
+        )
         return self.using(tokens, parts=parts)
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accel_backends.sequences.attention.call import AttentionCall
-from accel_backends.sequences.attention.exchanged import exchanged_attention, key_repeats
-from accel_backends.sequences.cut import SequenceCut
-from accel_backends.sequences.tokens import SharedTokens
+from accel_backends.sequence_parallel.attention import key_repeats, sequence_attention
+from accel_backends.sequence_parallel.cut import SequenceCut
+from accel_backends.sequence_parallel.tokens import Exchange, SharedTokens
 from accel_state.errors import ConfigError
 
 LENGTH, WINDOW = 6, 3
@@ -50,11 +49,13 @@ def compare_in_ranks():
         (expected * weights).sum().backward()
 
         parts = [cut.part_of(one.detach(), 2).requires_grad_() for one in wholes]
-        tokens = SharedTokens(cut, dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH)
+        tokens = SharedTokens(
+            cut, dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH, exchange=Exchange.HEADS
+        )
         tokens = tokens.with_mask(cut.part_of(is_key, 1))
-        call = AttentionCall(tokens, is_causal=is_causal, window=window, has_groups=heads != key_heads)
         # Nobody reads what padding sees.
-        found = exchanged_attention(*parts, call) * cut.part_of(is_key, 1)[:, None, :, None]
+        found = sequence_attention(*parts, tokens, is_causal=is_causal, window=window)
+        found = found * cut.part_of(is_key, 1)[:, None, :, None]
         (found * cut.part_of(weights, 2)).sum().backward()
         torch.testing.assert_close(found, cut.part_of(expected, 2), msg=f"{heads} {key_heads}")
         for part, whole in zip(parts, wholes, strict=True):

@@ -1,0 +1,1 @@
+"""Context and sequence parallelism: ranks have different tokens of the same sequences."""

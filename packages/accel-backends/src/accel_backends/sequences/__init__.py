@@ -1,1 +1,0 @@
-"""Sequences that ranks share: which tokens each has, how batches are cut, and what attention knows of the others."""

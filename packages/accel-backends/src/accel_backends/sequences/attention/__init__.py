@@ -1,1 +1,0 @@
-"""Attention over shared sequences: how each attention module is intercepted, and the ways in which ranks compute it."""
