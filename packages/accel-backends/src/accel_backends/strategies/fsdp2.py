@@ -138,7 +138,7 @@ class FullyShardedStrategy(Strategy):
     ) -> nn.Module:
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
         config = self._read_config()
-        if is_sharded(model):
+        if is_sharded(model) and not self._has_layers_only(model):
             self.context.precision.check_converted(model)
             if not all(isinstance(parameter, DTensor) for parameter in model.parameters()):
                 self._step_replicated()
@@ -167,6 +167,11 @@ class FullyShardedStrategy(Strategy):
         self._cast_forward(model, config)
         self._models.add(model)
         return model
+
+    def _has_layers_only(self, model: nn.Module) -> bool:
+        """Whether a library has sharded the layers of ``model``, and this run shards more than that."""
+        is_shared = self._mesh.size() > 1 or self.sequences is not None
+        return is_shared and not isinstance(model, FSDPModule) and self._layer_mesh is not None
 
     def _step_replicated(self) -> None:
         """Step parameters that are replicated apart from the sharded ones, in all optimizers of the run."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_backends.plans.plan import ParallelPlan
@@ -69,6 +70,30 @@ class TensorParallel:
             (first, first_key), *others = found.places
             for module, key in others:
                 module._parameters[key] = first._parameters[first_key]
+
+
+def are_layers_sharded(model: nn.Module, mesh: DeviceMesh) -> bool:
+    """Whether a library has sharded layers of ``model`` over the ranks of ``mesh``, its parameters being `DTensor`s.
+
+    Raises:
+        ConfigError: If it has sharded them over other ranks.
+    """
+    meshes = {one.device_mesh: None for one in model.parameters() if isinstance(one, DTensor)}
+    for found in meshes:
+        if found != mesh:
+            raise ConfigError(
+                f"The {type(model).__name__} to prepare was sharded over {found} before, and the `tp` ranks of this "
+                f"run are {mesh}. Shard it over `accelerator.torch_device_mesh['tp']`, or load it unsharded and let "
+                "`prepare` shard it."
+            )
+    return bool(meshes)
+
+
+def own_outputs(modules: Iterable[nn.Module]) -> None:
+    """Have layers that a library has sharded, and that FSDP hooks, return tensors that are no views."""
+    for module in modules:
+        if any(isinstance(one, DTensor) for one in module.parameters(recurse=False)):
+            module.register_forward_hook(_own_memory)
 
 
 def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
