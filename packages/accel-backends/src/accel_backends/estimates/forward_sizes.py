@@ -20,11 +20,11 @@ from accel_backends.estimates.placeholders import placeholder_of, swapped_tensor
 from accel_backends.estimates.watched_attention import WatchedAttention
 from accel_backends.estimates.watched_experts import watched_experts
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.cut_experts import ExpertsParallel
+from accel_backends.tensor_parallel.experts import ExpertsParallel
+from accel_backends.tensor_parallel.key_value_heads import CopiedHeads
+from accel_backends.tensor_parallel.parallel import cut_dims, cut_styles
+from accel_backends.tensor_parallel.styles import CutStyle
 from accel_backends.transforms.expert_parallel import expert_modules, without_experts
-from accel_backends.transforms.key_value_heads import CopiedHeads
-from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
-from accel_backends.transforms.tensor_styles import CutStyle
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.nested.describe import iterate_tensors
 from accel_state.errors import ConfigError

@@ -10,8 +10,8 @@ from torch import nn
 
 from accel_backends.fsdp.groups import ROOT, shard_groups, tensors_of_groups, whole_parameters
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.tensor_parallel.parallel import cut_dims
 from accel_backends.transforms.expert_parallel import expert_modules, without_experts
-from accel_backends.transforms.tensor_parallel import cut_dims
 from accel_ops.named_tensors import NamedTensor, named_tensors
 
 _FP32_BYTES = 4

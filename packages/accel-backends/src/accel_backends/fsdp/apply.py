@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from accel_backends.activation_checkpointing import checkpoint_units
+from accel_backends.autocast_forward import cast_norm_inputs, wrap_forward
 from accel_backends.compile import compile_forwards
 from accel_backends.fsdp.gathering import (
     check_unit_order,
@@ -36,18 +38,16 @@ from accel_backends.fsdp.values import (
     take_values_of_rank_0,
     values_in_files,
 )
+from accel_backends.own_random_numbers import draw_own_numbers
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
-from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.expert_parallel import ExpertParallel, without_experts
-from accel_backends.transforms.own_random_numbers import draw_own_numbers
-from accel_backends.transforms.tensor_parallel import (
+from accel_backends.tensor_parallel.parallel import (
     TensorParallel,
     are_layers_sharded,
     own_outputs,
     share_random_state,
 )
+from accel_backends.transforms.expert_parallel import ExpertParallel, without_experts
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
 from torch.distributed.tensor import DTensor
 
+from accel_backends.autocast_forward import wrap_forward
 from accel_backends.fsdp.apply import RunAxes, apply_sharding, is_sharded
 from accel_backends.fsdp.clipping import clip_gradients, clip_values
 from accel_backends.fsdp.config import FSDPConfig
@@ -31,7 +32,6 @@ from accel_backends.handlers.precision import AutocastKwargs
 from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
-from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequences.axis import SequenceAxis, sequence_axis
 from accel_backends.strategies.capabilities import (
     NOT_APART,

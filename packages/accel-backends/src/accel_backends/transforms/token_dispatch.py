@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from accel_backends.transforms.own_random_numbers import own_random_numbers
+from accel_backends.own_random_numbers import own_random_numbers
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 

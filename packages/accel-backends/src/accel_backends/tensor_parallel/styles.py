@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from accel_backends.transforms.local_linear import PackedColwise
+from accel_backends.tensor_parallel.local_linear import PackedColwise
 from accel_state.errors import ConfigError
 
 

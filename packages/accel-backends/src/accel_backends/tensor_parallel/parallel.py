@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.cut_experts import CUT_EXPERTS, styles_of_experts
-from accel_backends.transforms.key_value_heads import with_copied_heads
-from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
+from accel_backends.tensor_parallel.experts import CUT_EXPERTS, styles_of_experts
+from accel_backends.tensor_parallel.key_value_heads import with_copied_heads
+from accel_backends.tensor_parallel.styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import ConfigError

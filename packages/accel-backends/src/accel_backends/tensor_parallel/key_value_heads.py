@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from accel_backends.transforms.local_linear import LocalLinear
-from accel_backends.transforms.tensor_styles import CutStyle
+from accel_backends.tensor_parallel.local_linear import LocalLinear
+from accel_backends.tensor_parallel.styles import CutStyle
 
 
 def with_copied_heads(style: CutStyle, module: nn.Module, parent: nn.Module, *, num_ranks: int) -> CutStyle:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from accel_backends.tensor_parallel.styles import CutStyle, divisors
 from accel_backends.transforms.held_experts import local_parameters
-from accel_backends.transforms.tensor_styles import CutStyle, divisors
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
+from accel_backends.tensor_parallel.parallel import TensorParallel, share_random_state
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 from tools.harness.models import Shared, make_model

@@ -5,8 +5,8 @@ from torch import nn
 
 from accel_backends.estimates.memory import plan_memory
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.transforms.key_value_heads import with_copied_heads
-from accel_backends.transforms.tensor_styles import STYLES
+from accel_backends.tensor_parallel.key_value_heads import with_copied_heads
+from accel_backends.tensor_parallel.styles import STYLES
 from tools.harness.models import make_model
 
 
