@@ -38,7 +38,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_sharded(wo
         nothing, unknown, parameter, two, idle = found
         assert "The Shared has no plan by which 2 ranks (`tp_size`) could share its layers" in nothing
         assert (
-            "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot cut it. It knows: colwise,"
+            "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot shard it. It knows: colwise,"
             in unknown
         )
         assert "`scale` is a parameter of the Buffered" in parameter

@@ -134,9 +134,9 @@ def cut_styles(
             continue
         if style not in STYLES:
             raise ConfigError(
-                f"`{name}` has the style `{style}`, by which `prepare` cannot cut it. It knows: {', '.join(STYLES)}. "
-                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`; "
-                "or set `tp_size` to 1."
+                f"`{name}` has the style `{style}`, by which `prepare` cannot shard it. It knows: {', '.join(STYLES)}. "
+                "A model of transformers with other styles is sharded by transformers: load it with "
+                "`distributed_config=DistributedConfig(tp_size=…)`; or set `tp_size` to 1."
             )
         module = modules.get(name)
         if module is None:
