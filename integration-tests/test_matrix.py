@@ -37,8 +37,9 @@ def cells():
         for place, (axis, cell) in enumerate(row.items()):
             if cell == "untested":
                 continue
-            # The plain suite has every third cell, some of each axis and of each feature.
-            long = [pytest.mark.engine("long")] if (number + place) % 3 else []
+            # The plain suite has every third cell of two ranks and every ninth of more, some of each axis and feature.
+            every = 3 if axis in _TWO_RANKS[feature] else 9
+            long = [pytest.mark.engine("long")] if (number + place) % every else []
             marks = [pytest.mark.engine("deepspeed")] if "DeepSpeed" in axis else long
             if cell == "wrong":
                 ends = "DeepSpeed" in axis  # gloo ends the process

@@ -186,10 +186,10 @@ def transform_units(
     # Attention first: it is part of what is recomputed and compiled.
     if axes.sequences is not None:
         axes.sequences.attach(model, plan)
-    is_in_layers = axes.layer_mesh is not None and are_layers_sharded(model, axes.layer_mesh)
+    has_sharded_layers = axes.layer_mesh is not None and are_layers_sharded(model, axes.layer_mesh)
     experts = None
     if axes.dispatch_mesh is not None:
-        if is_in_layers:
+        if has_sharded_layers:
             raise ConfigError(
                 f"The layers of the {type(model).__name__} to prepare are sharded over the ranks of `tp` already, and "
                 "`ep_size` would shard its experts over others. Load it unsharded, and `prepare` does both."
@@ -203,7 +203,7 @@ def transform_units(
         )
         plan = without_experts(plan, experts.modules)  # a layer is split by one axis
     layers = None
-    if is_in_layers:
+    if has_sharded_layers:
         own_outputs(model.get_submodule(name) for name in (*plan.units, *plan.tail))
     elif axes.layer_mesh is not None:
         layers = TensorParallel(model, plan, axes.layer_mesh)
@@ -353,11 +353,12 @@ def shard_group(
         mesh = axes.expert_mesh
     if policy.param_dtype is not None:  # the shards are the master weights
         for found in owned:
-            if isinstance(found.tensor, DTensor):  # whose dtype no assignment of `data` changes
-                if found.tensor.requires_grad and found.tensor.dtype in _HALF:
-                    replace_tensor(found, found.tensor.detach().float())
-            else:
+            if not isinstance(found.tensor, DTensor):
                 store_in_fp32([found.tensor])
+            elif found.tensor.requires_grad and found.tensor.dtype in _HALF:
+                replace_tensor(
+                    found, found.tensor.detach().float()
+                )  # the dtype of a `DTensor` is not in its `data`
     for cut in cut_layers:
         cut(owned)
     # Why: docs/decisions/0011-models-are-always-sharded-through-one-path.md
