@@ -162,7 +162,7 @@ def check_library_mesh(
         if axis in _SAME_BATCHES and size != getattr(layout, axis):
             asked = getattr(layout, axis)
             advice = f"Pass `parallelism_config=ParallelismConfig({axis}_size={size})`"
-            if asked > 1:  # transformers 5.23 ignores `device_mesh`
+            if asked > 1:  # transformers 5.24 ignores `device_mesh`
                 others = f"{axis}_size={asked}, fsdp_size={layout.world_size // asked}"
                 advice = f"Load it with `distributed_config=DistributedConfig({others})`"
             raise ConfigError(

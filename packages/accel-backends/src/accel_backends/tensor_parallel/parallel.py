@@ -1,4 +1,4 @@
-"""Shard the layers that a plan names over the TP ranks by torch's styles, or detect layers that a library has sharded."""
+"""Shard the layers that a plan names over the TP ranks by torch's styles; detect layers that a library has sharded."""
 
 from __future__ import annotations
 
