@@ -281,6 +281,8 @@ class Run:
                 activation_checkpointing="is_checkpointed" in options,
             )
         if self.axis.zero_stage:
+            if "dynamo_backend" in arguments:
+                arguments["dynamo_backend"] = "eager"  # as the page says
             arguments["deepspeed_plugin"] = DeepSpeedPlugin(
                 zero_stage=self.axis.zero_stage,
                 offload_optimizer_device="cpu" if is_offloaded else None,
