@@ -23,7 +23,7 @@ from accel_state.errors import AccelError
 from accel_state.runtime import reset_runtime
 from tools.harness.models import ExpertBlock, Shared, SharedBlock, StackedExperts
 
-NUM_STEPS, ACCUMULATE, NUM_ROWS, LENGTH, RATE = 3, 2, 2, 12, 0.2
+NUM_STEPS, ACCUMULATE, NUM_ROWS, LENGTH, RATE = 3, 2, 2, 24, 0.2
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,20 @@ AXES = {
     "DeepSpeed 1": Axis(2, num_data_ranks=2, is_fsdp=False, zero_stage=1),
     "DeepSpeed 2": Axis(2, num_data_ranks=2, is_fsdp=False, zero_stage=2),
     "DeepSpeed 3": Axis(2, num_data_ranks=2, is_fsdp=False, zero_stage=3),
+    "TP + FSDP": Axis(4, {"tp_size": 2, "dp_shard_size": 2}, num_data_ranks=2),
+    "CP + FSDP": Axis(4, {"cp_size": 2, "dp_shard_size": 2}, num_data_ranks=2),
+    "SP + FSDP": Axis(4, {"sp_size": 2, "dp_shard_size": 2}, num_data_ranks=2),
+    "EP + FSDP": Axis(4, {"ep_size": 2, "dp_shard_size": 4}, num_data_ranks=4),
+    "PP + FSDP": Axis(4, {"pp_size": 2, "dp_shard_size": 2}, num_data_ranks=2),
+    "TP 4": Axis(4, {"tp_size": 4}),
+    "CP 4": Axis(4, {"cp_size": 4}),
+    "SP 4": Axis(4, {"sp_size": 4}),
+    "EP 3": Axis(3, {"ep_size": 3}, num_data_ranks=3),
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"mixed_precision": "bf16"},
     "fp16": {"mixed_precision": "fp16"},
-    "compile": {"dynamo_backend": "eager"},
+    "compile": {"dynamo_backend": "aot_eager"},
     "activation checkpointing": {"is_checkpointed": True},
     "CPU offload": {"is_offloaded": True},
     "accumulation with `num_items`": {"has_uneven_labels": True},
@@ -144,10 +153,10 @@ def add_late_parameters(model: nn.Module, optimizers: list[Any]) -> None:
 
 
 def samples(num_batches: int, *, has_uneven_labels: bool) -> list[dict[str, Tensor]]:
-    """Return sequences; each quarter has as many labels, or each sequence another number."""
+    """Return sequences; each eighth has as many labels, or each sequence another number."""
     ids = torch.randint(1, 19, (num_batches * NUM_ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
-    labels[:, :: LENGTH // 4] = -100  # what precedes a quarter has none
+    labels[:, :: LENGTH // 8] = -100  # what precedes an eighth has none
     for row, of_row in enumerate(labels):
         if has_uneven_labels:
             of_row[: row * 5 % 8] = -100
@@ -272,6 +281,8 @@ class Run:
                 activation_checkpointing="is_checkpointed" in options,
             )
         if self.axis.zero_stage:
+            if "dynamo_backend" in arguments:
+                arguments["dynamo_backend"] = "eager"  # as the page says
             arguments["deepspeed_plugin"] = DeepSpeedPlugin(
                 zero_stage=self.axis.zero_stage,
                 offload_optimizer_device="cpu" if is_offloaded else None,

@@ -13,7 +13,8 @@ from reference_pages import tables_of
 from accel_state.errors import AccelError
 from tools.harness.device import on_cpu
 
-CELLS, *NOTES = tables_of("docs/reference/matrix.md")
+_TWO_RANKS, _MORE_RANKS, *NOTES = tables_of("docs/reference/matrix.md")
+CELLS = {feature: row | _MORE_RANKS[feature] for feature, row in _TWO_RANKS.items()}
 TOLERANCES = {"bf16": 1e-2, "fp16": 1e-2, "Muon": 3e-2}  # Muon computes in bf16
 LIMIT_S = 180.0
 """The ranks import PEFT in the first test."""
@@ -36,8 +37,9 @@ def cells():
         for place, (axis, cell) in enumerate(row.items()):
             if cell == "untested":
                 continue
-            # The plain suite has every third cell, some of each axis and of each feature.
-            long = [pytest.mark.engine("long")] if (number + place) % 3 else []
+            # The plain suite has every third cell of two ranks and every ninth of more, some of each axis and feature.
+            every = 3 if axis in _TWO_RANKS[feature] else 9
+            long = [pytest.mark.engine("long")] if (number + place) % every else []
             marks = [pytest.mark.engine("deepspeed")] if "DeepSpeed" in axis else long
             if cell == "wrong":
                 ends = "DeepSpeed" in axis  # gloo ends the process

@@ -11,6 +11,7 @@ from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.planning.collectives import counted_collectives
 from accel.planning.step import Step, planned_step
 from accel_backends import resolve_plan
+from accel_state import TorchContextParallelConfig
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -267,3 +268,187 @@ def test_a_model_that_transformers_sharded_over_two_axes_trains_like_one_process
     assert all(one == found for one, _ in others)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(state, after, rtol=0, atol=1e-6)
+
+
+def loaded_beside(accelerator, folder, mesh=None):
+    """Load a model, of which transformers shards the layers by its `tp_plan` over two of four ranks."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    plan = model._expand_parallel_plan(model.tp_plan)
+    return apply_tensor_parallelism(model, mesh or accelerator.torch_device_mesh["tp"], plan)
+
+
+def accelerator_beside(sizes, **arguments):
+    handler = TorchContextParallelConfig(cuts_batches=True) if "cp_size" in sizes else None
+    parallelism = ParallelismConfig(tp_size=2, cp_handler=handler, sp_backend="torch", **sizes)
+    return Accelerator(cpu=True, parallelism_config=parallelism, **arguments)
+
+
+def train_beside(folder, sizes, *, resume_from=None, checkpoint_format=None, **arguments):
+    """Train such a model, save after the second of three steps, or do the third from there."""
+    accelerator = accelerator_beside(sizes, gradient_accumulation_steps=2, **arguments)
+    model = loaded_beside(accelerator, folder)
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS] * 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = torch.utils.data.DataLoader(rows, batch_size=2 // accelerator_ranks(accelerator))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if resume_from is not None:
+        accelerator.load_state(str(resume_from), restore_loaders=True)
+    found = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            labels = batch.pop("labels", None)
+            shifted = batch.pop("shift_labels", None)
+            logits = model(**batch, use_cache=False).logits
+            loss = model.loss_function(
+                logits=logits, labels=labels, shift_labels=shifted, vocab_size=model.config.vocab_size
+            )
+            num = torch.tensor(7 * len(logits)) if shifted is None else (shifted != -100).sum()
+            accelerator.backward(loss, num_items=num)
+            if accelerator.sync_gradients:
+                norm = accelerator.clip_grad_norm_(model.parameters(), 0.5).item()
+            optimizer.step()
+            optimizer.zero_grad()
+        summed, total = accelerator.reduce(torch.stack([loss.detach() * num, num]))
+        found.append((summed / total).item())
+        if accelerator.sync_gradients:
+            found.append(norm)
+            if len(found) == 6 and checkpoint_format:
+                accelerator.save_state(str(folder / "state"), checkpoint_format=checkpoint_format)
+    return found, accelerator.get_state_dict(model)
+
+
+def accelerator_ranks(accelerator):
+    """Return how many ranks read batches of their own."""
+    return accelerator.parallelism_config.dp_shard_size
+
+
+def trained_on_halves(model):
+    """Train as plain torch does on the rows of `train_beside`; return its losses and norms, and the state."""
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    for _ in range(3):
+        for rows in TOKENS.chunk(2):
+            loss = model(rows, labels=rows).loss
+            (loss / 2).backward()
+            found.append(loss.item())
+        found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "checkpoint_format", "arguments"),
+    [
+        ("Llama", {"dp_shard_size": 2}, "sharded", {}),
+        ("Llama", {"dp_shard_size": 2}, "full", {"dynamo_backend": "aot_eager"}),
+        ("Llama", {"cp_size": 2}, "sharded", {}),
+        (
+            "Qwen3",
+            {"dp_shard_size": 2},
+            "sharded",
+            {},
+        ),  # transformers sums the gradients of its norms in hooks
+    ],
+    ids=["fsdp", "fsdp and compile", "cp", "fsdp and norms of heads"],
+)
+def test_layers_that_transformers_has_sharded_train_beside_the_axes_of_the_run(
+    world, tmp_path, kind, sizes, checkpoint_format, arguments
+):
+    model, folder = tiny(kind), tmp_path
+    model.save_pretrained(folder)
+    expected, after = trained_on_halves(model)
+    train = {"checkpoint_format": checkpoint_format, **arguments}
+    (found, state), *others = world(4).run(train_beside, folder, sizes, **train)
+    assert all(one == found for one, _ in others)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(state, after, rtol=0, atol=1e-6)
+    resumed = world(4).run(train_beside, folder, sizes, resume_from=folder / "state", **arguments)
+    assert resumed[0][0] == found[6:]
+    torch.testing.assert_close(resumed[0][1], state, rtol=0, atol=0)
+
+
+def test_master_weights_of_sharded_layers_in_16_bits_are_fp32(world, pretrained):
+    model, folder = pretrained
+    model.bfloat16().save_pretrained(folder)
+    for dtypes, _ in world(4).run(dtypes_beside, folder):
+        assert dtypes == {torch.float32}
+
+
+def dtypes_beside(folder):
+    accelerator = accelerator_beside({"dp_shard_size": 2}, mixed_precision="bf16")
+    model = accelerator.prepare(loaded_beside(accelerator, folder))
+    loss = model(TOKENS, labels=TOKENS).loss
+    accelerator.backward(loss)
+    return {one.dtype for one in model.parameters()} | {one.grad.dtype for one in model.parameters()}, loss
+
+
+def refusal_beside(folder, sizes, names):
+    accelerator = accelerator_beside(sizes)
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)["tp"] if names else None
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare(loaded_beside(accelerator, folder, mesh))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "part"),
+    [
+        ({"pp_size": 2}, None, "and `pp_size` 2 makes stages of models that are not sharded yet"),
+        ({"dp_shard_size": 2, "ep_size": 2}, None, "and `ep_size` would shard its experts over others"),
+        ({"dp_shard_size": 2}, ("tp", "other"), "Shard it over `accelerator.torch_device_mesh['tp']`"),
+    ],
+)
+def test_layers_that_transformers_has_sharded_are_refused_beside_what_needs_all_of_them(
+    world, pretrained, sizes, names, part
+):
+    for message in world(4).run(refusal_beside, pretrained[1], sizes, names):
+        assert part in message
+
+
+def mixture():
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=40, num_local_experts=4, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
+def train_experts(folder, sizes):
+    from transformers.distributed import DistributedConfig
+
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+        parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=sizes.get("tp_size", 1)),
+    )
+    model = transformers.MixtralForCausalLM.from_pretrained(
+        folder, distributed_config=DistributedConfig(**sizes)
+    )
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = []
+    for _ in range(3):
+        rows = TOKENS[2 * (accelerator.process_index // sizes.get("tp_size", 1)) :][:2]
+        loss = model(rows, labels=rows).loss
+        accelerator.backward(loss)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5).item()
+        found.append((accelerator.reduce(loss.detach(), "mean").item(), norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"fsdp_size": 2, "ep_size": 2}, {"fsdp_size": 2, "tp_size": 2, "ep_size": 2}], ids=str
+)
+def test_experts_that_transformers_has_sharded_train_as_one_process(world, tmp_path, sizes):
+    model = mixture()
+    model.save_pretrained(tmp_path)
+    expected, after = trained(model, num_steps=3)
+    num_ranks = sizes["fsdp_size"] * sizes.get("tp_size", 1)
+    (found, state), *others = world(num_ranks).run(train_experts, tmp_path, sizes)
+    assert all(one == found for one, _ in others)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(state, after, rtol=0, atol=1e-5)

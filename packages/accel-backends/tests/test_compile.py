@@ -18,9 +18,9 @@ from accel_backends import (
     has_compiled_regions,
     is_compiled_module,
 )
+from accel_backends.activation_checkpointing import checkpoint_units
+from accel_backends.autocast_forward import wrap_forward
 from accel_backends.compile import check_compiler, compile_forwards, is_compiled
-from accel_backends.precisions.forward import wrap_forward
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_state.devices import find_vendor
 from accel_state.errors import ConfigError
 from tools.harness.scripts import run_command

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from accel_backends import compile_regions, extract_model_from_parallel, has_compiled_regions
-from accel_backends.precisions.forward import AutocastForward, wrap_forward
+from accel_backends.autocast_forward import AutocastForward, wrap_forward
 
 
 class Net(nn.Module):

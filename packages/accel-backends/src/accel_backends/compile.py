@@ -14,13 +14,13 @@ from torch import nn
 
 from accel_backends.plans.repeated_blocks import has_repeated_blocks, is_repeated_blocks
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.unwrap import is_compiled_module
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
+    from accel_backends.plugins.dynamo import TorchDynamoPlugin
     from accel_state.devices import Vendor
 
 

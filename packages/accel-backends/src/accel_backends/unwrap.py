@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_backends.precisions.forward import restore_forward
+from accel_backends.autocast_forward import restore_forward
 
 Model = TypeVar("Model", bound=nn.Module)
 

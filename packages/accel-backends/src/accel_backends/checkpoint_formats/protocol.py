@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from accel_backends.strategies.strategy import Strategy
 from accel_checkpoint.file_names import MODELS_OF_RANKS
 from accel_checkpoint.files import SavedFiles
 from accel_checkpoint.saving.pending_files import PendingFile
 from accel_state.errors import CheckpointError
 from accel_state.registry import Registry
+
+if TYPE_CHECKING:
+    from accel_backends.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,7 +29,6 @@ from accel_backends.checkpoint_formats.protocol import (
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.fsdp.state import deferred_state
 from accel_backends.module_lookup import is_peft_model
-from accel_backends.strategies.strategy import Strategy
 from accel_backends.unwrap import stepped_optimizer
 from accel_checkpoint.file_names import (
     METADATA_NAME,
@@ -46,6 +45,9 @@ from accel_checkpoint.strictness import Strictness
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
+
+if TYPE_CHECKING:
+    from accel_backends.strategies.strategy import Strategy
 
 logger = get_logger(__name__)
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from accel_backends.transforms.local_parameters import local_parameters
-from accel_backends.transforms.own_random_numbers import own_random_numbers
+from accel_backends.local_parameters import local_parameters
+from accel_backends.own_random_numbers import own_random_numbers
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 

@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from accel_backends.activation_checkpointing import checkpoint_units
+from accel_backends.autocast_forward import cast_norm_inputs, wrap_forward
 from accel_backends.compile import compile_forwards
 from accel_backends.expert_parallel.parallel import ExpertParallel, without_experts
 from accel_backends.fsdp.gathering import (
@@ -33,15 +35,20 @@ from accel_backends.fsdp.values import (
     ReceiveBuffer,
     check_same_model,
     initialize,
+    replace_tensor,
     take_values_of_rank_0,
     values_in_files,
 )
+from accel_backends.own_random_numbers import draw_own_numbers
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
-from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.own_random_numbers import draw_own_numbers
-from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
+from accel_backends.tensor_parallel.parallel import (
+    TensorParallel,
+    are_layers_sharded,
+    own_outputs,
+    share_random_state,
+)
+from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
     from accel_backends.precisions.precision import GatheredWeights
     from accel_backends.sequence_parallel.axis import SequenceAxis
     from accel_ops.named_tensors import NamedTensor
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class ShardPlan:
     Attributes:
         groups: What is gathered together, the root last.
         whole: First names of the parameters that stay replicated.
-        layers: The layers that TP ranks share; None without any.
+        layers: The layers to shard over the TP ranks; None without any, or if a library has sharded them.
         experts: The experts that are spread over ranks; None without any.
     """
 
@@ -177,8 +186,14 @@ def transform_units(
     # Attention first: it is part of what is recomputed and compiled.
     if axes.sequences is not None:
         axes.sequences.attach(model, plan)
+    has_sharded_layers = axes.layer_mesh is not None and are_layers_sharded(model, axes.layer_mesh)
     experts = None
     if axes.dispatch_mesh is not None:
+        if has_sharded_layers:
+            raise ConfigError(
+                f"The layers of the {type(model).__name__} to prepare are sharded over the ranks of `tp` already, and "
+                "`ep_size` would shard its experts over others. Load it unsharded, and `prepare` does both."
+            )
         experts = ExpertParallel(
             model,
             plan,
@@ -187,7 +202,11 @@ def transform_units(
             layer_mesh=axes.layer_mesh,
         )
         plan = without_experts(plan, experts.modules)  # a layer is split by one axis
-    layers = None if axes.layer_mesh is None else TensorParallel(model, plan, axes.layer_mesh)
+    layers = None
+    if has_sharded_layers:
+        own_outputs(model.get_submodule(name) for name in (*plan.units, *plan.tail))
+    elif axes.layer_mesh is not None:
+        layers = TensorParallel(model, plan, axes.layer_mesh)
     # Checkpointing before compiling: torch then compiles forward and recomputation of a block as one graph.
     if config.activation_checkpointing:
         checkpoint_units(
@@ -196,7 +215,7 @@ def transform_units(
             is_selective=config.selective_checkpointing,
             bind=None if axes.sequences is None else axes.sequences.sharing.bound,
             # torch traces no change of what is shared, and torch 2.13 fails on layers split over ranks.
-            is_traceable=axes.sequences is None and layers is None,
+            is_traceable=axes.sequences is None and axes.layer_mesh is None,
         )
     # Compiling before sharding: the hooks of `fully_shard` wait for collectives, which would break the graphs.
     if dynamo is not None:
@@ -276,7 +295,12 @@ def shard_model(
     buffer = ReceiveBuffer(device=axes.device)
     for group, members in zip(groups, tensors_of_groups(tensors, groups), strict=True):
         sharded = [found for found in members if id(found) in cut]
-        received = [found for found in members if found.names[0] not in in_files]
+        # Shards that a library has loaded differ between ranks.
+        received = [
+            found
+            for found in members
+            if found.names[0] not in in_files and not isinstance(found.tensor, DTensor)
+        ]
         if init_module is not None and dist.get_rank() == 0:
             initialize(received, init_module)
         buffer.lend([found for found in sharded if found.names[0] not in in_files])
@@ -328,7 +352,13 @@ def shard_group(
         assert axes.expert_mesh is not None
         mesh = axes.expert_mesh
     if policy.param_dtype is not None:  # the shards are the master weights
-        store_in_fp32(found.tensor for found in owned)
+        for found in owned:
+            if not isinstance(found.tensor, DTensor):
+                store_in_fp32([found.tensor])
+            elif found.tensor.requires_grad and found.tensor.dtype in _HALF:
+                replace_tensor(
+                    found, found.tensor.detach().float()
+                )  # the dtype of a `DTensor` is not in its `data`
     for cut in cut_layers:
         cut(owned)
     # Why: docs/decisions/0011-models-are-always-sharded-through-one-path.md
@@ -346,7 +376,9 @@ def shard_group(
     for found in owned:
         # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
         # prepared, and so would keep the memory of the whole model.
-        found.tensor.data = found.tensor.data.new_empty(0)
+        with torch.no_grad():  # for a shard's memory, no view of it
+            local = found.tensor.to_local() if isinstance(found.tensor, DTensor) else found.tensor
+        local.data = local.data.new_empty(0)
 
 
 def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
@@ -380,5 +412,5 @@ def is_sharded(model: nn.Module) -> bool:
 def store_in_fp32(parameters: Iterable[torch.Tensor]) -> None:
     """Convert trained parameters of half precision to fp32, in place."""
     for tensor in parameters:
-        if tensor.requires_grad and tensor.dtype in (torch.float16, torch.bfloat16):
+        if tensor.requires_grad and tensor.dtype in _HALF:
             tensor.data = tensor.data.float()

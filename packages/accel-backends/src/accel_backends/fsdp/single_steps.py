@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from accel_backends.activation_checkpointing import checkpoint_units
 from accel_backends.fsdp.config import FSDPConfig
 from accel_backends.fsdp.parameters import ReplacedParameters
 from accel_backends.fsdp.state import load_state_of_rank_0
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.loss_scaler import get_grad_scaler
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 
 
 def fsdp2_prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from accel_backends.autocast_forward import wrap_forward
 from accel_backends.handlers.precision import AutocastKwargs, GradScalerKwargs
-from accel_backends.precisions.forward import wrap_forward
 from accel_backends.precisions.loss_scaler import LossScaler
 from accel_backends.precisions.precision import Precision, select_precision
 from accel_backends.unwrap import innermost

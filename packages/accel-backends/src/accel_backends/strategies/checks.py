@@ -162,7 +162,7 @@ def check_library_mesh(
         if axis in _SAME_BATCHES and size != getattr(layout, axis):
             asked = getattr(layout, axis)
             advice = f"Pass `parallelism_config=ParallelismConfig({axis}_size={size})`"
-            if asked > 1:  # transformers 5.23 ignores `device_mesh`
+            if asked > 1:  # transformers 5.24 ignores `device_mesh`
                 others = f"{axis}_size={asked}, fsdp_size={layout.world_size // asked}"
                 advice = f"Load it with `distributed_config=DistributedConfig({others})`"
             raise ConfigError(
@@ -170,7 +170,13 @@ def check_library_mesh(
                 f"{layout.num_data_ranks} ranks batches of its own. {advice}, or load the model whole, without "
                 "`tp_plan`, `device_mesh` or such sizes in `DistributedConfig`, and let `prepare` shard it."
             )
-    if num_data_ranks != layout.num_data_ranks:
+    if layout.pp > 1:
+        raise ConfigError(
+            f"{spread}, and `pp_size` {layout.pp} makes stages of models that are not sharded yet. Load it unsharded: "
+            "`prepare` shards the stages, over `tp` too."
+        )
+    shards_rest = shards_parameters and set(sizes) == {"tp"}  # beside the layers, which stay as they are
+    if num_data_ranks != layout.num_data_ranks and not shards_rest:
         raise ConfigError(
             f"{spread}, but in this run {layout.num_data_ranks} ranks read batches of their own, whose gradients "
             "it would not average. Let its mesh have them all, or load it whole and let `prepare` shard it."

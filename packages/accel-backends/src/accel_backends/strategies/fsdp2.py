@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
 from torch.distributed.tensor import DTensor
 
+from accel_backends.autocast_forward import wrap_forward
 from accel_backends.fsdp.apply import RunAxes, apply_sharding, is_sharded
 from accel_backends.fsdp.clipping import clip_gradients, clip_values
 from accel_backends.fsdp.config import FSDPConfig
@@ -31,7 +32,6 @@ from accel_backends.handlers.precision import AutocastKwargs
 from accel_backends.optimizer import AcceleratedOptimizer, in_memory
 from accel_backends.plugins.fsdp import settings_of_run
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
-from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequence_parallel.axis import SequenceAxis, sequence_axis
 from accel_backends.strategies.capabilities import (
     NOT_APART,
@@ -138,7 +138,7 @@ class FullyShardedStrategy(Strategy):
     ) -> nn.Module:
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
         config = self._read_config()
-        if is_sharded(model):
+        if is_sharded(model) and not self._has_layers_only(model):
             self.context.precision.check_converted(model)
             if not all(isinstance(parameter, DTensor) for parameter in model.parameters()):
                 self._step_replicated()
@@ -167,6 +167,11 @@ class FullyShardedStrategy(Strategy):
         self._cast_forward(model, config)
         self._models.add(model)
         return model
+
+    def _has_layers_only(self, model: nn.Module) -> bool:
+        """Whether a library has sharded the layers of ``model``, and this run shards more than that."""
+        is_shared = self._mesh.size() > 1 or self.sequences is not None
+        return is_shared and not isinstance(model, FSDPModule) and self._layer_mesh is not None
 
     def _step_replicated(self) -> None:
         """Step parameters that are replicated apart from the sharded ones, in all optimizers of the run."""

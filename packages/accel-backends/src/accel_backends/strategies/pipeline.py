@@ -18,6 +18,7 @@ from accel_backends.fsdp.clipping import scale_down, total_norm
 from accel_backends.fsdp.replicated import ReplicatedParameters
 from accel_backends.fsdp.state import difference
 from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.own_random_numbers import own_random_numbers
 from accel_backends.pipeline.loading import StageSharding, load_stages
 from accel_backends.pipeline.messages import num_lanes
 from accel_backends.pipeline.pipeline import ItemCount, LossFunction, OutputFunction, Pipeline
@@ -32,8 +33,7 @@ from accel_backends.plans.stages import Stages, stages_of
 from accel_backends.strategies.capabilities import Capabilities, OpenGradients, Sync
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import SHARDS_LACK, FullyShardedStrategy
-from accel_backends.transforms.own_random_numbers import own_random_numbers
-from accel_backends.transforms.tensor_parallel import share_random_state
+from accel_backends.tensor_parallel.parallel import share_random_state
 from accel_backends.unwrap import inner_optimizer
 from accel_ops.named_tensors import named_tensors
 from accel_ops.nested.structures import recursively_apply

@@ -17,8 +17,8 @@ from accel_backends import (
     has_transformer_engine_layers,
     select_precision,
 )
+from accel_backends.activation_checkpointing import checkpoint_units
 from accel_backends.precisions.fp8.te_recipes import make_recipe
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_state.devices import device_backend
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError, NotAvailableError

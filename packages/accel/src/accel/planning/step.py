@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor
 from accel.accelerator import Accelerator
 from accel.planning.collectives import Counted, counted_collectives
 from accel.planning.without_values import Memory, no_values, rank_alone, without_memory
+from accel_backends.expert_parallel.parallel import expert_modules
 from accel_backends.fsdp.groups import ShardGroup, shard_groups, tensors_of_groups
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.stages import stages_of
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
-from accel_backends.transforms.expert_parallel import expert_modules
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.nested.describe import iterate_tensors
 from accel_state.errors import ConfigError
@@ -159,9 +159,7 @@ class StageReport:
         return dict(found)
 
 
-def planned_step(
-    model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step
-) -> list[StageReport]:
+def planned_step(model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step) -> list[StageReport]:
     """Return what the first rank of each stage stores, needs and sends.
 
     Args:

@@ -41,9 +41,7 @@ class _KnownNumbers(DispatchMode):
         is_plain = isinstance(operation, torch._ops.OpOverload)
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         is_known = is_plain and not any(isinstance(one, FakeTensor) or one.is_meta for one in given)
-        if is_known and given and (
-            operation.namespace == "c10d" or _DEPENDS_ON_VALUES & set(operation.tags)
-        ):
+        if is_known and given and (operation.namespace == "c10d" or _DEPENDS_ON_VALUES & set(operation.tags)):
             return _really(operation, args, kwargs)
         if operation is _ATEN._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from accel_backends.activation_checkpointing import recomputed_within
 from accel_backends.handlers.fp8 import TERecipeKwargs
 from accel_backends.precisions.fp8.te_package import transformer_engine
 from accel_backends.precisions.fp8.te_recipes import make_recipe
-from accel_backends.transforms.activation_checkpointing import recomputed_within
 from accel_backends.wrapped_forward import WrappedForward
 
 

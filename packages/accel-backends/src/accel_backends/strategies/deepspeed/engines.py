@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from accel_backends.autocast_forward import wrap_forward
 from accel_backends.compile import compile_regions_deepspeed
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
-from accel_backends.precisions.forward import wrap_forward
 from accel_backends.strategies.checks import place_model
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_backends.own_random_numbers import draw_own_numbers
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.sequence_parallel.cut import SequenceCut
 from accel_backends.sequence_parallel.loader import SequencePart
-from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_state.availability import why_not
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig

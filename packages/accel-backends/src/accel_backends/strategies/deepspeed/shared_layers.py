@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.strategies.deepspeed.layer_cuts import is_cut
-from accel_backends.transforms.tensor_parallel import share_random_state
+from accel_backends.tensor_parallel.parallel import share_random_state
 from accel_state.errors import ConfigError
 
 

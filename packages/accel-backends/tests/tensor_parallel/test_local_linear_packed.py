@@ -5,7 +5,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
-from accel_backends.transforms.local_linear import PackedColwise
+from accel_backends.tensor_parallel.local_linear import PackedColwise
 
 
 def cut(has_bias):

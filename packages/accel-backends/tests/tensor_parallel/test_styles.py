@@ -1,7 +1,7 @@
 import pytest
 from torch import nn
 
-from accel_backends.transforms.tensor_styles import STYLES, check_heads
+from accel_backends.tensor_parallel.styles import STYLES, check_heads
 from accel_state.errors import ConfigError
 
 

@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
-from accel_backends.transforms.key_value_heads import with_copied_heads
-from accel_backends.transforms.tensor_styles import STYLES
+from accel_backends.tensor_parallel.key_value_heads import with_copied_heads
+from accel_backends.tensor_parallel.styles import STYLES
 
 
 def attention(*, num_heads, num_groups):

@@ -1,4 +1,4 @@
-"""The styles of tensor parallelism for layers of any model: what each cuts, and torch's class that does it."""
+"""The styles of tensor parallelism for layers of any model: what each shards, and torch's class that does it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from accel_backends.transforms.local_linear import PackedColwise
+from accel_backends.tensor_parallel.local_linear import PackedColwise
 from accel_state.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class CutStyle:
-    """How one layer is cut over ranks.
+    """How one layer is sharded over the TP ranks.
 
     Attributes:
-        make: Returns what cuts it.
-        kinds: The classes that it cuts; empty: any.
-        dim: The dimension of ``weight`` that is cut, None if none is.
-        uneven: The style for the same layer that takes any size, where this one must divide it; empty if this one does.
-        num_blocks: Matrices of one size that lie one below the other in the weight, each of which is cut.
-        in_sequence: Whether each rank has a part of every sequence before or after the layer.
+        make: Returns torch's style.
+        kinds: The classes that it shards; empty: any.
+        dim: The dimension of ``weight`` that is sharded, None if none is.
+        uneven: The style for the same layer that takes any size, where this one needs a divisible size; empty if this
+            one takes any.
+        num_blocks: Matrices of one size that are stacked in the weight, each of which is sharded.
+        in_sequence: Whether activations before or after the layer are sharded by tokens.
         gathers: Whether models use such a layer where its outputs leave a unit.
-        dims: The dimension of each parameter that is cut, by name, where they are not those of a linear layer.
+        dims: The dimension of each sharded parameter, by name, where they are not those of a linear layer.
     """
 
     make: Callable[[], ParallelStyle]
@@ -44,16 +45,16 @@ class CutStyle:
     dims: Mapping[str, int] | None = None
 
     def dim_of(self, key: str) -> int | None:
-        """Return the dimension along which the parameter ``key`` of a layer is cut, None if it is not."""
+        """Return the dimension along which the parameter ``key`` of a layer is sharded, None if it is not."""
         if self.dims is not None:
             return self.dims.get(key)
         return self.dim if key == "weight" or self.dim == 0 else None
 
     def check(self, style: str, name: str, module: nn.Module, *, num_ranks: int) -> None:
-        """Refuse a layer that cannot be cut so.
+        """Check that a layer can be sharded by this style.
 
         Raises:
-            ConfigError: Naming the layer, its size, and what would work.
+            ConfigError: If not; names the layer, its size, and what would work.
         """
         if self.kinds and not isinstance(module, self.kinds):
             wanted = " or ".join(f"`torch.nn.{kind.__name__}`" for kind in self.kinds)
@@ -83,17 +84,17 @@ class CutStyle:
 def check_heads(
     name: str, module: nn.Module, parent: nn.Module, *, num_ranks: int, num_blocks: int = 1
 ) -> None:
-    """Refuse to deal outputs of an attention layer to ranks if there are not as many heads for each.
+    """Check that the TP size divides the heads of an attention layer.
 
     Args:
-        name: The layer.
-        module: It, cut by its outputs.
-        parent: The module around it; without ``head_dim`` it says nothing of heads.
-        num_ranks: Ranks that share the layer.
+        name: The name of the layer.
+        module: The layer, sharded by its outputs.
+        parent: The module around it; without ``head_dim`` the heads are not known.
+        num_ranks: The number of TP ranks.
         num_blocks: Matrices of one size in its weight.
 
     Raises:
-        ConfigError: Naming the layer and the number of heads.
+        ConfigError: If not; names the layer and the number of heads.
     """
     head_dim = getattr(parent, "head_dim", None)
     size = _size(module, 0) // num_blocks
@@ -113,7 +114,7 @@ def _size(module: nn.Module, dim: int) -> int:
 
 
 def divisors(size: int) -> str:
-    """Return the numbers of ranks that can share ``size`` alike, for messages."""
+    """Return the divisors of ``size`` up to 64, for messages."""
     return ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
 
 

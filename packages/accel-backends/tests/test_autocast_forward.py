@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from accel_backends.precisions.forward import AutocastForward, restore_forward, wrap_forward
+from accel_backends.autocast_forward import AutocastForward, restore_forward, wrap_forward
 
 SETTINGS = {"device_type": "cpu", "dtype": torch.bfloat16}
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accel_backends.transforms.own_random_numbers import draw_own_numbers, own_random_numbers
+from accel_backends.own_random_numbers import draw_own_numbers, own_random_numbers
 
 CPU = torch.device("cpu")
 

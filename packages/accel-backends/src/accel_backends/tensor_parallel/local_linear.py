@@ -1,4 +1,4 @@
-"""Linear layers on this rank's rows of a weight, where torch's styles cannot choose them."""
+"""Linear layers on rows of a weight that torch's styles cannot select."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class LocalLinear(WrappedForward):
     """The forward of `torch.nn.Linear` with plain tensors.
 
     Args:
-        original: The forward that it takes the place of.
-        mesh: The ranks that share the layer, along one axis.
-        inputs: How they hold the inputs.
-        rows: Which of the rows of its part of the weight this rank computes with.
-        gradient: How they hold the gradient of the weight; if omitted, as the weight.
+        original: The forward that it replaces.
+        mesh: The TP ranks, along one axis.
+        inputs: The placement of the inputs.
+        rows: The rows of the local weight that this rank computes with.
+        gradient: The placement of the gradient of the weight; by default that of the weight.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LocalLinear(WrappedForward):
 
 
 class PackedColwise(ParallelStyle):
-    """Shards a weight that holds several matrices, such as query, key and value, each by outputs; inputs are whole.
+    """Shards each of several matrices that are stacked in a weight, such as query, key and value, by outputs.
 
     Args:
         num_blocks: Matrices in the weight, of one size.

@@ -1,20 +1,21 @@
-"""Tensor parallelism: the layers that the plan names are cut over the ranks of one axis, by torch's styles."""
+"""Shard the layers that a plan names over the TP ranks by torch's styles; detect layers that a library has sharded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.cut_experts import CUT_EXPERTS, styles_of_experts
-from accel_backends.transforms.key_value_heads import with_copied_heads
-from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
+from accel_backends.tensor_parallel.experts import CUT_EXPERTS, styles_of_experts
+from accel_backends.tensor_parallel.key_value_heads import with_copied_heads
+from accel_backends.tensor_parallel.styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import ConfigError
@@ -25,19 +26,19 @@ _STYLE_OF_TIED: Mapping[tuple[type[nn.Module], int], str] = {
     (nn.Linear, 0): "colwise_gather_output",
     (nn.Linear, 1): "rowwise_split_input",
 }
-"""The style of a layer without one that shares its weight with a layer which is cut along this dimension."""
+"""The style of a layer that has none, but is tied to a layer whose weight is sharded along this dimension."""
 
 
 class TensorParallel:
-    """The layers of one model that are cut, and how.
+    """The layers of one model to shard, and how.
 
     Args:
-        model: A model that is not cut yet; it stays as it is until `cut`.
+        model: An unsharded model; it stays as it is until `cut`.
         plan: Its plan.
-        mesh: The ranks that share each layer, along one axis.
+        mesh: The TP ranks, along one axis.
 
     Raises:
-        ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
+        ConfigError: If the plan shards nothing, or a layer cannot be sharded as the plan says.
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
@@ -46,13 +47,13 @@ class TensorParallel:
 
     @property
     def is_in_sequence(self) -> bool:
-        """Whether ranks have parts of sequences between layers."""
+        """Whether activations between layers are sharded by tokens."""
         return any(style.in_sequence for style in self._styles.values())
 
     def cut(self, parameters: Sequence[NamedTensor]) -> None:
-        """Cut the layers that hold ``parameters``, whose values are alike on all ranks. No communication.
+        """Shard the layers of ``parameters``, which have the same values on all ranks. No communication.
 
-        A parameter that several layers share is still one afterwards.
+        Tied parameters stay tied.
         """
         for module in dict.fromkeys(module for found in parameters for module, _ in found.places):
             if module in self._styles:
@@ -71,16 +72,40 @@ class TensorParallel:
                 module._parameters[key] = first._parameters[first_key]
 
 
+def are_layers_sharded(model: nn.Module, mesh: DeviceMesh) -> bool:
+    """Whether a library has sharded layers of ``model`` over the ranks of ``mesh``, its parameters being `DTensor`s.
+
+    Raises:
+        ConfigError: If it has sharded them over other ranks.
+    """
+    meshes = {one.device_mesh: None for one in model.parameters() if isinstance(one, DTensor)}
+    for found in meshes:
+        if found != mesh:
+            raise ConfigError(
+                f"The {type(model).__name__} to prepare was sharded over {found} before, and the `tp` ranks of this "
+                f"run are {mesh}. Shard it over `accelerator.torch_device_mesh['tp']`, or load it unsharded and let "
+                "`prepare` shard it."
+            )
+    return bool(meshes)
+
+
+def own_outputs(modules: Iterable[nn.Module]) -> None:
+    """Have layers that a library has sharded, and that FSDP hooks, return tensors that are no views."""
+    for module in modules:
+        if any(isinstance(one, DTensor) for one in module.parameters(recurse=False)):
+            module.register_forward_hook(_own_memory)
+
+
 def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
-    """Return along which dimension each parameter that is cut is cut, by its identity.
+    """Return the dimension along which each sharded parameter is sharded, by its identity.
 
     Args:
         model: On any device; it stays as it is.
         plan: Its plan.
-        num_ranks: Ranks that share each layer.
+        num_ranks: The number of TP ranks.
 
     Raises:
-        ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
+        ConfigError: If the plan shards nothing, or a layer cannot be sharded as the plan says.
     """
     styles = cut_styles(model, plan.tensor, num_ranks=num_ranks)
     return {
@@ -94,7 +119,7 @@ def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[in
 def cut_styles(
     model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
 ) -> dict[nn.Module, CutStyle]:
-    """Return how each layer is cut that is; arguments and errors as in `cut_dims`."""
+    """Return the style of each sharded layer; arguments and errors as in `cut_dims`."""
     if not styled:
         raise ConfigError(
             f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
@@ -109,9 +134,9 @@ def cut_styles(
             continue
         if style not in STYLES:
             raise ConfigError(
-                f"`{name}` has the style `{style}`, by which `prepare` cannot cut it. It knows: {', '.join(STYLES)}. "
-                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`; "
-                "or set `tp_size` to 1."
+                f"`{name}` has the style `{style}`, by which `prepare` cannot shard it. It knows: {', '.join(STYLES)}. "
+                "A model of transformers with other styles is sharded by transformers: load it with "
+                "`distributed_config=DistributedConfig(tp_size=…)`; or set `tp_size` to 1."
             )
         module = modules.get(name)
         if module is None:
@@ -136,10 +161,10 @@ def cut_styles(
 
 
 def _check_all_styled(model: nn.Module, styles: Mapping[nn.Module, CutStyle]) -> None:
-    """Refuse layers of which nobody knows whether they see parts of sequences: their gradients would be partial.
+    """Check that each layer has a style; without one, its gradients could be partial.
 
     Raises:
-        ConfigError: Naming them.
+        ConfigError: If one has none; names them.
     """
     found = named_tensors(model, include_buffers=False)
     idle = [one.names[0] for one in found if not all(module in styles for module, _ in one.places)]
@@ -151,7 +176,7 @@ def _check_all_styled(model: nn.Module, styles: Mapping[nn.Module, CutStyle]) ->
 
 
 def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
-    """Give each layer that shares a weight a style that cuts it alike.
+    """Add a style for each layer that is tied to a sharded layer.
 
     Raises:
         ConfigError: If styles contradict each other, or there is none for the class of a layer.
@@ -186,14 +211,14 @@ def _check_sequence(module: nn.Module, inputs: object, output: torch.Tensor, *, 
 
 
 def _own_memory(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
-    """Return a copy of what is a view to autograd, since an in-place change of it would lose the hooks of FSDP."""
+    """Return a copy of a view: an in-place change of a view would lose the hooks of FSDP."""
     return output.clone() if output._is_view() else output
 
 
 def share_random_state(mesh: DeviceMesh, device: torch.device) -> None:
-    """Give ranks that share layers the random state of the first of them. Every rank must call it.
+    """Broadcast the random state of the first TP rank to the others. Every rank must call it.
 
-    What they compute alike, they must drop out alike.
+    Replicated activations need the same dropout.
     """
     states = [capture_rng_states()]
     dist.broadcast_object_list(states, group_src=0, group=mesh.get_group(), device=device)

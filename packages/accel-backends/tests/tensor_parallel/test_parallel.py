@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
+from accel_backends.tensor_parallel.parallel import TensorParallel, share_random_state
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 from tools.harness.models import Shared, make_model
@@ -38,7 +38,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_sharded(wo
         nothing, unknown, parameter, two, idle = found
         assert "The Shared has no plan by which 2 ranks (`tp_size`) could share its layers" in nothing
         assert (
-            "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot cut it. It knows: colwise,"
+            "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot shard it. It knows: colwise,"
             in unknown
         )
         assert "`scale` is a parameter of the Buffered" in parameter

@@ -1,4 +1,4 @@
-"""Stacked experts that ranks share as they share layers: each rank has a part of every expert."""
+"""Tensor parallelism of stacked experts: each rank has a shard of every expert."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from accel_backends.transforms.local_parameters import local_parameters
-from accel_backends.transforms.tensor_styles import CutStyle, divisors
+from accel_backends.local_parameters import local_parameters
+from accel_backends.tensor_parallel.styles import CutStyle, divisors
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
@@ -25,18 +25,18 @@ CUT_EXPERTS = "moe_tp_experts"
 
 @dataclass(frozen=True, slots=True)
 class _StackStyle:
-    """How each matrix of a stack is cut.
+    """How each matrix of a stack is sharded.
 
     Attributes:
         dim: The dimension, counted from the last.
-        num_blocks: Matrices of one size that lie side by side along it, each of which is cut.
+        num_blocks: Matrices of one size that are stacked along it, each of which is sharded.
     """
 
     dim: int
     num_blocks: int = 1
 
     def placement(self, stack: torch.Tensor) -> Placement:
-        """Return how ranks hold the parameter."""
+        """Return the placement of the parameter."""
         dim = stack.dim() + self.dim
         return Shard(dim) if self.num_blocks == 1 else _StridedShard(dim, split_factor=self.num_blocks)
 
@@ -50,10 +50,10 @@ _STACK_STYLES = {
 
 
 class ExpertsParallel(ParallelStyle):
-    """Leaves each rank its part of every expert; inputs are whole, and outputs are summed over the ranks.
+    """Shards every expert; inputs are replicated, and outputs are summed over the ranks.
 
     Args:
-        placements: How ranks hold each parameter.
+        placements: The placement of each parameter.
     """
 
     def __init__(self, placements: Mapping[str, Placement]) -> None:
@@ -70,14 +70,14 @@ class ExpertsParallel(ParallelStyle):
 
 
 class SummedExperts(WrappedForward):
-    """The forward of experts of which each rank has a part; what the ranks compute is summed.
+    """The forward of sharded experts: partial outputs are summed over the ranks.
 
-    So are the gradients of hidden states and of the weights of choices, of which each rank has a part, too.
+    So are the gradients of hidden states and routing weights, which are partial too.
 
     Args:
         original: The module's own forward; it takes and returns plain tensors.
         experts: The module; its parameters are `DTensor`s.
-        mesh: The ranks that share it, along one axis.
+        mesh: The TP ranks, along one axis.
     """
 
     def __init__(self, original: Callable[..., Any], experts: nn.Module, mesh: DeviceMesh) -> None:
@@ -87,7 +87,7 @@ class SummedExperts(WrappedForward):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return what the whole experts compute; every rank must call it, with the same inputs."""
+        """Return the outputs of all experts; every TP rank must call it, with the same inputs."""
         shared = [self._shared(one) for one in args]
         named = {key: self._shared(one) for key, one in kwargs.items()}
         with local_parameters(self._experts, lambda parameter: parameter.to_local()):
@@ -97,7 +97,7 @@ class SummedExperts(WrappedForward):
         return summed.redistribute(placements=[Replicate()]).to_local().clone()
 
     def _shared(self, given: Any) -> Any:
-        """Return an input whose gradient is summed over the ranks, if it can have one."""
+        """Return an input whose gradient, if it has one, is summed over the ranks."""
         if not isinstance(given, torch.Tensor) or not given.is_floating_point():
             return given
         whole = DTensor.from_local(given, self._mesh, [Replicate()], run_check=False)
@@ -107,15 +107,15 @@ class SummedExperts(WrappedForward):
 def styles_of_experts(
     modules: Mapping[str, nn.Module], styled: Mapping[str, str], *, num_ranks: int
 ) -> dict[str, CutStyle]:
-    """Return how each module with experts is cut to which the plan gives the style `CUT_EXPERTS`, by name.
+    """Return the style of each module of experts that has the style `CUT_EXPERTS` in the plan, by name.
 
     Args:
         modules: All modules of the model.
         styled: The styles of the plan, of modules and parameters.
-        num_ranks: Ranks that share each expert.
+        num_ranks: The number of TP ranks.
 
     Raises:
-        ConfigError: If a parameter of such a module cannot be cut, or nothing says how.
+        ConfigError: If a parameter of such a module cannot be sharded, or has no style.
     """
     return {
         name: _experts_style(name, modules[name], styled, num_ranks=num_ranks)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_backends import FullyShardedDataParallelPlugin
-from accel_backends.transforms.activation_checkpointing import CheckpointedForward, checkpoint_units
+from accel_backends.activation_checkpointing import CheckpointedForward, checkpoint_units
 from accel_state.errors import ConfigError
 from tools.harness.models import make_batches, make_model
 

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from accel_backends.transforms.cut_experts import CUT_EXPERTS, ExpertsParallel, styles_of_experts
+from accel_backends.tensor_parallel.experts import CUT_EXPERTS, ExpertsParallel, styles_of_experts
 from accel_state.errors import ConfigError
 from tools.harness.models import StackedExperts
 

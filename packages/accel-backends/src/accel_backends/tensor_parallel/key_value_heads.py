@@ -1,4 +1,4 @@
-"""Attention with fewer heads for keys and values than ranks: several ranks compute one, each for its queries."""
+"""Attention with fewer key-value heads than TP ranks: several ranks compute the same head, each for its queries."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from accel_backends.transforms.local_linear import LocalLinear
-from accel_backends.transforms.tensor_styles import CutStyle
+from accel_backends.tensor_parallel.local_linear import LocalLinear
+from accel_backends.tensor_parallel.styles import CutStyle
 
 
 def with_copied_heads(style: CutStyle, module: nn.Module, parent: nn.Module, *, num_ranks: int) -> CutStyle:
-    """Return the style by which ranks compute copies of heads if there are fewer heads than ranks, else ``style``.
+    """Return the style that replicates heads if there are fewer heads than ranks, else ``style``.
 
     Args:
         style: What the plan says of the layer.
         module: The layer.
         parent: The attention around it. Heads are known where it has ``head_dim`` and ``num_key_value_groups``, the
             heads of queries for each head of keys.
-        num_ranks: Ranks that share the layer.
+        num_ranks: The number of TP ranks.
     """
     head_dim, group = getattr(parent, "head_dim", None), getattr(parent, "num_key_value_groups", None)
     if not isinstance(module, nn.Linear) or type(head_dim) is not int or type(group) is not int:
@@ -48,15 +48,15 @@ def with_copied_heads(style: CutStyle, module: nn.Module, parent: nn.Module, *, 
 
 
 class CopiedHeads(ParallelStyle):
-    """Every rank keeps the whole layer, and computes the head that its queries attend to.
+    """Replicates the layer; each rank computes the head that its queries attend to.
 
-    The gradient is the sum of those of all ranks, as each has that of its own queries.
+    Gradients are summed over the ranks, since each has the part of its own queries.
 
     Args:
         num_heads: Heads of the layer; they divide the number of ranks.
-        parent: The attention around it, which is told ``num_groups``.
-        num_groups: Heads of queries that a rank has for its one head.
-        inputs: How the ranks hold the inputs.
+        parent: The attention around it, whose ``num_key_value_groups`` becomes ``num_groups``.
+        num_groups: Query heads per key-value head on a rank.
+        inputs: The placement of the inputs.
     """
 
     def __init__(self, num_heads: int, parent: nn.Module, *, num_groups: int, inputs: Placement) -> None:
@@ -67,11 +67,11 @@ class CopiedHeads(ParallelStyle):
         self._inputs = inputs
 
     def own_head(self, output: torch.Tensor) -> torch.Tensor:
-        """Return what a rank computes of an output of the layer."""
+        """Return the part of an output of the layer that a rank computes."""
         return output.narrow(-1, 0, output.shape[-1] // self._num_heads)
 
     def reduce_heads(self) -> Callable[[], None]:
-        """Give the attention the number of heads that a rank has, and return what undoes it."""
+        """Set the number of query heads of a rank on the attention, and return a function that restores it."""
         undo = partial(setattr, self._parent, "num_key_value_groups", self._parent.num_key_value_groups)
         self._parent.num_key_value_groups = self._num_groups
         return undo
