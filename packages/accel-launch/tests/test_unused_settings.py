@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from accel_launch.launchers.selection import BUILT_IN
 from accel_launch.options import OPTIONS
-from accel_launch.unused_settings import CONDITIONS, PLACES, unused_settings
+from accel_launch.unused_settings import CONDITIONS, unused_settings
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 
@@ -109,10 +110,14 @@ def test_the_environment_is_not_judged(request_for):
     assert unused_settings(request_for(environ={"FSDP_VERSION": "2"})) == []
 
 
-def test_the_table_names_conditions_and_places_that_exist():
+def test_the_tables_name_conditions_and_settings_that_exist():
     needed = {name for setting in OPTIONS for name in setting.launch.needs}
-    places = {name for setting in OPTIONS for name in setting.launch.not_on}
-    assert (needed, places) == (set(CONDITIONS), set(PLACES))
+    assert needed == set(CONDITIONS)
+    assert {name for row in BUILT_IN.values() for name in row.uses} == {
+        name for name, condition in CONDITIONS.items() if condition.is_of_launcher
+    }
+    unused = {name for row in BUILT_IN.values() for name in row.unused}
+    assert unused < {setting.name for setting in OPTIONS}
 
 
 def test_gpus_that_a_scheduler_chose_win_over_the_file_and_it_is_reported(request_for):

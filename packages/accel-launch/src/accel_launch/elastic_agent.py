@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
+from accel_launch.launchers.elastic import address_towards
 from accel_launch.messages import complain
 from accel_launch.processes.signals import ENDING_SIGNALS, blocked
 from accel_launch.remote_node import encoded
@@ -97,6 +98,7 @@ def run_ranks(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks of this machine; return 0 if they succeeded, 1 if not."""
     given = run.parse_args(argv)  # type: ignore[no-untyped-call]
+    given.local_addr = given.local_addr or address_towards(given.rdzv_endpoint)
     config, command, arguments = run.config_from_args(given)
     try:
         result = run_ranks(config, command, arguments)

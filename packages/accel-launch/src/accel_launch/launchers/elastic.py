@@ -45,7 +45,6 @@ class ElasticLauncher(BuiltInLauncher):
             "rdzv_endpoint": meeting,
             "rdzv_id": _run_id(request),
             "rdzv_conf": conf,
-            "local_addr": address_towards(meeting),
             "max_restarts": here.max_restarts,
             "monitor_interval": request.value("monitor_interval"),
             "role": request.value("role"),
