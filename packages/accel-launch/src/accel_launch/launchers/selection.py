@@ -1,5 +1,6 @@
 """What a launcher is, when each of ours starts a run, and which one a request gets."""
 
+# ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -121,106 +122,41 @@ def _never(request: LaunchRequest) -> bool:
     return False
 
 
-_STARTS_RANKS = ("own_ranks",)
+_OWN = ("own_ranks",)
 _RELAUNCHES = ("own_ranks", "rendezvous", "machines")
-# Places that number their machines and choose their devices.
+# Where machines are numbered and devices chosen by others.
 _CHOSEN_THERE = frozenset(
-    "gpu_ids share_gpus cpu_affinity master_addr machine_rank same_network rdzv_backend".split()
+    {"gpu_ids", "share_gpus", "cpu_affinity", "master_addr", "machine_rank", "same_network", "rdzv_backend"}
 )
-_UNUSED_ON_TPUS = _CHOSEN_THERE | {"num_machines", "num_cpu_threads_per_process", "master_port"}
-_UNUSED_ON_SAGEMAKER = _CHOSEN_THERE.union(
-    "num_processes nproc_per_node use_cpu num_cpu_threads_per_process master_port grace_period_s report".split()
-)
-# In this order: the first that starts a request gets it.
-BUILT_IN: Mapping[str, Row] = {
-    "sagemaker": Row(
-        lambda request: request.engine == SAGEMAKER,
-        "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it",
-        place="on SageMaker",
-        unused=_UNUSED_ON_SAGEMAKER,
-    ),
-    "slurm": Row(
-        lambda request: request.value("slurm"),
-        "`--slurm`",
-        _always,
-        topic="slurm",
-        job_variable="SLURM_JOB_ID",
-        uses=_RELAUNCHES,
-    ),
-    "ssh": Row(
-        lambda request: bool(request.value("hosts") or request.value("hostfile")),
-        "`--hosts` or `--hostfile`",
-        topic="hosts",
-        uses=("machines", "own_ranks"),
-    ),
-    "mpi": Row(
-        lambda request: request.value("use_mpirun"),
-        "`--use_mpirun`",
-        _always,
-        topic="mpi",
-        starts_ranks_here=True,
-    ),
-    "single": Row(
-        lambda request: (
-            request.outer_rank is not None or (_is_one_process(request) and not _is_in_allocation(request))
-        ),
-        "`--num_processes 1` and `--num_machines 1`",
-        lambda request: request.num_processes == request.num_machines == 1,
-        starts_ranks_here=True,
-    ),
-    "tpu-pod": Row(
-        _wants_pod,
-        "`--tpu`",
-        lambda request: request.engine == "XLA",
-        uses=("tpu_pod",),
-        place="on TPUs",
-        unused=_UNUSED_ON_TPUS,
-    ),
-    "tpu": Row(
-        lambda request: request.engine == "XLA",
-        "`--tpu`",
-        place="on TPUs",
-        unused=_UNUSED_ON_TPUS,
-    ),
-    "srun": Row(
-        _is_in_allocation,
-        "a SLURM job around it",
-        lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ,
-        uses=_RELAUNCHES,
-    ),
-    "deepspeed": Row(
-        _wants_deepspeed, "`--use_deepspeed` and `--num_machines` of more than 1", checks_engine=True
-    ),
-    "elastic": Row(
-        _wants_rendezvous,
-        "`--num_machines` of more than 1",
-        lambda request: request.num_machines > 1,
-        uses=("own_ranks", "rendezvous"),
-        starts_ranks_here=True,
-    ),
-    "machines": Row(
-        lambda request: request.num_machines > 1,
-        can_start=_always,
-        uses=_STARTS_RANKS,
-        starts_ranks_here=True,
-    ),
-    "local": Row(
-        lambda request: request.num_machines == 1,
-        "`--num_machines 1`",
-        uses=_STARTS_RANKS,
-        starts_ranks_here=True,
-    ),
-    "ray": Row(_never, "`--launcher ray`", _always, topic="ray", place="on Ray", unused=_CHOSEN_THERE),
-    "kubernetes": Row(
-        _never,
-        "`--launcher kubernetes`",
-        _always,
-        topic="kubernetes",
-        uses=("own_ranks", "rendezvous"),
-        place="on Kubernetes",
-        unused=_CHOSEN_THERE | {"report"},
-    ),
+_NOT_ON_TPUS = _CHOSEN_THERE | {"num_machines", "num_cpu_threads_per_process", "master_port"}
+_NOT_ON_SAGEMAKER = _CHOSEN_THERE | {
+    "num_processes",
+    "nproc_per_node",
+    "use_cpu",
+    "num_cpu_threads_per_process",
+    "master_port",
+    "grace_period_s",
+    "report",
 }
+# In this order: the first that starts a request gets it.
+# fmt: off
+BUILT_IN: Mapping[str, Row] = {
+    "sagemaker": Row(lambda request: request.engine == SAGEMAKER, "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it", place="on SageMaker", unused=_NOT_ON_SAGEMAKER),
+    "slurm": Row(lambda request: request.value("slurm"), "`--slurm`", _always, topic="slurm", job_variable="SLURM_JOB_ID", uses=_RELAUNCHES),
+    "ssh": Row(lambda request: bool(request.value("hosts") or request.value("hostfile")), "`--hosts` or `--hostfile`", topic="hosts", uses=("machines", "own_ranks")),
+    "mpi": Row(lambda request: request.value("use_mpirun"), "`--use_mpirun`", _always, topic="mpi", starts_ranks_here=True),
+    "single": Row(lambda request: request.outer_rank is not None or (_is_one_process(request) and not _is_in_allocation(request)), "`--num_processes 1` and `--num_machines 1`", lambda request: request.num_processes == request.num_machines == 1, starts_ranks_here=True),
+    "tpu-pod": Row(_wants_pod, "`--tpu`", lambda request: request.engine == "XLA", uses=("tpu_pod",), place="on TPUs", unused=_NOT_ON_TPUS),
+    "tpu": Row(lambda request: request.engine == "XLA", "`--tpu`", place="on TPUs", unused=_NOT_ON_TPUS),
+    "srun": Row(_is_in_allocation, "a SLURM job around it", lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ, uses=_RELAUNCHES),
+    "deepspeed": Row(_wants_deepspeed, "`--use_deepspeed` and `--num_machines` of more than 1", checks_engine=True),
+    "elastic": Row(_wants_rendezvous, "`--num_machines` of more than 1", lambda request: request.num_machines > 1, uses=("own_ranks", "rendezvous"), starts_ranks_here=True),
+    "machines": Row(lambda request: request.num_machines > 1, can_start=_always, uses=_OWN, starts_ranks_here=True),
+    "local": Row(lambda request: request.num_machines == 1, "`--num_machines 1`", uses=_OWN, starts_ranks_here=True),
+    "ray": Row(_never, "`--launcher ray`", _always, topic="ray", place="on Ray", unused=_CHOSEN_THERE),
+    "kubernetes": Row(_never, "`--launcher kubernetes`", _always, topic="kubernetes", uses=("own_ranks", "rendezvous"), place="on Kubernetes", unused=_CHOSEN_THERE | {"report"}),
+}
+# fmt: on
 OWNERS: Mapping[str, str] = {
     setting.name: name
     for name, row in BUILT_IN.items()
