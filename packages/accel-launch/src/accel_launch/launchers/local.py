@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -115,15 +115,18 @@ def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tup
     return tuple(processes)
 
 
-def plan_program(name: str, request: LaunchRequest, program: ProcessPlan, *, num_ranks: int) -> LaunchPlan:
-    """Return the plan of a launcher that starts one program here, which is a rank or starts ``num_ranks``."""
+def plan_programs(
+    name: str, request: LaunchRequest, programs: Iterable[ProcessPlan], *, num_ranks: int, **rest: Any
+) -> LaunchPlan:
+    """Return the plan of a launcher whose programs are the ranks or start ``num_ranks``; ``rest`` is further fields."""
     return LaunchPlan(
         name,
-        (program,),
+        tuple(programs),
         num_ranks=num_ranks,
         grace_period_s=request.value("grace_period_s"),
         is_quiet=request.is_quiet,
         report=report_file(request),
+        **rest,
     )
 
 

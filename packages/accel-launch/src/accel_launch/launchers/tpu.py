@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.local import plan_program, run_here
+from accel_launch.launchers.local import plan_programs, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest, variables_of_outer_run
@@ -43,7 +43,7 @@ class TPULauncher(BuiltInLauncher):
             environ=xla_variables(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
-        return plan_program(self.name, request, process, num_ranks=asked or 0)
+        return plan_programs(self.name, request, [process], num_ranks=asked or 0)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from accel_launch.remote_node import last_lines_within
+from accel_launch.remote_protocol import last_lines_within
 
 
 def test_the_last_lines_are_kept_as_far_as_they_fit():
