@@ -33,14 +33,14 @@ def test_an_order_arrives_as_it_was_sent_with_the_values_of_private_variables(lo
 
 
 def test_endings_are_the_last_message_among_the_lines():
-    lines = ["before", *ENDED.encode().decode().splitlines(), "after"]
+    lines = ["before", *ENDED.encode().decode().split("\n"), "after"]
     assert Endings.last_in(lines) == ENDED
     assert Endings.last_in(["before"]) is None
 
 
 def test_the_moment_of_a_failure_is_kept_on_the_clock_of_the_reader():
     sent = Endings((RankEnding(0, "node", ChildEnding(1, failed_at=5.0)),))
-    received = Endings.last_in(sent.encode().decode().splitlines())
+    received = Endings.last_in(sent.encode().decode().split("\n"))
     assert received is not None
     assert received.ranks[0].ending.failed_at == pytest.approx(5.0, abs=60)
 
@@ -49,7 +49,7 @@ def test_the_moment_of_a_failure_is_kept_on_the_clock_of_the_reader():
     "broken", ["{", "[]", '{"ranks": []}', '{"interrupted_by": null, "num_memory_kills": 0, "ranks": [1]}']
 )
 def test_a_message_that_is_not_sound_is_none(broken):
-    mark = ENDED.encode().decode().splitlines()[0]
+    mark = ENDED.encode().decode().split("\n")[0]
     assert Endings.last_in([mark + broken]) is None
 
 
