@@ -184,8 +184,8 @@ class _Run:
             _write(number, line)
         said = Endings.last_in(messages)
         if said is None:
-            lines = (f"Ray lost this rank: {lost_by}",)
-            ending = ChildEnding(-signal.SIGKILL, time.monotonic(), self._is_ending, lines)
+            why = f"Ray lost this rank: {lost_by}"
+            ending = ChildEnding(-signal.SIGKILL, time.monotonic(), self._is_ending, (why,))
         else:
             ending = said.ranks[0].ending
             self._num_memory_kills += said.num_memory_kills
