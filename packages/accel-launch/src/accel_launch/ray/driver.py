@@ -64,7 +64,10 @@ def _run(cluster: Mapping[str, Any], order: Order) -> Endings:
         _connect(cluster, num_ranks)
         actors, ranks = _actors(cluster["resources"], num_ranks, _reserved(cluster, num_ranks))
         port = cluster["port"] or ray.get(actors[ranks[0].actor].free_port.remote())
-        return asyncio.run(_Run(order, actors, ranks, port).watch())
+        endings = asyncio.run(_Run(order, actors, ranks, port).watch())
+        for signum in FORWARDED_SIGNALS:  # the ranks have ended; what is left is to say how
+            signal.signal(signum, signal.SIG_IGN)
+        return endings
     except RayError as error:
         raise LaunchError(f"Ray cannot run this: {str(error).strip().splitlines()[-1]}") from error
     finally:
@@ -176,7 +179,7 @@ class _Run:
             async for reference in run.remote(self._order_of(rank).encode()):
                 number, chunk = await reference
                 lines = complete_lines(rest[number], chunk)
-                messages += [line.decode() for line in lines if line.startswith(MESSAGE_MARK)]
+                messages += [line.decode(errors="replace") for line in lines if line.startswith(MESSAGE_MARK)]
                 _write(number, b"".join(line for line in lines if not line.startswith(MESSAGE_MARK)))
         except RayError as error:
             lost_by = str(error).strip().splitlines()[-1]
