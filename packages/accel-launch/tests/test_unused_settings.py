@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from accel_launch.launchers.selection import BUILT_IN
 from accel_launch.options import OPTIONS
-from accel_launch.unused_settings import CONDITIONS, PLACES, unused_settings
+from accel_launch.unused_settings import CONDITIONS, unused_settings
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 
@@ -47,6 +48,18 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
         ({"ssh_options": "-p 22"}, ["`--ssh_options` has no effect without `--hosts` or `--hostfile`."]),
         ({"mpirun_ccl": "2"}, ["`--mpirun_ccl` has no effect without `--use_mpirun`."]),
         ({"slurm_array": "0-3"}, ["`--slurm_array` has no effect without `--slurm`."]),
+        ({"slurm_array": "0-3", "launcher": "slurm"}, []),
+        ({"mpirun_ccl": "2", "launcher": "mpi"}, []),
+        (
+            {"hosts": "a", "ssh_options": "-p 22", "launcher": "local"},
+            [
+                "`--hosts` has no effect with this `--launcher`.",
+                "`--ssh_options` has no effect with this `--launcher`.",
+            ],
+        ),
+        ({"ray_wait_s": "5"}, ["`--ray_wait_s` has no effect without `--launcher ray`."]),
+        ({"gpu_ids": "0", "launcher": "ray"}, ["`--gpu_ids` has no effect on Ray."]),
+        ({"report": "x", "launcher": "kubernetes"}, ["`--report` has no effect on Kubernetes."]),
         ({"tpu_vm": "a,b"}, ["`--vm` has no effect without `--tpu`."]),
         ({"tpu_vm": "a,b", "tpu": "true"}, ["`--vm` has no effect without `--tpu_cluster`."]),
         ({"tpu_vm": "a,b", "tpu": "true", "tpu_cluster": "true"}, []),
@@ -105,14 +118,26 @@ def test_what_starts_ranks_here_has_no_effect_at_sagemaker(request_for):
     ]
 
 
+def test_options_of_a_job_are_not_named_again_inside_it(request_for):
+    config = {"slurm_config.slurm_options": "--partition=gpu"}
+    assert unused_settings(request_for(config=config)) == [
+        "`slurm_config.slurm_options` in `config.yaml` has no effect without `--slurm`."
+    ]
+    assert unused_settings(request_for(config=config, environ={"SLURM_JOB_ID": "7"})) == []
+
+
 def test_the_environment_is_not_judged(request_for):
     assert unused_settings(request_for(environ={"FSDP_VERSION": "2"})) == []
 
 
-def test_the_table_names_conditions_and_places_that_exist():
+def test_the_tables_name_conditions_and_settings_that_exist():
     needed = {name for setting in OPTIONS for name in setting.launch.needs}
-    places = {name for setting in OPTIONS for name in setting.launch.not_on}
-    assert (needed, places) == (set(CONDITIONS), set(PLACES))
+    assert needed == set(CONDITIONS)
+    assert {name for row in BUILT_IN.values() for name in row.uses} == {
+        name for name, condition in CONDITIONS.items() if condition.is_of_launcher
+    }
+    unused = {name for row in BUILT_IN.values() for name in row.unused}
+    assert unused < {setting.name for setting in OPTIONS}
 
 
 def test_gpus_that_a_scheduler_chose_win_over_the_file_and_it_is_reported(request_for):

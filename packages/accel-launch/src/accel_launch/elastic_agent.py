@@ -1,13 +1,14 @@
 """torch's elastic agent for the ranks of this machine, as ``python -P -m accel_launch.elastic_agent FLAGS COMMAND``.
 
 It takes torchrun's flags and knows the backend ``accel-static``. The last line that it writes to stderr after a
-failure is a message for the launcher: which ranks failed (`accel_launch.remote_node`).
+failure is a message for the launcher: which ranks failed (`accel_launch.remote_protocol`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +26,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
+from accel_launch.launchers.elastic import address_towards
 from accel_launch.messages import complain
+from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.signals import ENDING_SIGNALS, blocked
-from accel_launch.remote_node import encoded
+from accel_launch.remote_protocol import Endings
+from accel_launch.report import RankEnding
 from accel_launch.static_rendezvous import BACKEND, StaticRendezvous
 
 MEETING_ERRORS = (RendezvousError, DistError, ValueError)
@@ -97,6 +101,7 @@ def run_ranks(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks of this machine; return 0 if they succeeded, 1 if not."""
     given = run.parse_args(argv)  # type: ignore[no-untyped-call]
+    given.local_addr = given.local_addr or address_towards(given.rdzv_endpoint)
     config, command, arguments = run.config_from_args(given)
     try:
         result = run_ranks(config, command, arguments)
@@ -107,18 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if not result.is_failed():
         return 0
-    now = time.time()
-    endings = (
-        {
-            "rank": rank,
-            "return_code": failure.exitcode,
-            "failed_ago_s": now - failure.timestamp,
-            "was_ended": False,
-            "last_lines": [],
-        }
+    offset_s = time.monotonic() - time.time()
+    ranks = tuple(
+        RankEnding(rank, socket.gethostname(), ChildEnding(failure.exitcode, failure.timestamp + offset_s))
         for rank, failure in result.failures.items()
     )
-    os.write(2, encoded(endings))
+    os.write(2, Endings(ranks).encode())
     return 1
 
 

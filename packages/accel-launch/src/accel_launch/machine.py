@@ -43,12 +43,16 @@ class Accelerators(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that a launch is for; ``gpu_variable`` chooses among its ``gpus``."""
+    """The machine that a launch is for; ``gpu_variable`` chooses among its ``gpus``.
+
+    ``max_open_files`` is the limit of this process.
+    """
 
     num_cpu_cores: int
     gpus: tuple[str, ...]
     environ: Mapping[str, str]
     gpu_variable: str = "CUDA_VISIBLE_DEVICES"
+    max_open_files: int = sys.maxsize
 
 
 class Vendor(NamedTuple):

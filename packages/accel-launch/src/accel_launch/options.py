@@ -112,20 +112,16 @@ _TOPICS: dict[str, Topic] = {
     "sagemaker": Topic("SageMaker", _OWN["sagemaker"]),
 }
 # Which packages are installed does not change while a command runs, so their tables are read here, once.
-_OF_OTHER_PACKAGES = installed_settings(setting for topic in _TOPICS.values() for setting in topic.settings)
+SETTINGS_OF_OTHERS = installed_settings(setting for topic in _TOPICS.values() for setting in topic.settings)
 TOPICS: Mapping[str, Topic] = MappingProxyType(
     _TOPICS
     | {
         name if name not in _TOPICS else f"launcher-{name}": Topic(f"launcher {name}", table)
-        for name, table in _OF_OTHER_PACKAGES.items()
+        for name, table in SETTINGS_OF_OTHERS.items()
     }
 )
 """The settings of a launch by topic, in the order of the help."""
 OPTIONS: tuple[Setting, ...] = tuple(setting for topic in TOPICS.values() for setting in topic.settings)
-SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {"ray": _OWN["ray"], "kubernetes": _OWN["kubernetes"], **_OF_OTHER_PACKAGES}
-)
-"""The settings that only one launcher reads, by its name."""
 
 
 def add_options(

@@ -29,14 +29,12 @@ AUTO = "auto"
 own = rule("{}", "", "--{}", "{}")
 only_flag = rule("{}", "", "--{}")
 deepspeed = rule("deepspeed_{}", "", "--deepspeed_{}", "deepspeed_config.deepspeed_{}", needs=("deepspeed", "num_machines"))  # fmt: skip
-slurm = rule("slurm_{}", "", "--slurm_{}", "slurm_config.slurm_{}", needs=("slurm_job",))
+slurm = rule("slurm_{}", "", "--slurm_{}", "slurm_config.slurm_{}")
 ray = rule("ray_{}", "", "--ray_{}", "ray_config.ray_{}")
 kubernetes = rule("kubernetes_{}", "", "--kubernetes_{}", "kubernetes_config.kubernetes_{}")
 tpu = rule("tpu_{}", "", "--tpu_{}", "tpu_{}", needs=("tpu", "tpu_pod"))
 sagemaker = rule("sagemaker_{}", "", None, "{}", needs=("sagemaker",))
 
-# Places that number their machines themselves.
-_OTHER_PLACES = ("tpu", "sagemaker", "kubernetes", "ray")
 _WAYS_OF_DEEPSPEED = choice("pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm")
 
 # Parser, default, what it does. Where something else is given, the setting's name there breaks the rule.
@@ -48,16 +46,16 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     "hardware": (
         only_flag("multi_gpu", boolean, False, "Run one process on each GPU.", is_switch=True),
         only_flag("tpu", boolean, False, "Run on a TPU.", is_switch=True),
-        only_flag("nproc_per_node", unless("auto", unless("gpu", count, None), None), None, "Number of processes on each machine, as torchrun has it; `auto` or `gpu`: one for each GPU.", metavar="N", not_on=("sagemaker",)),
-        own("gpu_ids", text, None, "GPUs of this machine to use, such as `0,2`.", variable="CUDA_VISIBLE_DEVICES", unset_values=("all",), not_on=("cpu", *_OTHER_PLACES), is_common=True),
+        only_flag("nproc_per_node", unless("auto", unless("gpu", count, None), None), None, "Number of processes on each machine, as torchrun has it; `auto` or `gpu`: one for each GPU.", metavar="N"),
+        own("gpu_ids", text, None, "GPUs of this machine to use, such as `0,2`.", variable="CUDA_VISIBLE_DEVICES", unset_values=("all",), needs=("gpu",), is_common=True),
         own("ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}.", config_key="ipex_config.ipex", is_switch=True, needs=("ipex",)),
         own("use_xpu", boolean, False, "Has no effect any more: XPUs are found without it.", config_key="ipex_config.use_xpu", is_switch=True, needs=("hidden_xpu",)),
     ),
     "machines": (
-        own("num_machines", count, 1, "Number of machines.", other_flags=("--nnodes",), unset_values=(1,), not_on=("tpu",)),
-        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", other_flags=("--node_rank",), unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES),
-        own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",), not_on=_OTHER_PLACES),
-        own("rdzv_backend", text, "static", "How the machines find each other: `static`, or one of torch's, such as `c10d`, by which whoever reaches the port can run code.", unset_values=("static",), needs=("machines",), not_on=_OTHER_PLACES),
+        own("num_machines", count, 1, "Number of machines.", other_flags=("--nnodes",), unset_values=(1,)),
+        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", other_flags=("--node_rank",), unset_values=(0,), needs=("machines",)),
+        own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",)),
+        own("rdzv_backend", text, "static", "How the machines find each other: `static`, or one of torch's, such as `c10d`, by which whoever reaches the port can run code.", unset_values=("static",), needs=("machines",)),
         only_flag("rdzv_endpoint", text, None, "Address and port of machine 0, as torchrun has it, instead of `--main_process_ip` and `--main_process_port`.", metavar="ADDRESS:PORT", needs=("machines",)),
         only_flag("standalone", boolean, False, "One machine and a free port, as torchrun has it: what a launch does anyway.", is_switch=True),
         only_flag("rdzv_id", text, None, "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.", needs=("machines",)),
@@ -67,10 +65,10 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         only_flag("role", text, "default", "Name of the workers' role.", needs=("own_ranks",)),
     ),
     "hosts": (
-        own("hosts", text, None, "Machines to start on, such as `host1,host2:4` (`:N` for N processes).", needs=("ssh_launcher",), is_common=True),
-        only_flag("hostfile", text, None, "File with one machine per line, such as `host1 slots=4`.", needs=("ssh_launcher",)),
-        only_flag("ssh_options", shell_words, None, "Further options for `ssh`, as in `--ssh_options='-p 2222 -i KEY'`.", needs=("hosts",)),
-        only_flag("no_preflight", boolean, False, "Start on hosts without comparing their versions and files.", is_switch=True, needs=("hosts",)),
+        own("hosts", text, None, "Machines to start on, such as `host1,host2:4` (`:N` for N processes).", is_common=True),
+        only_flag("hostfile", text, None, "File with one machine per line, such as `host1 slots=4`."),
+        only_flag("ssh_options", shell_words, None, "Further options for `ssh`, as in `--ssh_options='-p 2222 -i KEY'`."),
+        only_flag("no_preflight", boolean, False, "Start on hosts without comparing their versions and files.", is_switch=True),
     ),
     "script": (
         own("env", assignments, (), "Variable for all processes, on whichever machine; `NAME` alone takes its value from here. May be given several times.", config_key="tpu_env", separator="\n", is_secret=True),
@@ -81,8 +79,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         only_flag("log_dir", text, None, "Folder for the files of `--tee`, which is 3 if only this is given. Default: a temporary one.", needs=("own_ranks",)),
         only_flag("prefix", boolean, False, "Begin each line of a rank with its rank, as in `[rank3] `.", is_switch=True, needs=("own_ranks",)),
         only_flag("show_ranks", ranks, None, "Ranks whose output is shown, such as `0` or `0,4-7`; `--log_dir` and reports still have that of the others.", needs=("own_ranks",), metavar="RANKS"),
-        only_flag("grace_period_s", duration, 30.0, "Seconds that processes are given to end before they are killed.", not_on=("sagemaker",)),
-        only_flag("report", text, None, "File to write the report of a failure to, as JSON; where each machine has its own `--machine_rank` or is a SLURM node, machine 1 writes `FILE.machine-1.json` for `FILE.json`, and so on.", metavar="FILE", not_on=("sagemaker", "kubernetes")),
+        only_flag("grace_period_s", duration, 30.0, "Seconds that processes are given to end before they are killed."),
+        only_flag("report", text, None, "File to write the report of a failure to, as JSON; where each machine has its own `--machine_rank` or is a SLURM node, machine 1 writes `FILE.machine-1.json` for `FILE.json`, and so on.", metavar="FILE"),
     ),
     "deepspeed": (
         deepspeed("hostfile", text, None, "File with the machines, in the form of DeepSpeed's `hostfile`."),
@@ -94,12 +92,12 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         own("fp8_override_linear_precision", three_booleans, None, "Which products are done in higher precision: forward, inputs' and weights' gradients (Transformer Engine).", config_key="fp8_config.override_linear_precision", needs=("fp8", "te")),
     ),
     "mpi": (
-        only_flag("use_mpirun", boolean, False, "Start the processes with `mpirun`.", is_switch=True, needs=("mpi_launcher",)),
+        only_flag("use_mpirun", boolean, False, "Start the processes with `mpirun`.", is_switch=True),
         own("mpirun_hostfile", text, None, "File that tells `mpirun` the machines.", config_key="mpirun_config.mpirun_hostfile"),
-        own("mpirun_ccl", count, 1, "Number of oneCCL worker threads.", config_key="mpirun_config.mpirun_ccl", needs=("mpirun",)),
+        own("mpirun_ccl", count, 1, "Number of oneCCL worker threads.", config_key="mpirun_config.mpirun_ccl"),
     ),
     "slurm": (
-        only_flag("slurm", boolean, False, "Submit a batch job instead of starting here; with --dry-run print its script.", is_switch=True, needs=("slurm_launcher",), is_common=True),
+        only_flag("slurm", boolean, False, "Submit a batch job instead of starting here; with --dry-run print its script.", is_switch=True, is_common=True),
         slurm("options", shell_words, None, "Further options for `sbatch`, as in `--slurm_options='--partition=gpu --time=1:00:00'`."),
         slurm("array", text, None, "Job array to submit, such as `0-9%2`."),
         slurm("requeue", boolean, False, "Put the job into the queue again when it is about to be ended.", is_switch=True),

@@ -9,8 +9,16 @@ from functools import partial
 from typing import NamedTuple
 
 from accel_launch.config.file import is_inert
-from accel_launch.launchers.selection import Launcher, row_of, select_launcher
-from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
+from accel_launch.launchers.selection import (
+    BUILT_IN,
+    CHOSEN_BY_NAME,
+    OWNERS,
+    Launcher,
+    row_of,
+    select_launcher,
+    without_launcher,
+)
+from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_launch.resolution import SAGEMAKER
 from accel_state.environment import Setting
@@ -20,7 +28,6 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
 _READ_ELSEWHERE = frozenset(
     {"additional_args", "command_file", "commands", "compute_environment", "distributed_type"}
 )
-_LAUNCHER_OF = {setting.name: name for name, table in SETTINGS_OF_LAUNCHER.items() for setting in table}
 
 
 class Condition(NamedTuple):
@@ -54,13 +61,11 @@ CONDITIONS: Mapping[str, Condition] = {
     "dynamo_backend": Condition("without `--dynamo_backend`", lambda request: request.value("dynamo_backend") != "NO"),
     "fp8": Condition("without `--mixed_precision fp8`", partial(_value, "mixed_precision", ("fp8",))),
     "fsdp": Condition("without `--use_fsdp`", partial(_engine, "FSDP")),
+    "gpu": Condition("on the CPU", partial(_value, "use_cpu", (False,))),
     "hidden_xpu": Condition("any more: XPUs are found without it"),
-    "hosts": Condition("without `--hosts` or `--hostfile`", is_of_launcher=True),
     "ipex": Condition(f"any more: {IN_PLACE_OF_IPEX}"),
     "machines": Condition("on one machine", _has_machines, is_of_launcher=True),
     "megatron_lm": Condition("without `--use_megatron_lm`", partial(_engine, "MEGATRON_LM")),
-    "mpi_launcher": Condition("with this `--launcher`", is_of_launcher=True),
-    "mpirun": Condition("without `--use_mpirun`", partial(_value, "use_mpirun", (True,))),
     "msamp": Condition("any more: MS-AMP needs torch 2.1"),
     "num_machines": Condition("on one machine", lambda request: request.num_machines > 1),
     "parallelism_config": Condition("without `--use_parallelism_config`", partial(_value, "use_parallelism_config", (True,))),
@@ -68,23 +73,12 @@ CONDITIONS: Mapping[str, Condition] = {
     "rendezvous": Condition("where machines do not meet by `--rdzv_backend`", is_of_launcher=True),
     "sagemaker": Condition("outside of SageMaker", partial(_engine, SAGEMAKER)),
     "size_based_wrap": Condition("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", partial(_value, "fsdp_auto_wrap_policy", ("SIZE_BASED_WRAP",))),
-    "slurm_job": Condition("without `--slurm`", lambda request: "SLURM_JOB_ID" in request.machine.environ, is_of_launcher=True),
-    "slurm_launcher": Condition("with this `--launcher`", is_of_launcher=True),
-    "ssh_launcher": Condition("with this `--launcher`", is_of_launcher=True),
     "te": Condition("without `--fp8_backend te`", partial(_value, "fp8_backend", ("NO", "TE"))),
     "tpu": Condition("without `--tpu`", partial(_engine, "XLA")),
     "tpu_pod": Condition("without `--tpu_cluster`", is_of_launcher=True),
 }
 """What settings need, by the names in their column `needs`."""
 # fmt: on
-PLACES: Mapping[str, str] = {
-    "cpu": "on the CPU",
-    "kubernetes": "on Kubernetes",
-    "ray": "on Ray",
-    "sagemaker": "on SageMaker",
-    "tpu": "on TPUs",
-}
-"""Where settings have no effect, by the names in their column `not_on`."""
 
 
 def unused_settings(request: LaunchRequest) -> list[str]:
@@ -103,8 +97,8 @@ def shared_needs(settings: Iterable[Setting]) -> str | None:
 
 
 def _first_need(setting: Setting) -> str | None:
-    if setting.name in _LAUNCHER_OF:
-        return f"without `--launcher {_LAUNCHER_OF[setting.name]}`"
+    if setting.name in CHOSEN_BY_NAME:  # of other launchers, one of the settings asks for it
+        return without_launcher(OWNERS[setting.name])
     return CONDITIONS[setting.launch.needs[0]].otherwise if setting.launch.needs else None
 
 
@@ -126,16 +120,15 @@ def _flags_and_keys(request: LaunchRequest, launcher: Launcher) -> Iterator[str]
 
 def _lacking(setting: Setting, request: LaunchRequest, launcher: Launcher) -> str | None:
     """Return what the launch lacks to use a setting, None if nothing."""
-    owner, row = _LAUNCHER_OF.get(setting.name), row_of(launcher)
-    if owner is not None:
-        return None if launcher.name == owner else f"without `--launcher {owner}`"
+    owner, row = OWNERS.get(setting.name), row_of(launcher)
+    if owner is not None and owner != launcher.name and (row is not None or owner not in BUILT_IN):
+        return without_launcher(owner, request)
     for name in setting.launch.needs:
         condition = CONDITIONS[name]
         is_used = condition.is_of_launcher and (row is None or name in row.uses)
         if not is_used and not (condition.holds is not None and condition.holds(request)):
             return condition.otherwise
-    places = {"cpu" if request.value("use_cpu") else "", "" if row is None else row.place}
-    return next((PLACES[name] for name in setting.launch.not_on if name in places), None)
+    return row.place if row is not None and setting.name in row.unused else None
 
 
 def _overridden_gpu_ids(request: LaunchRequest) -> Iterator[str]:

@@ -46,7 +46,6 @@ def test_the_agent_gets_what_the_machines_must_know_of_each_other(request_for):
         "--rdzv_endpoint=10.0.0.1:29501",
         "--rdzv_id=accel",
         "--rdzv_conf=is_host=true",
-        *(f"--local_addr={address}" for address in [address_towards("10.0.0.1:29501")] if address),
         "--max_restarts=0",
         "--monitor_interval=0.1",
         "--role=default",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -116,10 +117,12 @@ def test_more_ranks_than_accelerators_are_refused(request_for):
 
 
 def test_more_ranks_than_there_can_be_are_refused_at_once(request_for):
+    request = request_for(flags={"num_processes": "99999999"})
+    limited = replace(request, machine=replace(request.machine, max_open_files=1024))
     with pytest.raises(
-        ConfigError, match="asks for 99999999 on this machine, .* open files, but it may have"
+        ConfigError, match="asks for 99999999 on this machine, .* open files, but it may have 1024"
     ):
-        plan(request_for, flags={"num_processes": "99999999"})
+        LocalLauncher().plan(limited)
 
 
 def test_a_script_whose_name_begins_with_a_dash_is_no_option_of_python(request_for):

@@ -13,6 +13,7 @@ from accel_launch.launchers.ray import RayLauncher, _order
 from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.launchers.slurm import batch_script
 from accel_launch.launchers.tpu_pod import TPUPodLauncher
+from accel_launch.remote_protocol import Order
 from accel_state.errors import ConfigError
 
 HERE = {"MY_TOKEN": "hush", "NCCL_DEBUG": "INFO"}
@@ -116,9 +117,8 @@ def test_deepspeeds_runner_gets_none(request_for):
 def test_actors_on_ray_have_them(request_for):
     request = request_for(flags={"launcher": "ray", "num_processes": "2", "env": "MY_TOKEN"}, environ=HERE)
     plan = RayLauncher().plan(request).with_private(request.named_variables())
-    assert [process["environ"]["MY_TOKEN"] for process in _order(plan, Path("r"))["processes"]] == [
-        "hush"
-    ] * 2
+    order = Order.decode(_order(plan).splitlines()[1])
+    assert [process.environ["MY_TOKEN"] for process in order.processes] == ["hush"] * 2
 
 
 def test_a_manifest_holds_no_secrets(request_for):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def raise_open_file_limit(num_files: int) -> int:
     """Raise the soft limit to ``num_files``, as far as the hard limit allows; return how many may be open then."""
@@ -14,3 +16,13 @@ def raise_open_file_limit(num_files: int) -> int:
         soft = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return num_files if soft == resource.RLIM_INFINITY else soft
+
+
+def max_open_files() -> int:
+    """Return the number of open files that `raise_open_file_limit` can reach."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return sys.maxsize
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard

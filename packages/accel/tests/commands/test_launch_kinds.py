@@ -15,7 +15,7 @@ from accel.commands.launch_kinds import (
     tpu_pod_launcher,
     validate_launch_command,
 )
-from accel_launch.commands.parsing import launch_command_parser
+from accel.commands.parsing import launch_command_parser
 from accel_state.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_state.errors import ConfigError
 

@@ -26,6 +26,7 @@ from accel_launch.request import (
 from accel_launch.unused_settings import shared_needs, unused_settings
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError, did_you_mean
+from accel_state.open_files import max_open_files
 
 USAGE = "accel launch [options] SCRIPT [arguments of the script]"
 EXAMPLES = """\
@@ -94,7 +95,9 @@ def request_of(arguments: argparse.Namespace) -> LaunchRequest:
         _checked_command((str(arguments.training_script), *map(str, arguments.training_script_args)), kind),
         flags=_flags(arguments, environ),
         config=config,
-        machine=Machine(num_cpu_cores(), accelerators.names, environ, accelerators.variable),
+        machine=Machine(
+            num_cpu_cores(), accelerators.names, environ, accelerators.variable, max_open_files()
+        ),
         cwd=Path.cwd(),
         kind=kind,
         interpreter=interpreter_command(),
@@ -132,7 +135,7 @@ def check_gpus(request: LaunchRequest, launcher: Launcher, *, is_run: bool) -> N
         ConfigError: If ranks on this machine are to use GPUs, but it has none.
     """
     row = row_of(launcher)
-    if request.machine.gpus or request.value("use_cpu") or row is None or not row.has_our_packages:
+    if request.machine.gpus or request.value("use_cpu") or row is None or not row.starts_ranks_here:
         return
     kind = str(request.config.values.get("distributed_type"))
     asked = [f"--{name}" for name in ("multi_gpu", "gpu_ids") if request.settings[name].source == "flag"]
@@ -161,7 +164,7 @@ def check_engine_installed(request: LaunchRequest, launcher: Launcher) -> None:
     reason = why_not("deepspeed")
     if reason is None:
         return
-    if request.kind != "executable" and row is not None and row.has_our_packages:
+    if request.kind != "executable" and row is not None and row.starts_ranks_here:
         raise NotAvailableError(f"`--use_deepspeed` needs DeepSpeed, and nothing was started. {reason}")
     warn(f"`--use_deepspeed` needs DeepSpeed where the ranks run; here: {reason}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.local import asked_port, report_file, run_here, threads_per_process
+from accel_launch.launchers.local import asked_port, plan_programs, run_here, threads_per_process
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.relaunch import FORWARDED, is_secret, library_variables, shown_to_all
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -84,13 +84,11 @@ class DeepSpeedLauncher(BuiltInLauncher):
             environ=environ,
             unset=_kept_from_runner(request.machine.environ) if way.forwards else (),
         )
-        return LaunchPlan(
+        return plan_programs(
             self.name,
-            (process,),
+            request,
+            [process],
             num_ranks=request.num_processes,
-            grace_period_s=request.value("grace_period_s"),
-            is_quiet=request.is_quiet,
-            report=report_file(request),
             options={
                 "forwarded": _environment_file(environ, request.machine.environ) if way.forwards else "",
                 "held_back": ",".join(_held_back(request.machine.environ)) if way.forwards else "",

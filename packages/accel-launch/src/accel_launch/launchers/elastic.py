@@ -45,7 +45,6 @@ class ElasticLauncher(BuiltInLauncher):
             "rdzv_endpoint": meeting,
             "rdzv_id": _run_id(request),
             "rdzv_conf": conf,
-            "local_addr": address_towards(meeting),
             "max_restarts": here.max_restarts,
             "monitor_interval": request.value("monitor_interval"),
             "role": request.value("role"),
@@ -87,13 +86,11 @@ class ElasticLauncher(BuiltInLauncher):
 
 def _endings(rank: int | None, agent: ChildEnding) -> list[RankEnding]:
     """Return how ranks failed by the agent's message; torch prefixes the traceback of each that has met the others."""
-    from accel_launch.remote_node import endings_in, message_in
+    from accel_launch.remote_protocol import Endings
 
-    host, message = socket.gethostname(), message_in(agent.last_lines)
-    if message is None:
-        return (
-            [] if agent.return_code == 1 else [RankEnding(0, host, agent)]
-        )  # it has shown why it did not start them
+    endings = Endings.last_in(agent.last_lines)
+    if endings is None:  # with 1 it has shown why it did not start them
+        return [] if agent.return_code == 1 else [RankEnding(0, socket.gethostname(), agent)]
     return [
         replace(
             each,
@@ -102,7 +99,7 @@ def _endings(rank: int | None, agent: ChildEnding) -> list[RankEnding]:
                 last_lines=tuple(line for line in agent.last_lines if line.startswith(f"[rank{each.rank}]:")),
             ),
         )
-        for each in endings_in(message, host)
+        for each in endings.ranks
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from accel_state.open_files import raise_open_file_limit
 
 # Variables of torchrun's that keep what a person has set.
 _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
+# The files that the launcher has open for a rank's output and the end of its process, and for itself.
+_FILES_OF_RANK, _OTHER_FILES = 4, 16
 # Elsewhere two sockets cannot be bound to one port, unless both ask for more than torch's store does.
 _SHARES_PORTS = sys.platform == "linux"
 
@@ -52,10 +54,10 @@ def plan_here(
     """Return the plan of a launcher that starts the ranks of this machine itself.
 
     Raises:
-        ConfigError: If the machine has fewer accelerators than ranks.
+        ConfigError: If the machine has fewer accelerators than ranks, or may not open files enough for so many.
     """
     check_accelerators(request)
-    _check_open_files(request.num_local_processes)
+    _check_open_files(request)
     return LaunchPlan(
         name,
         _ranks_here(request, master_addr=master_addr, run_id=run_id),
@@ -113,15 +115,18 @@ def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tup
     return tuple(processes)
 
 
-def plan_program(name: str, request: LaunchRequest, program: ProcessPlan, *, num_ranks: int) -> LaunchPlan:
-    """Return the plan of a launcher that starts one program here, which is a rank or starts ``num_ranks``."""
+def plan_programs(
+    name: str, request: LaunchRequest, programs: Iterable[ProcessPlan], *, num_ranks: int, **rest: Any
+) -> LaunchPlan:
+    """Return the plan of a launcher whose programs are the ranks or start ``num_ranks``; ``rest`` is further fields."""
     return LaunchPlan(
         name,
-        (program,),
+        tuple(programs),
         num_ranks=num_ranks,
         grace_period_s=request.value("grace_period_s"),
         is_quiet=request.is_quiet,
         report=report_file(request),
+        **rest,
     )
 
 
@@ -187,15 +192,14 @@ def check_accelerators(request: LaunchRequest) -> None:
         )
 
 
-def _check_open_files(num_here: int) -> None:
-    """Raise the limit of open files for the ranks of this machine, whose output comes through pipes.
+def _check_open_files(request: LaunchRequest) -> None:
+    """Refuse more ranks on this machine than their output has pipes for.
 
     Raises:
-        ConfigError: If the hard limit is too low.
+        ConfigError: If the hard limit of open files is too low.
     """
-    num_files = 4 * num_here + 16
-    limit = raise_open_file_limit(num_files)
-    if limit < num_files:
+    num_here, limit = request.num_local_processes, request.machine.max_open_files
+    if limit < (num_files := _FILES_OF_RANK * num_here + _OTHER_FILES):
         raise ConfigError(
             f"`--num_processes` asks for {num_here} on this machine, for which the launcher needs about {num_files} "
             f"open files, but it may have {limit}. Ask for fewer, or raise the hard limit (`ulimit -Hn`)."
@@ -244,6 +248,7 @@ def run_here(
     ``endings_of`` returns how the ranks of a process ended, from its rank and its ending.
     """
     has_own_ranks = endings_of is not _ending_of_rank
+    raise_open_file_limit(_FILES_OF_RANK * len(plan.processes) + _OTHER_FILES)
     with log_folder(plan.logs) as logs:
         ending = run_processes(
             plan.processes,

@@ -13,7 +13,7 @@ from accel_launch.launchers.local import (
     asked_port,
     at_port,
     held_port,
-    report_file,
+    plan_programs,
     run_here,
     threads_per_process,
 )
@@ -89,14 +89,12 @@ class MPILauncher(BuiltInLauncher):
             if request.num_machines > 1:
                 options["processes_per_host"] = str(request.num_local_processes)
         program = tied_to_starter(request.program())
-        return LaunchPlan(
+        return plan_programs(
             self.name,
-            (ProcessPlan((_PROGRAM, "-n", str(request.num_processes), *program), request.cwd, environ),),
+            request,
+            [ProcessPlan((_PROGRAM, "-n", str(request.num_processes), *program), request.cwd, environ)],
             num_ranks=request.num_processes,
-            grace_period_s=request.value("grace_period_s"),
             port=int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else None,
-            is_quiet=request.is_quiet,
-            report=report_file(request),
             options=options,
             shown_option="note",
         )

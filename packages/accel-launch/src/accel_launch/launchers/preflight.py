@@ -14,9 +14,9 @@ from typing import Any
 
 from accel_launch import __version__
 from accel_launch.fingerprint import differences, digest_of_script, faults
-from accel_launch.foreign_tables import Types, read_table
 from accel_launch.launchers.hosts import Host
 from accel_launch.messages import escaped, warn
+from accel_launch.remote_protocol import Types, read_table
 from accel_state.errors import LaunchError
 from accel_state.open_files import raise_open_file_limit
 

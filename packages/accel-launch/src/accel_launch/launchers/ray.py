@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accel_launch.config.file import read_text_file
-from accel_launch.launchers.local import asked_port, report_file
+from accel_launch.launchers.local import asked_port, plan_programs
 from accel_launch.launchers.relaunch import forwarded_to_images
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
-from accel_launch.remote_node import endings_in
+from accel_launch.remote_protocol import Endings, Order
 from accel_launch.report import make_report, tell
 from accel_launch.request import LaunchRequest, interpreter_command, variables_of_outer_run
 from accel_state.environment import snapshot
@@ -51,7 +51,7 @@ class RayLauncher(BuiltInLauncher):
         there = replace(request, interpreter=(PYTHON_THERE, *request.interpreter[1:]))
         threads = request.value("num_cpu_threads_per_process") or int(resources["CPU"])
         environ = forwarded_to_images(request.machine.environ) | {"OMP_NUM_THREADS": str(threads)}
-        processes = tuple(
+        processes = (
             ProcessPlan(
                 there.program(),
                 Path(FOLDER_THERE) if brings_files else request.cwd,
@@ -62,14 +62,12 @@ class RayLauncher(BuiltInLauncher):
             )
             for rank in range(num_ranks)
         )
-        return LaunchPlan(
+        return plan_programs(
             self.name,
+            request,
             processes,
             num_ranks=num_ranks,
-            grace_period_s=request.value("grace_period_s"),
             port=asked_port(request) or None,
-            is_quiet=request.is_quiet,
-            report=report_file(request),
             options={
                 "address": address or "",
                 "resources": json.dumps(resources),
@@ -84,18 +82,24 @@ class RayLauncher(BuiltInLauncher):
             raise NotAvailableError(
                 "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install ray`."
             )
-        with tempfile.TemporaryDirectory(prefix="accel-ray-") as folder:
-            result = Path(folder, "result.json")
-            ending = run_processes(
-                [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
-                host_environ=snapshot(),
-                grace_period_s=plan.grace_period_s + _SLACK_S,
-                orders=[lambda attempt: json.dumps(_order(plan, result)).encode() + b"\n"],
-            )
-            if not result.exists():  # no rank was started, and the driver has said why
-                code = exit_code_for_shell(ending.children[0].return_code)
-                return code if ending.interrupted_by is None else 128 + ending.interrupted_by
-            return _tell(plan, json.loads(result.read_text(encoding="utf-8")), ending.interrupted_by)
+        ending = run_processes(
+            [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
+            host_environ=snapshot(),
+            grace_period_s=plan.grace_period_s + _SLACK_S,
+            orders=[lambda attempt: _order(plan)],
+            restarts=Restarts(is_by_line=True),
+        )
+        (driver,) = ending.children
+        endings = Endings.last_in(driver.last_lines)
+        if endings is None:  # no rank was started, and the driver has said why
+            code = exit_code_for_shell(driver.return_code)
+            return code if ending.interrupted_by is None else 128 + ending.interrupted_by
+        report = make_report(
+            endings.ranks,
+            interrupted_by=ending.interrupted_by,
+            num_memory_kills=endings.num_memory_kills,
+        )
+        return tell(report, is_quiet=plan.is_quiet, file=plan.report)
 
 
 def _resources(request: LaunchRequest) -> dict[str, float]:
@@ -145,24 +149,13 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     return content
 
 
-def _order(plan: LaunchPlan, result: Path) -> dict[str, Any]:
-    return {
+def _order(plan: LaunchPlan) -> bytes:
+    cluster = {
         "address": plan.options["address"],
         "resources": json.loads(plan.options["resources"]),
         "num_machines": int(plan.options["num_machines"]),
         "wait_s": float(plan.options["wait_s"]),
         "runtime_env": json.loads(plan.secrets["runtime_env"]),
-        "grace_period_s": plan.grace_period_s,
         "port": plan.port,
-        "processes": [process.to_dict() | {"environ": process.variables()} for process in plan.processes],
-        "result": str(result),
     }
-
-
-def _tell(plan: LaunchPlan, result: dict[str, Any], interrupted_by: int | None) -> int:
-    report = make_report(
-        endings_in({**result, "interrupted_by": None}, _NODE),
-        interrupted_by=result["interrupted_by"] or interrupted_by,
-        num_memory_kills=result["num_memory_kills"],
-    )
-    return tell(report, is_quiet=plan.is_quiet, file=plan.report)
+    return json.dumps(cluster).encode() + b"\n" + Order(plan.processes, plan.grace_period_s).encode()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
+from accel_launch.launchers.selection import CHOSEN_BY_NAME
+from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_launch.settings import AUTO
 from accel_state.errors import ConfigError
@@ -77,9 +78,7 @@ _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
 # Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
 OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
 # Chosen here, so the other `accel launch` chooses anew: by the same name it would launch another of its kind.
-_CHOSEN_HERE = frozenset(
-    {"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table}
-)
+_CHOSEN_HERE = CHOSEN_BY_NAME | {"launcher"}
 
 
 def relaunch_command(

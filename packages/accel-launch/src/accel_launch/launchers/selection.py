@@ -1,10 +1,12 @@
 """What a launcher is, when each of ours starts a run, and which one a request gets."""
 
+# ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
+from accel_launch.options import SETTINGS_OF_OTHERS, TOPICS
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
 from accel_launch.resolution import SAGEMAKER
@@ -51,20 +53,30 @@ class BuiltInLauncher:
 
 
 class Row(NamedTuple):
-    """One of our launchers, without the import of its class.
+    """One of our launchers, without its class: a launch that it does not start need not import it.
 
-    ``starts`` is true of requests that it starts, unless a row before it does. ``needs`` is what a request that names
-    it must have besides, ``can_start`` whether it has it. ``uses`` names conditions of settings (`unused_settings`)
-    that it fulfils, ``place`` the one of their column ``not_on``. ``has_our_packages`` says whether its ranks run with
-    the packages of this process, ``checks_engine`` whether it looks itself for the package of the engine.
+    Attributes:
+        starts: Whether it starts a request, unless a row before it does.
+        needs: What asks for it, for messages.
+        can_start: Whether it can start a request that names it; ``starts`` if omitted.
+        topic: The topic whose settings it alone reads (`options`).
+        job_variable: A variable inside its jobs, where its settings have had their effect.
+        uses: The conditions of settings that it fulfills (`unused_settings`).
+        place: Where it runs, as in "on Ray".
+        unused: The settings that have no effect there.
+        starts_ranks_here: Whether its ranks run on this machine, with the packages of this process.
+        checks_engine: Whether it looks for the package of the engine.
     """
 
     starts: Callable[[LaunchRequest], bool]
     needs: str = ""
     can_start: Callable[[LaunchRequest], bool] | None = None
+    topic: str = ""
+    job_variable: str = ""
     uses: tuple[str, ...] = ()
     place: str = ""
-    has_our_packages: bool = False
+    unused: frozenset[str] = frozenset()
+    starts_ranks_here: bool = False
     checks_engine: bool = False
 
 
@@ -102,76 +114,70 @@ def _is_one_process(request: LaunchRequest) -> bool:
     return not has_ranks and not any(map(request.is_given, of_own_ranks))
 
 
+def _always(request: LaunchRequest) -> bool:
+    return True
+
+
 def _never(request: LaunchRequest) -> bool:
     return False
 
 
-_STARTS_RANKS = ("own_ranks",)
+_OWN = ("own_ranks",)
 _RELAUNCHES = ("own_ranks", "rendezvous", "machines")
-# In this order: the first that starts a request gets it.
-BUILT_IN: Mapping[str, Row] = {
-    "sagemaker": Row(
-        lambda request: request.engine == SAGEMAKER,
-        "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it",
-        place="sagemaker",
-    ),
-    "slurm": Row(lambda request: request.value("slurm"), uses=(*_RELAUNCHES, "slurm_job", "slurm_launcher")),
-    "ssh": Row(
-        lambda request: bool(request.value("hosts") or request.value("hostfile")),
-        "`--hosts` or `--hostfile`",
-        uses=("hosts", "machines", "own_ranks", "ssh_launcher"),
-    ),
-    "mpi": Row(lambda request: request.value("use_mpirun"), uses=("mpi_launcher",), has_our_packages=True),
-    "single": Row(
-        lambda request: (
-            request.outer_rank is not None or (_is_one_process(request) and not _is_in_allocation(request))
-        ),
-        "`--num_processes 1` and `--num_machines 1`",
-        lambda request: request.num_processes == request.num_machines == 1,
-        has_our_packages=True,
-    ),
-    "tpu-pod": Row(
-        _wants_pod,
-        "`--tpu`",
-        lambda request: request.engine == "XLA",
-        uses=("tpu_pod",),
-        place="tpu",
-    ),
-    "tpu": Row(
-        lambda request: request.engine == "XLA",
-        "`--tpu`",
-        place="tpu",
-    ),
-    "srun": Row(
-        _is_in_allocation,
-        "a SLURM job around it",
-        lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ,
-        uses=_RELAUNCHES,
-    ),
-    "deepspeed": Row(
-        _wants_deepspeed, "`--use_deepspeed` and `--num_machines` of more than 1", checks_engine=True
-    ),
-    "elastic": Row(
-        _wants_rendezvous,
-        "`--num_machines` of more than 1",
-        lambda request: request.num_machines > 1,
-        uses=("own_ranks", "rendezvous"),
-        has_our_packages=True,
-    ),
-    "machines": Row(
-        lambda request: request.num_machines > 1,
-        uses=_STARTS_RANKS,
-        has_our_packages=True,
-    ),
-    "local": Row(
-        lambda request: request.num_machines == 1,
-        "`--num_machines 1`",
-        uses=_STARTS_RANKS,
-        has_our_packages=True,
-    ),
-    "ray": Row(_never, place="ray"),
-    "kubernetes": Row(_never, uses=("own_ranks", "rendezvous"), place="kubernetes"),
+# Where machines are numbered and devices chosen by others.
+_CHOSEN_THERE = frozenset(
+    {"gpu_ids", "share_gpus", "cpu_affinity", "master_addr", "machine_rank", "same_network", "rdzv_backend"}
+)
+_NOT_ON_TPUS = _CHOSEN_THERE | {"num_machines", "num_cpu_threads_per_process", "master_port"}
+_NOT_ON_SAGEMAKER = _CHOSEN_THERE | {
+    "num_processes",
+    "nproc_per_node",
+    "use_cpu",
+    "num_cpu_threads_per_process",
+    "master_port",
+    "grace_period_s",
+    "report",
 }
+# In this order: the first that starts a request gets it.
+# fmt: off
+BUILT_IN: Mapping[str, Row] = {
+    "sagemaker": Row(lambda request: request.engine == SAGEMAKER, "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it", place="on SageMaker", unused=_NOT_ON_SAGEMAKER),
+    "slurm": Row(lambda request: request.value("slurm"), "`--slurm`", _always, topic="slurm", job_variable="SLURM_JOB_ID", uses=_RELAUNCHES),
+    "ssh": Row(lambda request: bool(request.value("hosts") or request.value("hostfile")), "`--hosts` or `--hostfile`", topic="hosts", uses=("machines", "own_ranks")),
+    "mpi": Row(lambda request: request.value("use_mpirun"), "`--use_mpirun`", _always, topic="mpi", starts_ranks_here=True),
+    "single": Row(lambda request: request.outer_rank is not None or (_is_one_process(request) and not _is_in_allocation(request)), "`--num_processes 1` and `--num_machines 1`", lambda request: request.num_processes == request.num_machines == 1, starts_ranks_here=True),
+    "tpu-pod": Row(_wants_pod, "`--tpu`", lambda request: request.engine == "XLA", uses=("tpu_pod",), place="on TPUs", unused=_NOT_ON_TPUS),
+    "tpu": Row(lambda request: request.engine == "XLA", "`--tpu`", place="on TPUs", unused=_NOT_ON_TPUS),
+    "srun": Row(_is_in_allocation, "a SLURM job around it", lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ, uses=_RELAUNCHES),
+    "deepspeed": Row(_wants_deepspeed, "`--use_deepspeed` and `--num_machines` of more than 1", checks_engine=True),
+    "elastic": Row(_wants_rendezvous, "`--num_machines` of more than 1", lambda request: request.num_machines > 1, uses=("own_ranks", "rendezvous"), starts_ranks_here=True),
+    "machines": Row(lambda request: request.num_machines > 1, can_start=_always, uses=_OWN, starts_ranks_here=True),
+    "local": Row(lambda request: request.num_machines == 1, "`--num_machines 1`", uses=_OWN, starts_ranks_here=True),
+    "ray": Row(_never, "`--launcher ray`", _always, topic="ray", place="on Ray", unused=_CHOSEN_THERE),
+    "kubernetes": Row(_never, "`--launcher kubernetes`", _always, topic="kubernetes", uses=("own_ranks", "rendezvous"), place="on Kubernetes", unused=_CHOSEN_THERE | {"report"}),
+}
+# fmt: on
+OWNERS: Mapping[str, str] = {
+    setting.name: name
+    for name, row in BUILT_IN.items()
+    if row.topic
+    for setting in TOPICS[row.topic].settings
+} | {setting.name: name for name, table in SETTINGS_OF_OTHERS.items() for setting in table}
+"""The launcher of each setting that only one reads, by the setting's name."""
+CHOSEN_BY_NAME: frozenset[str] = frozenset(
+    name for name, owner in OWNERS.items() if owner not in BUILT_IN or BUILT_IN[owner].starts is _never
+)
+"""Those of launchers that only `--launcher` chooses, or that other packages add."""
+
+
+def without_launcher(name: str, request: LaunchRequest | None = None) -> str | None:
+    """Return how a launch by another launcher differs, as in "without `--slurm`"; None inside a job of this one."""
+    row = BUILT_IN.get(name)
+    if row is None:
+        return f"without `--launcher {name}`"
+    if request is not None and row.job_variable in request.machine.environ:
+        return None
+    return "with this `--launcher`" if request is not None and row.starts(request) else f"without {row.needs}"
 
 
 def _first_of_ours(request: LaunchRequest) -> str:
@@ -205,7 +211,7 @@ def accepting_launchers(
     name = request.value("launcher")
     if name != AUTO:
         named, row = launchers.get(name)(), BUILT_IN.get(name)
-        if row is not None and row.needs and not (row.can_start or row.starts)(request):
+        if row is not None and not (row.can_start or row.starts)(request):
             raise ConfigError(f"`--launcher {name}` needs {row.needs}. Add that, or leave `--launcher` out.")
         return [named]
     others = [launchers.get(each)() for each in launchers.names() if each not in BUILT_IN]

@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from typing import ClassVar
 
-from accel_launch.launchers.local import asked_port, plan_program, run_here, threads_per_process
+from accel_launch.launchers.local import asked_port, plan_programs, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
@@ -30,7 +30,7 @@ class SingleProcessLauncher(BuiltInLauncher):
             environ=_variables_of_rank(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
-        return plan_program(self.name, request, process, num_ranks=1)
+        return plan_programs(self.name, request, [process], num_ranks=1)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan) if hasattr(os, "fork") else _run_unsupervised(plan)

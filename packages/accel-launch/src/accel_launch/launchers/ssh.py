@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
-from accel_launch.launchers.local import output_settings, rank_variables, report_file
+from accel_launch.launchers.local import output_settings, plan_programs, rank_variables
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -22,7 +21,7 @@ from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, describe_ending
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
-from accel_launch.remote_node import endings_in, message_in
+from accel_launch.remote_protocol import Endings, Order
 from accel_launch.report import RankEnding, make_report, tell
 from accel_launch.request import LaunchRequest, interpreter_command
 from accel_state.environment import snapshot
@@ -44,14 +43,12 @@ class SSHLauncher(BuiltInLauncher):
         address = meeting.value if meeting.source in ("flag", "config file") else hosts[0].address
         port = request.settings["master_port"]
         environ = request.environ() | {"MASTER_ADDR": address}
-        plan = LaunchPlan(
+        plan = plan_programs(
             self.name,
-            tuple(ProcessPlan(request.program(), request.cwd, environ, host=host.name) for host in hosts),
+            request,
+            (ProcessPlan(request.program(), request.cwd, environ, host=host.name) for host in hosts),
             num_ranks=0,
-            grace_period_s=request.value("grace_period_s"),
             port=(port.value if port.source in ("flag", "config file") else None) or None,
-            is_quiet=request.is_quiet,
-            report=report_file(request),
             options={
                 "ssh_options": request.value("ssh_options") or "",
                 "script": request.command[0] if request.kind == "script" else "",
@@ -151,24 +148,15 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
 
 
 def _order(plan: LaunchPlan, host: Host, port: str, attempt: int) -> bytes:
-    """Return what the host is told through the connection: no command line shows it."""
-    processes = [
-        process.to_dict()
-        | {"environ": {**process.environ, **plan.secrets, **process.private, "MASTER_PORT": port}}
+    """Return what the host gets through the connection."""
+    processes = tuple(
+        replace(process, private={**plan.secrets, **process.private, "MASTER_PORT": port})
         for process in plan.processes
         if process.host == host.name
-    ]
-    order = {
-        "grace_period_s": plan.grace_period_s,
-        "processes": processes,
-        "use_cpu": bool(plan.options["use_cpu"]),
-        "attempt": attempt,
-        "prefix": plan.prefix,
-        "shown_ranks": plan.shown_ranks,
-        "logs": plan.logs and {"tee": plan.logs.tee, "folder": plan.logs.folder and str(plan.logs.folder)},
-        "role": plan.options["role"],
-    }
-    return json.dumps(order).encode() + b"\n"
+    )
+    use_cpu = bool(plan.options["use_cpu"])
+    order = Order(processes, plan.grace_period_s, use_cpu, attempt, plan.prefix, plan.shown_ranks, plan.logs)
+    return order.encode()
 
 
 def _prefixes(hosts: Sequence[Host]) -> list[str]:
@@ -181,15 +169,15 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
     num_memory_kills = 0
     lost: list[tuple[Host, ChildEnding]] = []
     for host, child in zip(hosts, ending.children, strict=True):
-        message = message_in(child.last_lines)
-        if message is None:
+        endings = Endings.last_in(child.last_lines)
+        if endings is None:
             lost.append((host, child))
             ended = replace(child, return_code=child.return_code or 255, failed_at=child.failed_at or 0.0)
             on_host = [each.rank for each in plan.processes if each.host == host.name] or [None]
             ranks += [RankEnding(rank or 0, host.address, ended) for rank in on_host]
         else:
-            ranks += endings_in(message, host.address)
-            num_memory_kills += message["num_memory_kills"]
+            ranks += [replace(rank, host=host.address) for rank in endings.ranks]
+            num_memory_kills += endings.num_memory_kills
     report = make_report(ranks, interrupted_by=ending.interrupted_by, num_memory_kills=num_memory_kills)
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
     if ending.interrupted_by is None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
-from accel_launch.launchers.local import plan_program, run_here
+from accel_launch.launchers.local import plan_programs, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
-from accel_launch.machine import ROOT, entries
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest, variables_of_outer_run
 from accel_state.errors import ConfigError
@@ -45,7 +43,7 @@ class TPULauncher(BuiltInLauncher):
             environ=xla_variables(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
-        return plan_program(self.name, request, process, num_ranks=asked or num_tpu_chips() or 1)
+        return plan_programs(self.name, request, [process], num_ranks=asked or 0)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan)
@@ -57,9 +55,3 @@ def xla_variables(request: LaunchRequest) -> dict[str, str]:
     if request.value("mixed_precision") == "bf16" and request.value("downcast_bf16"):
         found["XLA_DOWNCAST_BF16"] = "1"
     return found
-
-
-def num_tpu_chips(root: Path = ROOT) -> int:
-    """Return the number of TPU chips of this machine."""
-    older = entries(root / "dev", r"accel(\d+)")
-    return len(older or entries(root / "dev" / "vfio", r"(\d+)"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from accel_launch.gcloud import INSTALL, PROGRAM, PYTHON_OF_PODS, on_all_workers, on_machine
-from accel_launch.launchers.local import report_file, run_here
+from accel_launch.launchers.local import plan_programs, run_here
 from accel_launch.launchers.relaunch import public_variables, relaunch_command
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.launchers.submission import require_program
@@ -41,15 +41,11 @@ class TPUPodLauncher(BuiltInLauncher):
             else [on_all_workers(_name(request), line, zone=zone)]
         )
         hosts: Sequence[str] = machines or (_name(request),)
-        return LaunchPlan(
+        return plan_programs(
             self.name,
-            tuple(
-                ProcessPlan(argv, request.cwd, host=host) for host, argv in zip(hosts, commands, strict=True)
-            ),
+            request,
+            (ProcessPlan(argv, request.cwd, host=host) for host, argv in zip(hosts, commands, strict=True)),
             num_ranks=request.num_processes,
-            grace_period_s=request.value("grace_period_s"),
-            is_quiet=request.is_quiet,
-            report=report_file(request),
             options={"shows_command": str(request.value("debug_mode"))},
         )
 

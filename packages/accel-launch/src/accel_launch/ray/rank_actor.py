@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -11,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from accel_launch.launchers.local import free_port
 from accel_launch.launchers.ray import FOLDER_THERE, PYTHON_THERE
 from accel_launch.ray.placement import Place
+from accel_launch.remote_protocol import Order
 from accel_state.environment import snapshot
 
 # What is written within this time is sent together.
@@ -57,9 +58,9 @@ class RankActor:
         """Return a port that is free here."""
         return free_port()
 
-    def run(self, plan: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
-        """Run the rank of ``plan``; yield what it writes, each time with 1 for stdout or 2 for stderr."""
-        program = self._start(json.dumps(_as_seen_here(plan)).encode())
+    def run(self, order: bytes) -> Iterator[tuple[int, bytes]]:
+        """Run the rank of an `Order`; yield what it writes, each time with 1 for stdout or 2 for stderr."""
+        program = self._start(_as_seen_here(Order.decode(order)).encode())
         assert program.stdout is not None
         assert program.stderr is not None
         with selectors.DefaultSelector() as selector:
@@ -95,17 +96,18 @@ class RankActor:
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert program.stdin is not None
-        program.stdin.write(order + b"\n")
+        program.stdin.write(order)
         self._input = program.stdin
         return program
 
 
-def _as_seen_here(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan with the Python and the folder of this actor, where it leaves them open."""
-    (process,) = plan["processes"]
-    python, *rest = process["argv"]
-    here = {
-        "argv": [sys.executable if python == PYTHON_THERE else python, *rest],
-        "cwd": str(Path.cwd()) if process["cwd"] == FOLDER_THERE else process["cwd"],
-    }
-    return plan | {"processes": [process | here]}
+def _as_seen_here(order: Order) -> Order:
+    """Return the order with the Python and the folder of this actor, where it leaves them open."""
+    (process,) = order.processes
+    python, *rest = process.argv
+    process = replace(
+        process,
+        argv=(sys.executable if python == PYTHON_THERE else python, *rest),
+        cwd=Path.cwd() if str(process.cwd) == FOLDER_THERE else process.cwd,
+    )
+    return replace(order, processes=(process,))

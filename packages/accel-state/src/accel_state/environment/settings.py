@@ -36,7 +36,6 @@ class LaunchColumns(NamedTuple):
 
     Attributes:
         needs: Conditions without which a launch does not use it, by their names in the launcher.
-        not_on: Environments, by their names in the launcher, in which a launch does not use it.
         unset_values: Values of the config key that count as unset.
         default_text: The default in the help, if a launch decides it.
         separator: Joins the texts of a flag that may be given several times; None if it may not.
@@ -45,7 +44,6 @@ class LaunchColumns(NamedTuple):
     """
 
     needs: tuple[str, ...] = ()
-    not_on: tuple[str, ...] = ()
     unset_values: tuple[Any, ...] = ()
     default_text: str | None = None
     separator: str | None = None
@@ -168,8 +166,6 @@ _DEVICES = choice("none", "cpu", "nvme")
 _PRECISIONS = word_or_installed("accel.precisions", "no", "fp16", "bf16", "fp8")
 # Conditions of the settings of one FP8 library.
 _TE, _AO = (("fp8", library) for library in ("te", "ao"))
-# Places that number their machines and choose their devices.
-_OTHER_PLACES = ("tpu", "sagemaker", "kubernetes", "ray")
 _LEVELS = choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 IN_PLACE_OF_IPEX = "what Intel's extension did is part of torch, processes on CPUs communicate over `gloo`, and those on Intel's GPUs over `xccl`"
@@ -180,13 +176,13 @@ IN_PLACE_OF_IPEX = "what Intel's extension did is part of torch, processes on CP
 _ROWS: dict[str, tuple[Setting, ...]] = {
     "The run": (
         run("mixed_precision", _PRECISIONS, "no", "Precision of the forward pass.", is_common=True),
-        run("use_cpu", boolean, False, "Run on the CPU even if there is an accelerator.", flag="--cpu", is_switch=True, not_on=("sagemaker",), is_common=True),
+        run("use_cpu", boolean, False, "Run on the CPU even if there is an accelerator.", flag="--cpu", is_switch=True, is_common=True),
         only_variable("torch_device", text, None, "Device to use instead of the default, such as `cuda:1`."),
-        run("num_processes", count, None, "Total number of processes.", default_text="one for each GPU, or 1", unset_values=(-1,), not_on=("sagemaker",), is_common=True),
+        run("num_processes", count, None, "Total number of processes.", default_text="one for each GPU, or 1", unset_values=(-1,), is_common=True),
         # `auto` in a DeepSpeed run leaves the number to the script, as an unset variable does.
         run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are accumulated before an optimizer step.", config_key="deepspeed_config.gradient_accumulation_steps"),
-        run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
-        run("share_gpus", boolean, False, "Run more processes than there are GPUs, several on each, which is slow and for tests (NVIDIA and AMD only).", variable="ACCEL_SHARE_GPUS", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
+        run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, needs=("gpu",)),
+        run("share_gpus", boolean, False, "Run more processes than there are GPUs, several on each, which is slow and for tests (NVIDIA and AMD only).", variable="ACCEL_SHARE_GPUS", is_switch=True, needs=("gpu",)),
         run("debug_mode", boolean, False, "Check before each collective that all ranks call it with tensors of the same shape.", flag="--debug", config_key="debug", is_switch=True),
         only_variable("use_ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}."),
         only_variable("fp16_on_cpu", boolean, False, "Allow `mixed_precision=fp16` on the CPU, where it is slower than fp32, to try a script out.", variable="ACCEL_FP16_ON_CPU"),
@@ -202,8 +198,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     # Ranks and sizes are read together, as one topology: see `accel_state.launched_by`.
     "Processes": (
-        process("master_addr", host, None, "Host of rank 0, the rendezvous of the ranks.", flag="--main_process_ip", other_flags=("--master_addr",), config_key="main_process_ip", metavar="ADDRESS", needs=("machines",), not_on=_OTHER_PLACES),
-        process("master_port", port, None, "Port on that host.", flag="--main_process_port", other_flags=("--master_port",), config_key="main_process_port", default_text="a free one", not_on=("tpu", "sagemaker")),
+        process("master_addr", host, None, "Host of rank 0, the rendezvous of the ranks.", flag="--main_process_ip", other_flags=("--master_addr",), config_key="main_process_ip", metavar="ADDRESS", needs=("machines",)),
+        process("master_port", port, None, "Port on that host.", flag="--main_process_port", other_flags=("--master_port",), config_key="main_process_port", default_text="a free one"),
         Setting("ompi_rank", "OMPI_COMM_WORLD_RANK", index, None, "Rank of this process (Open MPI)."),
         Setting("ompi_world_size", "OMPI_COMM_WORLD_SIZE", count, None, "Number of processes (Open MPI)."),
         Setting("ompi_local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", index, None, "Rank on this machine (Open MPI)."),
@@ -216,7 +212,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("pmi_world_size", "PMI_SIZE", count, None, "Number of processes (Intel MPI, MPICH)."),
         Setting("pmi_local_rank", "MPI_LOCALRANKID", index, None, "Rank on this machine (Intel MPI, MPICH)."),
         Setting("pmi_local_world_size", "MPI_LOCALNRANKS", count, None, "Number of processes on this machine (Intel MPI, MPICH)."),
-        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None, default_text="1 with a GPU, else the cores, divided among the processes", not_on=("tpu", "sagemaker")),
+        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None, default_text="1 with a GPU, else the cores, divided among the processes"),
         process("tpu_name", text, None, "Name of the TPU."),
         process("downcast_bf16", boolean, False, "On TPUs in bf16, store floats as bf16 and doubles as float32; by default weights keep their dtype and operations are cast.", variable="ACCELERATE_DOWNCAST_BF16", is_switch=True, needs=("tpu", "bf16")),
         Setting("xla_use_bf16", "XLA_USE_BF16", boolean, False, "XLA casts floats and doubles to bf16."),

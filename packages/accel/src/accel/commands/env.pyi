@@ -1,5 +1,5 @@
 import accel_launch.cli
-from accel_launch import env_command as env_command
-from accel_launch import env_command_parser as env_command_parser
+from accel.commands.parsing import env_command as env_command
+from accel.commands.parsing import env_command_parser as env_command_parser
 
 main = accel_launch.cli.env

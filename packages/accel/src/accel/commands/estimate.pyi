@@ -1,4 +1,5 @@
 import accel_launch.cli
+from accel.commands.parsing import CustomArgumentParser as CustomArgumentParser
 from accel_bigmodel import add_timm_hub_prefix as add_timm_hub_prefix
 from accel_bigmodel import calculate_maximum_sizes as calculate_maximum_sizes
 from accel_bigmodel import check_has_model as check_has_model
@@ -11,7 +12,6 @@ from accel_bigmodel import estimate_training_usage as estimate_training_usage
 from accel_bigmodel import gather_data as gather_data
 from accel_bigmodel import init_empty_weights as init_empty_weights
 from accel_bigmodel import verify_on_hub as verify_on_hub
-from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
 from accel_state.availability import is_timm_available as is_timm_available
 from accel_state.availability import is_transformers_available as is_transformers_available
 

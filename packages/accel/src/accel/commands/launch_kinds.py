@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from accel.commands.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
+from accel.commands.parsing import launch_command
 from accel_launch.commands.launch import plan_of, request_of
-from accel_launch.commands.parsing import launch_command
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.launchers.tpu import xla_variables
 from accel_launch.sagemaker.job import job_of

@@ -4,7 +4,9 @@ import argparse
 
 import pytest
 
-from accel_launch import (
+from accel.commands.parsing import (
+    CustomArgumentParser,
+    clean_option,
     env_command,
     env_command_parser,
     get_config_parser,
@@ -17,7 +19,6 @@ from accel_launch import (
 )
 from accel_launch.cli import HelpFormatter
 from accel_launch.commands.config import default_command_parser, update_command_parser, write_default
-from accel_launch.commands.parsing import CustomArgumentParser, clean_option
 from accel_launch.config.file import read_config
 from accel_launch.request import interpreter_command
 from accel_state.errors import ConfigError
