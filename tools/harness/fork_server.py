@@ -1,7 +1,8 @@
 """Starts scripts by forking a process that has torch imported: tens of milliseconds instead of seconds.
 
 That process forks only from its one thread, before anything has used a thread pool. A child runs its program on the
-main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization; see `COMPLETE_EXIT`.
+main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization, see
+`COMPLETE_EXIT`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PRELOADED = (
 )  # fmt: skip
 """The imports of scripts that take most of their time. None of ours, whose imports are tested."""
 COMPLETE_EXIT = {"TEST_COMPLETE_EXIT": "true"}
-"""Variables for a script whose end is the subject of a test: all libraries are finalized, as in a process of its own."""
+"""Variables for a script whose end is the subject of a test: libraries are finalized as in any process."""
 _spared: dict[str, ModuleType] = {}
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
@@ -285,15 +286,16 @@ def _spare_libraries() -> None:
     """
     if not _spared:
         return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spared))
-    for name in _spared:
-        sys.modules.pop(name, None)
     if (
         sys.platform == "linux"
     ):  # after Python's end, instead of the destructors of torch's tables of operators
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
+    sys.setswitchinterval(60)  # no other thread imports one again
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spared))
+    for name in _spared:
+        sys.modules.pop(name, None)
 
 
 def _end_by_interrupt() -> None:
