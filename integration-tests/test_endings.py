@@ -16,6 +16,7 @@ import preloaded
 import psutil
 import pytest
 
+from tools.harness.fork_server import COMPLETE_EXIT
 from tools.harness.scripts import kill_tree, run_script, start_ranks, torchrun
 
 pytestmark = pytest.mark.engine("long")
@@ -72,7 +73,7 @@ def logged(folder):
 def ended(folder, *, ending):
     # The group's own timeout is half an hour: a run that waits for a collective that nobody joins ends here.
     words = (written(folder), str(folder), ending)
-    done = run_script(*words, num_processes=2, timeout_s=240, preload=preloaded.ACCEL)
+    done = run_script(*words, num_processes=2, env=COMPLETE_EXIT, timeout_s=240, preload=preloaded.ACCEL)
     assert_nobody_is_left(folder)
     return done, logged(folder)
 
@@ -99,7 +100,8 @@ def test_a_script_that_is_done_ends_with_0_and_has_logged_all(outcome):
 
 
 def one_raises(folder):
-    with start_ranks([written(folder), folder, "raise"], 2, preload=preloaded.ACCEL) as ranks:
+    words = [written(folder), folder, "raise"]
+    with start_ranks(words, 2, env=COMPLETE_EXIT, preload=preloaded.ACCEL) as ranks:
         return [(rank.process.wait(timeout=120), rank.stderr) for rank in ranks]
 
 

@@ -1,12 +1,14 @@
 """Starts scripts by forking a process that has torch imported: tens of milliseconds instead of seconds.
 
 That process forks only from its one thread, before anything has used a thread pool. A child runs its program on the
-main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization.
+main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization, see
+`COMPLETE_EXIT`.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -38,6 +40,9 @@ PRELOADED = (
     "torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "psutil",
 )  # fmt: skip
 """The imports of scripts that take most of their time. None of ours, whose imports are tested."""
+COMPLETE_EXIT = {"TEST_COMPLETE_EXIT": "true"}
+"""Variables for a script whose end is the subject of a test: libraries are finalized as in any process."""
+_spared: dict[str, ModuleType] = {}
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
 
@@ -181,9 +186,11 @@ def serve(*modules: str) -> None:
     """Import modules and fork for each request until the client has ended; return in the children, with it run."""
     # The first to be registered, and so the last to run. Python's default is lost in a process that has evaluated code
     # in an exit handler, as libraries do.
+    atexit.register(_spare_libraries)
     atexit.register(_end_by_interrupt)
     for name in modules:
         importlib.import_module(name)
+    _spared.update((name, module) for name, module in sys.modules.items() if _is_spared(name))
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as line:
@@ -243,6 +250,8 @@ def _run(request: int, *streams: int) -> None:
     faulthandler.register(STACKS_SIGNAL)  # to standard error
     with os.fdopen(request, "rb") as file:
         (program, *arguments), environ, folder = pickle.load(file)
+    if environ.keys() & COMPLETE_EXIT.keys():
+        _spared.clear()
     restore(environ)
     os.chdir(folder)
     random.seed()
@@ -261,6 +270,32 @@ def _run(request: int, *streams: int) -> None:
     sys.path[0:1] = [place, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
     exec(compile(source, file_name, "exec"), main.__dict__)
+
+
+def _is_spared(name: str) -> bool:
+    """Whether a module of a library is not finalized; ours are, and the one where torch keeps process groups."""
+    top = name.partition(".")[0]
+    is_ours = top.startswith("accel") or top == "__main__"
+    return not (is_ours or top in sys.stdlib_module_names or name == "torch.distributed.distributed_c10d")
+
+
+def _spare_libraries() -> None:
+    """Leave libraries that were imported before the fork to the kernel: freeing them is most of what a script costs.
+
+    What the program has imported and made is finalized.
+    """
+    if not _spared:
+        return
+    if (
+        sys.platform == "linux"
+    ):  # after Python's end, instead of the destructors of torch's tables of operators
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
+    sys.setswitchinterval(60)  # no other thread imports one again
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spared))
+    for name in _spared:
+        sys.modules.pop(name, None)
 
 
 def _end_by_interrupt() -> None:

@@ -58,8 +58,15 @@ def _live_worlds() -> Iterator[dict[int, World]]:
     _worlds.clear()
 
 
+@pytest.fixture(scope="module")
+def _worlds_of_file(_live_worlds: dict[int, World]) -> Iterator[dict[int, World]]:
+    yield _live_worlds
+    for world in _live_worlds.values():
+        world.leave_group()
+
+
 @pytest.fixture
-def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
+def world(_worlds_of_file: dict[int, World]) -> Callable[[int], World]:
     """Return a function that returns a world of that many live processes, shared by the test session.
 
     They compute on `device_type`, on one GPU all together: a test that wants more than that has room for is skipped.
@@ -68,7 +75,7 @@ def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
     def of_size(num: int) -> World:
         if device_type() != "cpu" and num > MOST_RANKS_OF_A_GPU:
             pytest.skip(f"needs {num} ranks, and one GPU has room for {MOST_RANKS_OF_A_GPU}")
-        return _live_worlds.setdefault(num, World(num, device_type()))
+        return _worlds_of_file.setdefault(num, World(num, device_type()))
 
     return of_size
 

@@ -139,15 +139,21 @@ class World:
         for rank in self._ranks:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
-        self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
+        is_intact = all(outcome.has_intact_group for outcome in outcomes.values())
         if (store := Path(self._store)).exists():  # a rank alone needs none
-            self._has_group = self._has_group and not _KEYS_OF_BODIES.search(store.read_bytes())
-        if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
-            for rank in self._ranks:
-                with suppress(BrokenPipeError):  # one that has died since is replaced by the next `run`
-                    rank.line.send(None)
+            is_intact = is_intact and not _KEYS_OF_BODIES.search(store.read_bytes())
+        self._has_group = True
+        if not is_intact:  # only now that all have answered: leaving breaks the collectives of others
+            self.leave_group()
         self._raise_first_error(outcomes)
         return [pickle.loads(outcomes[number].result) for number in range(self.size)]
+
+    def leave_group(self) -> None:
+        """Have the ranks leave their groups, whose threads wake up a hundred times a second; `run` makes new ones."""
+        for rank in self._ranks if self._has_group else ():
+            with suppress(BrokenPipeError):  # one that has died since is replaced by the next `run`
+                rank.line.send(None)
+        self._has_group = False
 
     @property
     def pids(self) -> list[int]:

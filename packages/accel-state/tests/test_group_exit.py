@@ -15,6 +15,7 @@ from accel_state import group_exit
 from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
+from tools.harness.fork_server import COMPLETE_EXIT
 from tools.harness.scripts import start_ranks
 
 # From Python 3.12 on no thread can be started while the interpreter ends.
@@ -106,7 +107,8 @@ state.wait_for_everyone()
 @contextmanager
 def started_pair(code, *, timeout_s=60):
     """Start two ranks that meet over TCP, as mpirun would: without an agent that watches them."""
-    with start_ranks(["-c", HEADER.replace("TIMEOUT_S", str(timeout_s)) + code], 2) as pair:
+    code = HEADER.replace("TIMEOUT_S", str(timeout_s)) + code
+    with start_ranks(["-c", code], 2, env=COMPLETE_EXIT) as pair:
         yield pair
 
 

@@ -31,6 +31,8 @@ ENDINGS = {
     "error": ("raise KeyError('lost')", 1),
     "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
     "exit handler": ("import atexit; atexit.register(print, 'at the end')", 0),
+    "object": ("class Last:\n    def __del__(self): print('at the end')\nlast = Last()", 0),
+    "output from C": ("import ctypes; ctypes.CDLL(None).puts(b'at the end')", 0),
     "thread": ("import threading; threading.Timer(0.1, print, ['at the end']).start()", 0),
 }
 

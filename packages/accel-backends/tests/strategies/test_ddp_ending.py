@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.strategies.ddp import release_all, release_at_exit
 from accel_state.versions import is_torch_version
+from tools.harness.fork_server import COMPLETE_EXIT
 from tools.harness.scripts import run_script
 
 
@@ -59,7 +60,7 @@ if "end" in sys.argv:
 def trained(folder, *, how):
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    return run_script(script, how, num_processes=2, timeout_s=100)
+    return run_script(script, how, num_processes=2, env=COMPLETE_EXIT, timeout_s=100)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
