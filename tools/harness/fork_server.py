@@ -292,7 +292,7 @@ def _spare_libraries() -> None:
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
-    sys.setswitchinterval(60)  # no other thread imports one again
+    sys.setswitchinterval(1)  # no other thread imports one again in between
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spared))
     for name in _spared:
         sys.modules.pop(name, None)
