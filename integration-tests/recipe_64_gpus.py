@@ -13,9 +13,9 @@ import torch.distributed as dist
 from simulated_ranks import AlikeReports
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401  # registers the backend
 
+from accel.planning.collectives import counted_collectives
 from accel.utils import extract_model_from_parallel
 from accel_checkpoint.saving import saver
-from accel.planning.collectives import counted_collectives
 
 
 def main(script: str, *arguments: str) -> None:

@@ -9,13 +9,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, ParallelismConfig
+from accel.planning.collectives import counted_collectives
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.pipeline.chunks import in_chunks
 from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
 from accel_state.runtime import reset_runtime
-from accel.planning.collectives import counted_collectives
 from tools.harness.device import device_type, on_cpu
 from tools.harness.models import make_batches, make_model
 

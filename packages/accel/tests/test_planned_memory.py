@@ -63,9 +63,7 @@ def test_an_8b_model_in_bf16_with_full_checkpointing():
 
 
 def test_an_8b_model_with_twenty_layers_that_are_not_checkpointed():
-    found = peak(
-        EIGHT_B, torch.bfloat16, own_checkpoints=True, num_unchecked=20, dynamo_plugin=compiled()
-    )
+    found = peak(EIGHT_B, torch.bfloat16, own_checkpoints=True, num_unchecked=20, dynamo_plugin=compiled())
     assert found == pytest.approx(121.02, rel=0.05)
 
 

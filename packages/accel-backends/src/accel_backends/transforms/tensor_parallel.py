@@ -71,30 +71,19 @@ class TensorParallel:
                 module._parameters[key] = first._parameters[first_key]
 
 
-def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
-    """Return along which dimension each parameter that is cut is cut, by its identity.
+def cut_styles(
+    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
+) -> dict[nn.Module, CutStyle]:
+    """Return how each layer is cut that is.
 
     Args:
         model: On any device; it stays as it is.
-        plan: Its plan.
+        styled: The styles of its plan.
         num_ranks: Ranks that share each layer.
 
     Raises:
         ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
     """
-    styles = cut_styles(model, plan.tensor, num_ranks=num_ranks)
-    return {
-        id(parameter): dim
-        for module, style in styles.items()
-        for key, parameter in module.named_parameters(recurse=False)
-        if (dim := style.dim_of(key)) is not None
-    }
-
-
-def cut_styles(
-    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
-) -> dict[nn.Module, CutStyle]:
-    """Return how each layer is cut that is; arguments and errors as in `cut_dims`."""
     if not styled:
         raise ConfigError(
             f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
