@@ -321,6 +321,13 @@ def test_the_sizes_specify_how_many_processes_there_are(plan_kind):
     assert "among 2 ranks (tp)" in text
 
 
+def test_plans_of_several_layouts_are_made_one_after_another(plan_kind):
+    for num_replicas in (1, 2, 1):
+        words = ("--dp_replicate_size", str(num_replicas), "--dp_shard_size", "2", "--tp_size", "2")
+        told = json.loads(plan_kind("llama", *words, "--sequence_length", "8", "--json"))
+        assert ("dp_replicate" in told["moved"]) == (num_replicas > 1)
+
+
 def test_layouts_that_fail_are_listed_with_the_reason(plan_kind):
     words = ("--fit", "4:1GB", "--batch_size", "4", "--sequence_length", "8")
     assert "dp_replicate 2 × dp_shard 2" in plan_kind("t5", *words)

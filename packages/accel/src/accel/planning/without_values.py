@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Private, as of torch 2.13: fake tensors (https://github.com/pytorch/pytorch/issues/95791), the fake process group
-# (https://github.com/pytorch/pytorch/issues/111205) and the tracker of memory have no public names.
+# Private, as of torch 2.13: fake tensors (https://github.com/pytorch/pytorch/issues/113456), the fake process group
+# (https://github.com/pytorch/pytorch/pull/102180) and the tracker (https://github.com/pytorch/pytorch/pull/124688).
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
@@ -129,6 +130,7 @@ def rank_alone(rank: int, num_ranks: int) -> Iterator[None]:
             yield
         finally:
             reset_runtime()
+            _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it knows groups of this run by their ranks
             if dist.is_initialized():
                 dist.destroy_process_group()
 
