@@ -261,6 +261,7 @@ def train_once(
     accelerator: Accelerator, model: nn.Module, optimizer: Any, tokens: torch.Tensor, layout: MeshLayout
 ) -> None:
     """Run a step on tokens ``(batch, length)``, int64 on the CPU, as a user would. Every rank must call it."""
+    tokens = tokens.clone()  # which are cut in place
     parts: AbstractContextManager[object] = nullcontext()
     if layout.cp * layout.sp > 1:
         parts = accelerator.maybe_context_parallel([tokens], [1], {tokens})
