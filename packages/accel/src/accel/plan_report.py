@@ -125,7 +125,7 @@ def _relative_name(unit: Data, parameter: Data) -> str:
 
 
 def fitting_data(proposals: Sequence[Proposal], *, memory: int) -> list[Data]:
-    """Return the layouts that were prepared in bytes, sorted by their traffic, and whether they fit ``memory`` bytes."""
+    """Return what the layouts that were prepared need, in bytes, and whether they fit ``memory`` bytes."""
     return [
         {
             "layout": _layout_data(proposal.layout),

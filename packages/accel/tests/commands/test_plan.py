@@ -321,6 +321,13 @@ def test_the_sizes_specify_how_many_processes_there_are(plan_kind):
     assert "among 2 ranks (tp)" in text
 
 
+def test_plans_of_several_layouts_are_made_one_after_another(plan_kind):
+    for num_replicas in (1, 2, 1):
+        words = ("--dp_replicate_size", str(num_replicas), "--dp_shard_size", "2", "--tp_size", "2")
+        told = json.loads(plan_kind("llama", *words, "--sequence_length", "8", "--json"))
+        assert ("dp_replicate" in told["moved"]) == (num_replicas > 1)
+
+
 def test_layouts_that_fail_are_listed_with_the_reason(plan_kind):
     words = ("--fit", "4:1GB", "--batch_size", "4", "--sequence_length", "8")
     assert "dp_replicate 2 × dp_shard 2" in plan_kind("t5", *words)
@@ -331,8 +338,11 @@ def test_layouts_that_fail_are_listed_with_the_reason(plan_kind):
 
 @pytest.mark.parametrize("axis", ["cp", "sp"])
 def test_ranks_that_share_sequences_send_along_their_axis(plan_kind, axis):
-    words = (f"--{axis}_size", "2", "--dp_shard_size", "2", "--sequence_length", "64", "--json")
-    assert json.loads(plan_kind("llama", *words))["moved"][axis] > 0
+    words = ("--sequence_length", "2048", "--json")
+    alone = json.loads(plan_kind("llama", *words))
+    shared = json.loads(plan_kind("llama", f"--{axis}_size", "2", "--dp_shard_size", "2", *words))
+    assert shared["moved"][axis] > 0
+    assert shared["memory"]["temporary"] == pytest.approx(alone["memory"]["temporary"] / 2, rel=0.2)
 
 
 def test_experts_that_are_spread_send_tokens_of_known_number(plan_kind):

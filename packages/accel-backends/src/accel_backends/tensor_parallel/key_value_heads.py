@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
@@ -65,16 +62,6 @@ class CopiedHeads(ParallelStyle):
         self._parent: Any = parent
         self._num_groups = num_groups
         self._inputs = inputs
-
-    def own_head(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the part of an output of the layer that a rank computes."""
-        return output.narrow(-1, 0, output.shape[-1] // self._num_heads)
-
-    def reduce_heads(self) -> Callable[[], None]:
-        """Set the number of query heads of a rank on the attention, and return a function that restores it."""
-        undo = partial(setattr, self._parent, "num_key_value_groups", self._parent.num_key_value_groups)
-        self._parent.num_key_value_groups = self._num_groups
-        return undo
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         head_dim = module.get_parameter("weight").shape[0] // self._num_heads

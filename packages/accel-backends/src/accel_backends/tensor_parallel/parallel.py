@@ -96,30 +96,19 @@ def own_outputs(modules: Iterable[nn.Module]) -> None:
             module.register_forward_hook(_own_memory)
 
 
-def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
-    """Return the dimension along which each sharded parameter is sharded, by its identity.
+def cut_styles(
+    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
+) -> dict[nn.Module, CutStyle]:
+    """Return how each layer is sharded that is.
 
     Args:
         model: On any device; it stays as it is.
-        plan: Its plan.
-        num_ranks: The number of TP ranks.
+        styled: The styles of its plan.
+        num_ranks: Ranks that share each layer.
 
     Raises:
         ConfigError: If the plan shards nothing, or a layer cannot be sharded as the plan says.
     """
-    styles = cut_styles(model, plan.tensor, num_ranks=num_ranks)
-    return {
-        id(parameter): dim
-        for module, style in styles.items()
-        for key, parameter in module.named_parameters(recurse=False)
-        if (dim := style.dim_of(key)) is not None
-    }
-
-
-def cut_styles(
-    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
-) -> dict[nn.Module, CutStyle]:
-    """Return the style of each sharded layer; arguments and errors as in `cut_dims`."""
     if not styled:
         raise ConfigError(
             f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "

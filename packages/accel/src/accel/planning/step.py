@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,11 @@ from accel_state.errors import ConfigError
 from accel_state.layout_rules import ModelSizes
 from accel_state.mesh_layout import AXES, MeshLayout
 from accel_state.parallelism_config import ParallelismConfig
-from accel_state.parallelism_handlers import PipelineParallelConfig, TorchContextParallelConfig
+from accel_state.parallelism_handlers import (
+    PipelineParallelConfig,
+    PipelineSchedule,
+    TorchContextParallelConfig,
+)
 
 _MOMENTS = 2  # running averages that AdamW keeps of each gradient
 
@@ -52,10 +56,13 @@ class Step:
     is_checkpointed: bool = False
     mixed_precision: str = "no"
     has_ring: bool = False
-    schedule: str = "1f1b"
+    schedule: PipelineSchedule = "1f1b"
 
     def settings(self, layout: MeshLayout, plan: ParallelPlan) -> dict[str, Any]:
         """Return the arguments of an `Accelerator` that trains so."""
+        sizes: dict[str, Any] = {
+            f"{axis}_size": size for axis, size in {**layout.sizes, "ep": layout.ep}.items()
+        }
         return {
             "mixed_precision": self.mixed_precision,
             "fsdp_plugin": FullyShardedDataParallelPlugin(
@@ -64,7 +71,7 @@ class Step:
                 parallel_plan=plan,
             ),
             "parallelism_config": ParallelismConfig(
-                **{f"{axis}_size": size for axis, size in {**layout.sizes, "ep": layout.ep}.items()},
+                **sizes,
                 sp_backend="torch",
                 cp_handler=TorchContextParallelConfig(
                     cp_comm_strategy="alltoall" if self.has_ring else "allgather"
@@ -253,8 +260,9 @@ def measured(run: Callable[[], None], model: nn.Module, optimizer: Any) -> tuple
 def train_once(
     accelerator: Accelerator, model: nn.Module, optimizer: Any, tokens: torch.Tensor, layout: MeshLayout
 ) -> None:
-    """Run a step of training on tokens ``(batch, length)``, as a user would."""
-    parts = nullcontext()
+    """Run a step on tokens ``(batch, length)``, int64 on the CPU, as a user would. Every rank must call it."""
+    tokens = tokens.clone()  # which are cut in place
+    parts: AbstractContextManager[object] = nullcontext()
     if layout.cp * layout.sp > 1:
         parts = accelerator.maybe_context_parallel([tokens], [1], {tokens})
     with parts:
@@ -266,6 +274,10 @@ def train_once(
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Return the loss of a model that takes labels; of others, the cross entropy over what they return first.
+
+    Args:
+        model: Prepared or not.
+        tokens: ``(batch, length)``, on the device of the model.
 
     Raises:
         ConfigError: If the model cannot run on tokens alone.
@@ -282,8 +294,9 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     except ConfigError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        kind = type(model).__name__.removeprefix("FSDP")  # of `fully_shard`
         raise ConfigError(
-            f"The {type(model).__name__.removeprefix('FSDP')} cannot run on tokens alone, so its activations cannot be estimated "
+            f"The {kind} cannot run on tokens alone, so its activations cannot be estimated "
             f"({type(error).__name__}: {str(error).strip()}). Leave out `--sequence_length`."
         ) from error
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-# Private, as of torch 2.13: fake tensors (https://github.com/pytorch/pytorch/issues/95791), the fake process group
-# (https://github.com/pytorch/pytorch/issues/111205) and the tracker of memory have no public names.
+# Private, as of torch 2.13: fake tensors (https://github.com/pytorch/pytorch/issues/113456), the fake process group
+# (https://github.com/pytorch/pytorch/pull/102180) and the tracker (https://github.com/pytorch/pytorch/pull/124688).
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +21,7 @@ from accel.planning.collectives import DispatchMode
 from accel_backends.fsdp.values import replace_tensor
 from accel_ops.named_tensors import named_tensors
 from accel_ops.transport import ProcessGroupTransport, use_transport
+from accel_state.environment import patch_environment
 from accel_state.errors import StateError
 from accel_state.runtime import has_runtime, reset_runtime
 
@@ -30,7 +31,7 @@ _ATEN = torch.ops.aten
 _DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class _KnownNumbers(DispatchMode):
+class _KnownNumbers(DispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the values of whole numbers that come from whole numbers, such as tokens, positions, masks and counts.
 
     Code that decides by them runs as it does in training. What depends on other values is 0, and of experts all are
@@ -83,17 +84,17 @@ class _AlikeRanks(ProcessGroupTransport):
         return [tensor.expand(self.world_size, -1).clone() for tensor in tensors]
 
 
-class Memory(MemTracker):
+class Memory(MemTracker):  # type: ignore[no-untyped-call]
     """Torch's tracker of the memory of a step, without its figures of each module, which take most of its time."""
 
-    supports_higher_order_operators: ClassVar[bool] = True
+    supports_higher_order_operators = True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Whether torch compiles under this mode; under others it runs code as it is."""
         return True
 
-    def _unused(self, *_: object) -> None:
+    def _unused(self, *_: Any, **__: Any) -> Any:
         """Stand in for what is called around each module."""
 
     _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _unused
@@ -119,24 +120,19 @@ def rank_alone(rank: int, num_ranks: int) -> Iterator[None]:
     """
     if has_runtime() or dist.is_initialized():
         raise StateError(
-            "A plan is made by a process that is not part of a run, and this one has an `Accelerator` or a process "
-            "group. Make it before them, or run `accel plan`."
+            "A plan needs a process that is not part of a run, and this one has an `Accelerator` or a process group. "
+            "Use `accel plan`."
         )
     local = min(num_ranks, _RANKS_OF_A_MACHINE)
-    own = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": local}
-    before = dict(os.environ)
-    os.environ |= {name: str(number) for name, number in own.items()}
-    try:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-        yield
-    finally:
-        reset_runtime()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name in own:
-            os.environ.pop(name)
-            if name in before:
-                os.environ[name] = before[name]
+    with patch_environment(rank=rank, local_rank=rank % local, world_size=num_ranks, local_world_size=local):
+        try:
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+            yield
+        finally:
+            reset_runtime()
+            _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it knows groups of this run by their ranks
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 @contextmanager
