@@ -64,6 +64,7 @@ class Supervisor:
         self._grace_period_s = grace_period_s
         self._restarts = restarts
         self._num_restarts = 0
+        self._standby = restarts.standby(plans)
         self._attempt = Attempt((), grace_period_s=grace_period_s)
         self._guard = guard
         self._is_guard_gone = False
@@ -91,12 +92,17 @@ class Supervisor:
                     self._attempt.start(host_environ, self._selector)
                     while self._attempt.has_work(is_interrupted=self._interrupted_by is not None):
                         self._step(events)
+                        if self._standby is not None:
+                            self._standby.look(host_environ)
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 raise
+            finally:
+                if self._standby is not None:
+                    self._standby.close()
         children = self._attempt.children
         return RunEnding(
             tuple(child.ending() for child in children),
@@ -121,10 +127,11 @@ class Supervisor:
                 prefix=self._prefixes[place].replace("${rank}", str(plan.rank)),
                 is_by_line=len(self._plans) > 1 or self._restarts.is_by_line,
                 orders=self._orders[place],
+                standby=self._standby,
             )
             for place, plan in enumerate(self._plans)
         ]
-        self._attempt = Attempt(children, grace_period_s=self._grace_period_s)
+        self._attempt = Attempt(children, grace_period_s=self._grace_period_s, standby=self._standby)
         return True
 
     def _starts_again(self) -> bool:
@@ -163,7 +170,7 @@ class Supervisor:
             self._give_notice()
 
     def _wait_s(self) -> float | None:
-        times_s = [self._attempt.wait_s()]
+        times_s = [self._attempt.wait_s(), None if self._standby is None else self._standby.wait_s]
         if self._notice_at is not None:
             times_s.append(max(0.0, self._notice_at - time.monotonic()))
         return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,0 +1,192 @@
+"""The program of a `Standby`, run by path with the arguments of a rank: ``standby_program.py [-m] SCRIPT ARGUMENTS…``.
+
+It imports the modules that the ranks have imported from site-packages, then forks a rank for each request, until the
+launcher closes the connection, which is its standard input. A fork becomes a child of the launcher, and goes on as
+a Python that has just started: the script does not see how it was started.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the folder of this file, which is not on the path of a rank
+
+import builtins
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from accel_launch.installation import PACKAGES
+from accel_launch.processes.parent_death import end_with_parent
+from accel_launch.processes.signals import FORWARDED_SIGNALS
+from accel_state.environment import recorded_reads, restore, variable
+
+READY = "ready"
+_SITE_PACKAGES = {"site-packages", "dist-packages"}
+_OURS = {name.replace("-", "_") for name in PACKAGES}
+# Their threads, of OpenBLAS and Arrow, end before a fork and start again after it.
+_WITH_THREADS = {"numpy", "scipy", "pyarrow"}
+_NO_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/", "/dev/shm/")  # noqa: S108
+
+
+def main() -> None:
+    """Serve the launcher; return in each rank that was forked, as which this process then runs the script."""
+    sys.argv = sys.argv[1:]
+    with socket.socket(fileno=os.dup(0)) as launcher:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        modules, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
+        path = list(sys.path)
+        sys.path[:] = _installed(path)
+        reason = _import(modules, watched)
+        launcher.sendall((reason or READY).encode())
+        if reason is not None:
+            os._exit(0)
+        sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
+        gc.collect()
+        gc.freeze()  # a collection in a rank would copy the pages that all share
+        while files := socket.recv_fds(launcher, 1, 5)[1]:
+            pid = os.fork()
+            if pid == 0:
+                _leave_to_launcher()
+                break
+            for file in files:
+                os.close(file)
+            os.waitpid(pid, 0)
+        else:
+            os._exit(0)
+    _become_rank(*files)
+
+
+def _unpack(file: int) -> Any:
+    with os.fdopen(file, "rb") as packed:
+        packed.seek(0)
+        return json.load(packed)
+
+
+def _installed(path: Iterable[str]) -> list[str]:
+    """Return the places that hold no files of the user's: not those of ``PYTHONPATH``."""
+    added = {os.path.abspath(place) for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place}
+    return [place for place in path if os.path.abspath(place) not in added or _is_installed(place)]
+
+
+def _is_installed(place: str) -> bool:
+    return not _SITE_PACKAGES.isdisjoint(place.split(os.sep))
+
+
+def _import(modules: Mapping[str, str], watched: Iterable[str]) -> str | None:
+    """Import the installed ones of ``modules``, which maps names to files; return why no rank may be forked."""
+    names = [name for name, file in modules.items() if _is_installed(file) or name.partition(".")[0] in _OURS]
+    num_threads = _num_threads()
+    for name in sorted(names, key=lambda name: name.partition(".")[0] not in _WITH_THREADS):
+        with recorded_reads(watched) as reads:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                return f"`{name}` cannot be imported before the script: {error}"
+        if reads:
+            return f"`{name}` reads `{min(reads)}` when it is imported, which differs between ranks and restarts"
+        if name.partition(".")[0] in _WITH_THREADS and threading.active_count() == 1:
+            num_threads = _num_threads()
+        if _num_threads() > num_threads:
+            return f"`{name}` starts a thread when it is imported"
+        if device := _open_device():
+            return f"`{name}` opens `{device}` when it is imported"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return "a module that it has imported opened a process group"
+    return None
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _open_device() -> str | None:
+    """Return a device that this process has open, which a fork could not use."""
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            file = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the descriptor of the folder itself
+            continue
+        if file.startswith("/dev/") and not file.startswith(_NO_DEVICES):
+            return file
+    return None
+
+
+def _leave_to_launcher() -> None:
+    """Fork once more, and end in the parent; the launcher adopts the other process, which returns."""
+    parent = os.getpid()
+    if os.fork() > 0:
+        os._exit(0)
+    while os.getppid() == parent:
+        time.sleep(0.0002)
+
+
+def _become_rank(request: int, report: int, *streams: int) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.orig_argv[:], environ, folder, launcher_pid = _unpack(request)
+    end_with_parent(launcher_pid)
+    with socket.socket(fileno=report) as launcher:
+        try:
+            launcher.sendall(b"%d" % os.getpid())
+            is_wanted = bool(launcher.recv(1))
+        except OSError:
+            is_wanted = False
+    if not is_wanted:  # the launcher has waited too long, and started another process in its place
+        os._exit(1)
+    restore(environ)
+    os.chdir(folder)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's is seeded by the fork
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+
+
+def run() -> None:
+    """Run the script as ``__main__``, as ``python`` does; an exception shows no frame of this file."""
+    script, *arguments = sys.argv
+    main_module = ModuleType("__main__")
+    namespace = main_module.__dict__
+    namespace["__builtins__"] = builtins
+    sys.modules["__main__"] = main_module
+    try:
+        if script == "-m":
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.getcwd())
+            name, *rest = arguments
+            sys.argv = ["-m", *rest]
+            runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        else:
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+            file = os.path.abspath(script)
+            namespace |= {"__file__": file, "__cached__": None, "__loader__": SourceFileLoader("__main__", file)}
+            with io.open_code(file) as source:
+                code = compile(source.read(), file, "exec")
+            exec(code, namespace)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            assert error.__traceback__ is not None
+            sys.excepthook(type(error), error, error.__traceback__.tb_next)
+            sys.excepthook = lambda *_: None
+        raise
+
+
+if __name__ == "__main__":
+    main()
+    run()
