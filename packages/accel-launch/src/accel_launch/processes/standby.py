@@ -27,6 +27,8 @@ from accel_state.imports_report import REPORT_VARIABLE
 _LOOK_INTERVAL_S = 0.5
 # A fork takes tens of milliseconds; a standby that needs longer than this is stopped or hangs.
 _PATIENCE_S = 10.0
+# Ranks that import the same would need no less than the rest of its imports.
+_IMPORT_PATIENCE_S = 30.0
 _CHUNK = 4096
 # They differ between attempts, in addition to those that differ between ranks.
 _OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT"}
@@ -72,6 +74,10 @@ class Standby:
     def wait_s(self) -> float | None:
         """How long to wait at most before the next `look`; None for any time."""
         return _LOOK_INTERVAL_S if self._process is None and not self._is_refused else None
+
+    def is_awaited(self, since_s: float) -> bool:
+        """Whether ranks that have waited ``since_s`` wait on: until it has imported everything, but not forever."""
+        return not self._hear() and self.pid is not None and since_s < _IMPORT_PATIENCE_S
 
     def look(self, host_environ: Mapping[str, str]) -> None:
         """Start it if a rank has prepared meanwhile."""

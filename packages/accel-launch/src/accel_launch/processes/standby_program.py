@@ -163,6 +163,8 @@ def run() -> None:
     main_module = ModuleType("__main__")
     namespace = main_module.__dict__
     namespace["__builtins__"] = builtins
+    if "__annotations__" in globals():  # Python 3.14 makes them when they are asked for
+        namespace["__annotations__"] = {}
     sys.modules["__main__"] = main_module
     try:
         if script == "-m":
@@ -182,7 +184,8 @@ def run() -> None:
     except BaseException as error:
         if not isinstance(error, SystemExit):
             assert error.__traceback__ is not None
-            sys.excepthook(type(error), error, error.__traceback__.tb_next)
+            error.__traceback__ = error.__traceback__.tb_next
+            sys.excepthook(type(error), error, error.__traceback__)
             sys.excepthook = lambda *_: None
         raise
 

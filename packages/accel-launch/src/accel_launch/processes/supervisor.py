@@ -97,6 +97,7 @@ class Supervisor:
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
+                    self._await_standby(events, host_environ)
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 raise
@@ -147,6 +148,15 @@ class Supervisor:
             f"({self._num_restarts} of {self._restarts.maximum})."
         )
         return True
+
+    def _await_standby(self, events: int, host_environ: Mapping[str, str]) -> None:
+        """Let a standby that has started import the rest, unless the run is to end."""
+        if self._standby is None:
+            return
+        self._standby.look(host_environ)
+        begin = time.monotonic()
+        while not self._is_to_end and self._standby.is_awaited(time.monotonic() - begin):
+            self._step(events)
 
     def _step(self, events: int) -> None:
         ready = [
