@@ -50,7 +50,7 @@ class Count:
 count = Count()
 accelerator.register_for_checkpointing(count)
 accelerator.load_state(missing_ok=True, restore_loaders=True)
-with open(folder / "steps", "a", buffering=1) as steps:
+with (folder / "steps").open("a", buffering=1) as steps:
     while True:
         for (batch,) in loader:
             loss = (model(batch) - batch).square().mean()

@@ -29,7 +29,7 @@ LAUNCHERS = {
     "accel": f"{sys.executable} -m accel_launch launch --cpu --num_processes 2 --quiet --max_restarts {_NUM_RESTARTS}",
     "torchrun": f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 --max_restarts {_NUM_RESTARTS}",
 }
-_PATIENCE_S = 120.0
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,7 @@ def train(
             assert supervisor is not None
             recoveries, usages = [], [_usage(supervisor)]
             while gap_s is not None and (
-                time.time() + gap_s < first.at + seconds
-                if num_kills is None
-                else len(recoveries) < num_kills
+                time.time() + gap_s < first.at + seconds if num_kills is None else len(recoveries) < num_kills
             ):
                 time.sleep(gap_s)
                 latest = _steps(folder)[-1].attempt

@@ -19,7 +19,9 @@ from accel_launch.processes.output import log_folder
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives forks of a standby to the launcher")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux gives forks of a standby to the launcher"
+)
 
 # Every script reports as `prepare` does, with which the standby starts.
 REPORT = """
@@ -40,12 +42,12 @@ def start(
     as_module: bool = False,
 ) -> RunEnding:
     """Run the ranks as `accel launch --max_restarts` does."""
-    program = ("-m", script.stem) if as_module else (str(script),)
+    program = ("-m", script.stem) if as_module else (f"./{script.name}",)
     plans = [
         ProcessPlan(
             (sys.executable, "-u", *program, *arguments),
             script.parent,
-            {"RANK": str(rank), "ACCEL_PLAIN": "1", **(environ or {})},
+            {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "0", **(environ or {})},
             rank=rank,
         )
         for rank in range(num_ranks)
@@ -153,10 +155,20 @@ def test_the_standby_imports_what_is_installed_and_no_file_of_the_user(tmp_path,
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "starts a thread"),
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "starts a thread",
+        ),
         ("file = open('/dev/full', 'w')", "opens `/dev/full`"),
         ("import os\nrank = os.environ.get('RANK', '-1')", "reads `RANK`"),
-        ("import __main__\nif not hasattr(__main__, 'REPORTS'): raise ImportError('only there')", "only there"),
+        (
+            "import os\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']",
+            "reads `TORCHELASTIC_RESTART_COUNT`",
+        ),
+        (
+            "import __main__\nif not hasattr(__main__, 'REPORTS'): raise ImportError('only there')",
+            "only there",
+        ),
         ("import os, __main__\nif not hasattr(__main__, 'REPORTS'): os._exit(1)", "it has ended"),
     ],
 )
@@ -183,6 +195,19 @@ def test_threads_of_openblas_are_accepted_and_work_after_the_fork(tmp_path, capf
     start(script, str(tmp_path), restarts=2)
     assert capfd.readouterr().out.splitlines() == ["False 600.0", "True 600.0", "True 600.0"]
     assert len({(tmp_path / str(attempt)).read_text() for attempt in range(3)}) == 3  # seeded anew
+
+
+@pytest.mark.engine("libraries")
+def test_threads_of_arrow_are_accepted_and_work_after_the_fork(tmp_path, capfd):
+    code = "print(is_warm, pyarrow.compute.sum(pyarrow.array(range(10**6))), flush=True)\nsys.exit(1)"
+    script = tmp_path / "script.py"
+    script.write_text("import datasets, pyarrow.compute\n" + REPORT + code)
+    start(script, restarts=2)
+    assert capfd.readouterr().out.splitlines() == [
+        "False 499999500000",
+        "True 499999500000",
+        "True 499999500000",
+    ]
 
 
 def test_ranks_that_run_when_another_fails_get_the_signal(tmp_path, capfd):
@@ -243,10 +268,10 @@ with log_folder(LogSettings()) as logs:
 
 @pytest.mark.parametrize("whom", ["launcher", "supervisor"])
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, whom):
-    code = "import time\nif attempt == 0:\n    sys.exit(1)\nprint(os.getpid(), os.getppid(), flush=True)\ntime.sleep(120)"
+    code = "import time\nif attempt == 0:\n    sys.exit(1)\nprint(os.getppid(), flush=True)\ntime.sleep(120)"
     command = [sys.executable, "-c", LAUNCHER, str(write(tmp_path, code))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
-        rank, supervisor = map(int, launcher.stdout.readline().split())
+        supervisor = int(launcher.stdout.readline())
         family = psutil.Process(supervisor).children(recursive=True)
         assert len(family) == 2  # the rank and the standby
         os.kill(launcher.pid if whom == "launcher" else supervisor, signal.SIGKILL)

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,9 +25,9 @@ from accel_state.imports_report import REPORT_VARIABLE
 # How often it is looked whether a rank has prepared.
 _LOOK_INTERVAL_S = 0.5
 # A fork takes tens of milliseconds; a standby that needs longer than this is stopped or hangs.
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 # Ranks that import the same would need no less than the rest of its imports.
-_IMPORT_PATIENCE_S = 30.0
+_IMPORT_PATIENCE_S = 120.0
 _CHUNK = 4096
 # They differ between attempts, in addition to those that differ between ranks.
 _OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT"}
@@ -76,8 +75,13 @@ class Standby:
         return _LOOK_INTERVAL_S if self._process is None and not self._is_refused else None
 
     def is_awaited(self, since_s: float) -> bool:
-        """Whether ranks that have waited ``since_s`` wait on: until it has imported everything, but not forever."""
-        return not self._hear() and self.pid is not None and since_s < _IMPORT_PATIENCE_S
+        """Whether ranks that have waited ``since_s`` wait on, until it has imported everything."""
+        if self._hear() or self.pid is None:
+            return False
+        if since_s > _IMPORT_PATIENCE_S:
+            self._is_refused = True
+            self._refuse(f"its imports take more than {_IMPORT_PATIENCE_S:.0f} s")
+        return not self._is_refused
 
     def look(self, host_environ: Mapping[str, str]) -> None:
         """Start it if a rank has prepared meanwhile."""
@@ -86,22 +90,26 @@ class Standby:
 
     def _start(self, modules: Mapping[str, str], host_environ: Mapping[str, str]) -> None:
         environs = [plan.with_variables(**self.variables).environ_on(host_environ) for plan in self._plans]
-        common = dict(set.intersection(*(set(environ.items()) for environ in environs)))
-        watched = _OF_ATTEMPTS.union(*environs).difference(common)
+        common = set.intersection(*(set(environ.items()) for environ in environs))
+        environ = {name: value for name, value in common if name not in _OF_ATTEMPTS}
+        watched = _OF_ATTEMPTS.union(*environs).difference(environ)
         self._line, theirs = socket.socketpair()
-        # Its forks have to be in the group of the ranks, so it is, too; signals to the group are not for it.
-        with theirs, blocked(FORWARDED_SIGNALS):
-            self._process = subprocess.Popen(
-                tied_to_parent(self._argv, parent_pid=os.getpid()),
-                env=common,
-                cwd=self._plans[0].cwd,
-                stdin=theirs,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        with _packed([modules, sorted(watched)]) as request:
-            with suppress(BrokenPipeError):  # it could not start, which its answer will say
+        try:
+            # Its forks have to be in the group of the ranks, so it is, too; signals to the group are not for it.
+            with theirs, blocked(FORWARDED_SIGNALS):
+                self._process = subprocess.Popen(
+                    tied_to_parent(self._argv, parent_pid=os.getpid()),
+                    env=environ,
+                    cwd=self._plans[0].cwd,
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            with _packed([modules, sorted(watched)]) as request:
                 socket.send_fds(self._line, [b"!"], [request.fileno()])
+        except OSError as error:  # the run goes on without it, as where its folder is gone
+            self._is_refused = True
+            self._refuse(f"it cannot be started: {error}")
 
     def fork(self, plan: ProcessPlan, environ: Mapping[str, str], streams: Sequence[int]) -> int | None:
         """Start a process of ``plan`` as a child of this process, with these standard streams; return its number.
@@ -134,13 +142,18 @@ class Standby:
 
     def _hear(self) -> bool:
         """Return whether it is ready."""
-        if self._line is not None and not self._is_ready:
-            with suppress(BlockingIOError):  # it still imports
-                answer = self._line.recv(_CHUNK, socket.MSG_DONTWAIT).decode()
-                self._is_ready = answer == standby_program.READY
-                if not self._is_ready:
-                    self._is_refused = bool(answer)
-                    self._refuse(answer or "it has ended")
+        if self._line is None or self._is_ready:
+            return self._is_ready
+        try:
+            answer = self._line.recv(_CHUNK, socket.MSG_DONTWAIT).decode()
+        except BlockingIOError:  # it still imports
+            return False
+        except ConnectionResetError:
+            answer = ""
+        self._is_ready = answer == standby_program.READY
+        if not self._is_ready:
+            self._is_refused = bool(answer)
+            self._refuse(answer or "it has ended")
         return self._is_ready
 
     def _refuse(self, reason: str) -> None:

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -79,12 +80,12 @@ def _unpack(file: int) -> Any:
 
 def _installed(path: Iterable[str]) -> list[str]:
     """Return the places that hold no files of the user's: not those of ``PYTHONPATH``."""
-    added = {os.path.abspath(place) for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place}
-    return [place for place in path if os.path.abspath(place) not in added or _is_installed(place)]
+    added = {Path(place).absolute() for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place}
+    return [place for place in path if Path(place).absolute() not in added or _is_installed(place)]
 
 
 def _is_installed(place: str) -> bool:
-    return not _SITE_PACKAGES.isdisjoint(place.split(os.sep))
+    return not _SITE_PACKAGES.isdisjoint(Path(place).parts)
 
 
 def _import(modules: Mapping[str, str], watched: Iterable[str]) -> str | None:
@@ -95,10 +96,13 @@ def _import(modules: Mapping[str, str], watched: Iterable[str]) -> str | None:
         with recorded_reads(watched) as reads:
             try:
                 importlib.import_module(name)
-            except ImportError as error:
-                return f"`{name}` cannot be imported before the script: {error}"
+            except (ImportError, KeyError) as error:
+                if not reads:  # the variables that are watched are not set here
+                    return f"`{name}` cannot be imported before the script: {error}"
         if reads:
-            return f"`{name}` reads `{min(reads)}` when it is imported, which differs between ranks and restarts"
+            return (
+                f"`{name}` reads `{min(reads)}` when it is imported, which differs between ranks and restarts"
+            )
         if name.partition(".")[0] in _WITH_THREADS and threading.active_count() == 1:
             num_threads = _num_threads()
         if _num_threads() > num_threads:
@@ -112,14 +116,14 @@ def _import(modules: Mapping[str, str], watched: Iterable[str]) -> str | None:
 
 
 def _num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _open_device() -> str | None:
     """Return a device that this process has open, which a fork could not use."""
-    for number in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            file = os.readlink(f"/proc/self/fd/{number}")
+            file = str(descriptor.readlink())
         except FileNotFoundError:  # the descriptor of the folder itself
             continue
         if file.startswith("/dev/") and not file.startswith(_NO_DEVICES):
@@ -169,22 +173,28 @@ def run() -> None:
     try:
         if script == "-m":
             if not sys.flags.safe_path:
-                sys.path.insert(0, os.getcwd())
+                sys.path.insert(0, str(Path.cwd()))
             name, *rest = arguments
             sys.argv = ["-m", *rest]
             runpy._run_module_as_main(name)  # type: ignore[attr-defined]
         else:
             if not sys.flags.safe_path:
-                sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-            file = os.path.abspath(script)
-            namespace |= {"__file__": file, "__cached__": None, "__loader__": SourceFileLoader("__main__", file)}
+                sys.path.insert(0, str(Path(script).resolve().parent))
+            file = (
+                script if script.startswith("/") else f"{Path.cwd()}/{script}"
+            )  # with any `..`, as Python has it
+            namespace |= {
+                "__file__": file,
+                "__cached__": None,
+                "__loader__": SourceFileLoader("__main__", file),
+            }
             with io.open_code(file) as source:
                 code = compile(source.read(), file, "exec")
-            exec(code, namespace)
+            exec(code, namespace)  # noqa: S102 - it is the program
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            assert error.__traceback__ is not None
-            error.__traceback__ = error.__traceback__.tb_next
+            traceback = error.__traceback__
+            error.__traceback__ = traceback and traceback.tb_next
             sys.excepthook(type(error), error, error.__traceback__)
             sys.excepthook = lambda *_: None
         raise
