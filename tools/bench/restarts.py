@@ -1,7 +1,7 @@
 """Kill a rank every few seconds: ``python -m tools.bench.restarts``, inside the environment of the tests.
 
-Measures for each launcher the seconds from a kill to the first new step, and the goodput: the steps that count per
-second, in percent of those of the same training without kills. Checks that losses are those of that training.
+Measures for each launcher the seconds from a kill to the first new step, and the goodput: the share of the time that
+was spent on steps that count. Checks that losses are those of a training without kills.
 """
 
 from __future__ import annotations
@@ -59,9 +59,17 @@ class Progress:
     output: str
 
     @property
-    def steps_per_s(self) -> float:
-        """The steps that count, per second since the first."""
-        return (max(each.step for each in self.steps) - self.steps[0].step) / self.seconds
+    def step_s(self) -> float:
+        """The mean time of a step, with the saves, without restarts."""
+        pairs = zip(self.steps, self.steps[1:], strict=False)
+        return statistics.fmean(
+            after.at - before.at for before, after in pairs if before.attempt == after.attempt
+        )
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that was spent on steps that count, each once."""
+        return (max(each.step for each in self.steps) - self.steps[0].step) * self.step_s / self.seconds
 
     @property
     def losses(self) -> dict[int, set[str]]:
@@ -92,7 +100,8 @@ def train(
             first = _wait_for_attempt(launcher, folder, 0)
             supervisor = psutil.Process(int((folder / "rank_0").read_text())).parent()
             assert supervisor is not None
-            recoveries, usages = [], [_usage(supervisor)]
+            recoveries: list[float] = []
+            usages = [_usage(supervisor)]
             while gap_s is not None and (
                 time.time() + gap_s < first.at + seconds if num_kills is None else len(recoveries) < num_kills
             ):
@@ -116,13 +125,13 @@ def train(
                 raise
         _, alive = psutil.wait_procs(family, timeout=10)
         log.seek(0)
-        descriptors, memory = zip(*(usages[min(1, len(usages) - 1)], usages[-1]), strict=True)
+        once, often = usages[min(1, len(usages) - 1)], usages[-1]
         return Progress(
             last - first.at,
             tuple(_steps(folder)),
             tuple(recoveries),
-            descriptors,
-            memory,
+            (once[0], often[0]),
+            (once[1], often[1]),
             tuple(process.pid for process in alive),
             log.read(),
         )
@@ -163,7 +172,7 @@ def main(words: Sequence[str]) -> int:
     launchers = LAUNCHERS | dict(each.split("=", 1) for each in given.launcher or ())
     launchers = {name: command for name, command in launchers.items() if name in (given.only or launchers)}
     undisturbed = train(shlex.split(LAUNCHERS["accel"]), seconds=min(given.seconds, 60.0))
-    print(f"undisturbed: {undisturbed.steps_per_s:.1f} steps/s, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"undisturbed: {1 / undisturbed.step_s:.1f} steps/s, load {os.getloadavg()[0]:.1f}", flush=True)
     for name, command in launchers.items():
         got = train(shlex.split(command), seconds=given.seconds, gap_s=given.gap, num_kills=given.kills)
         same = all(
@@ -173,7 +182,7 @@ def main(words: Sequence[str]) -> int:
         print(
             f"{name}: {len(got.recoveries_s)} kills, {statistics.median(got.recoveries_s):.2f} s to the first new step "
             f"({min(got.recoveries_s):.2f} to {max(got.recoveries_s):.2f}), goodput "
-            f"{got.steps_per_s / undisturbed.steps_per_s:.0%}, losses {'equal' if same else 'DIFFER'}, descriptors "
+            f"{got.goodput:.0%}, losses {'equal' if same else 'DIFFER'}, descriptors "
             f"{got.num_descriptors}, memory {got.memory_mib[0]:.0f} to {got.memory_mib[1]:.0f} MiB, "
             f"{len(got.left)} processes left, load {os.getloadavg()[0]:.1f}",
             flush=True,

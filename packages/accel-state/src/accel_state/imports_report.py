@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from accel_state.environment import variable
 
@@ -26,7 +25,7 @@ def report_imports() -> None:
         return
     modules = {}
     for name, module in tuple(sys.modules.items()):
-        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        spec = getattr(module, "__spec__", None)
         if spec is not None and spec.name == name and spec.has_location and spec.origin is not None:
             modules[name] = spec.origin
     whole = Path(f"{path}.{os.getpid()}")

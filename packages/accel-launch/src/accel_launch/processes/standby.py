@@ -101,7 +101,7 @@ class Standby:
                     tied_to_parent(self._argv, parent_pid=os.getpid()),
                     env=environ,
                     cwd=self._plans[0].cwd,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )

@@ -23,7 +23,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -88,7 +88,7 @@ def _is_installed(place: str) -> bool:
     return not _SITE_PACKAGES.isdisjoint(Path(place).parts)
 
 
-def _import(modules: Mapping[str, str], watched: Iterable[str]) -> str | None:
+def _import(modules: Mapping[str, str], watched: Collection[str]) -> str | None:
     """Import the installed ones of ``modules``, which maps names to files; return why no rank may be forked."""
     names = [name for name, file in modules.items() if _is_installed(file) or name.partition(".")[0] in _OURS]
     num_threads = _num_threads()
