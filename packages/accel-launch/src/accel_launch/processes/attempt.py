@@ -50,9 +50,9 @@ class Restarts:
         """Return the process to fork ranks from that start again, None if they do not or if none can be."""
         if not self.maximum or self.logs is None:
             return None
-        from accel_launch.processes.standby import Standby
+        from accel_launch.processes.standby import Standby, can_be_forked
 
-        return Standby.of(plans, self.logs.path / "imports.json")
+        return Standby(plans, self.logs.path / "imports.json") if can_be_forked(plans) else None
 
     def child(
         self,
@@ -63,13 +63,10 @@ class Restarts:
         prefix: str,
         is_by_line: bool,
         orders: Callable[[int], bytes] | None,
-        standby: Standby | None,
     ) -> Child:
         """Return the process at ``place`` in an attempt, counted from 0, with the variables that torchrun sets."""
         attempt += self.attempt
         variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)} if attempt else {}
-        if standby is not None:
-            variables |= standby.variables
         logs = None if self.logs is None else self.logs.of(attempt, place)
         if logs is not None:
             variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)

@@ -79,23 +79,21 @@ class Child:
         environ, output = self.plan.environ_on(host_environ), self.output
         streams = (orders_for_it or 0, output.stdout, output.stderr)
         forked = None if standby is None else standby.fork(self.plan, environ, streams)
-        self.pid = forked or self._start(environ, orders_for_it)
+        if forked is None:
+            process = subprocess.Popen(
+                tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
+                env=environ,
+                cwd=self.plan.cwd,
+                stdin=orders_for_it,
+                stdout=output.stdout,
+                stderr=output.stderr,
+            )
+            process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
+        self.pid = forked or process.pid
         if orders_for_it is not None:
             os.close(orders_for_it)
             self._order(self.orders or b"")
         self.output.started()
-
-    def _start(self, environ: Mapping[str, str], orders: int | None) -> int:
-        process = subprocess.Popen(
-            tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
-            env=environ,
-            cwd=self.plan.cwd,
-            stdin=orders,
-            stdout=self.output.stdout,
-            stderr=self.output.stderr,
-        )
-        process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
-        return process.pid
 
     def note_end(self, status: int) -> None:
         """Take note that it has ended, with what `os.waitpid` says of it."""

@@ -1,7 +1,6 @@
 """A process that has imported what the ranks of this machine import: after a failure they are forked from it.
 
-It starts once a rank has prepared, and so has imported what it needs, and stays for all restarts of the run. Where
-ranks cannot be forked from it, they start as ever, and one line says why.
+It starts once a rank has prepared, and stays for all restarts of the run. Where ranks cannot be forked, a line says why.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -34,27 +34,14 @@ _OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT"}
 
 
 class Standby:
-    """The standby of a run whose ranks have the ``plans`` and report what they have imported in the file ``report``."""
+    """The standby of ranks that run one program, and report what they have imported in the file ``report``."""
 
-    @classmethod
-    def of(cls, plans: Sequence[ProcessPlan], report: Path) -> Standby | None:
-        """Return a standby for processes that are Python with one program; None for others, and not on Linux."""
-        commands = {(plan.argv, plan.cwd) for plan in plans}
-        if sys.platform != "linux" or len(commands) != 1:
-            return None
-        argv = plans[0].argv
-        end = argv.index("-u") + 1 if argv[0] == sys.executable and "-u" in argv else len(argv)
-        is_script = end < len(argv) and (argv[end] == "-m" or not argv[end].startswith("-"))
-        return cls(plans, report, argv[:end], argv[end:]) if is_script else None
-
-    def __init__(
-        self, plans: Sequence[ProcessPlan], report: Path, interpreter: Sequence[str], program: Sequence[str]
-    ) -> None:
-        self._plans = plans
+    def __init__(self, plans: Sequence[ProcessPlan], report: Path) -> None:
+        self.plans = [plan.with_variables(**{REPORT_VARIABLE: str(report)}) for plan in plans]
         self._report = report
-        self._argv = (*interpreter, standby_program.__file__, *program)
         self._line: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
         self._is_ready = False
         self._is_refused = False
 
@@ -65,75 +52,61 @@ class Standby:
         return None if process is None or process.returncode is not None else process.pid
 
     @property
-    def variables(self) -> dict[str, str]:
-        """What the ranks need to report what they have imported."""
-        return {REPORT_VARIABLE: str(self._report)}
-
-    @property
     def wait_s(self) -> float | None:
         """How long to wait at most before the next `look`; None for any time."""
         return _LOOK_INTERVAL_S if self._process is None and not self._is_refused else None
 
-    def is_awaited(self, since_s: float) -> bool:
-        """Whether ranks that have waited ``since_s`` wait on, until it has imported everything."""
-        if self._hear() or self.pid is None:
-            return False
-        if since_s > _IMPORT_PATIENCE_S:
-            self._is_refused = True
-            self._refuse(f"its imports take more than {_IMPORT_PATIENCE_S:.0f} s")
-        return not self._is_refused
+    def is_awaited(self) -> bool:
+        """Whether ranks that start again should wait for it to import the rest."""
+        if not self._hear() and self.pid is not None and time.monotonic() > self._deadline:
+            self._refuse(f"its imports take more than {_IMPORT_PATIENCE_S:.0f} s", for_good=True)
+        return not self._is_ready and self.pid is not None
 
     def look(self, host_environ: Mapping[str, str]) -> None:
         """Start it if a rank has prepared meanwhile."""
-        if self.wait_s is not None and self._report.exists():
-            self._start(json.loads(self._report.read_text()), host_environ)
-
-    def _start(self, modules: Mapping[str, str], host_environ: Mapping[str, str]) -> None:
-        environs = [plan.with_variables(**self.variables).environ_on(host_environ) for plan in self._plans]
+        if self.wait_s is None or not self._report.exists():
+            return
+        environs = [plan.environ_on(host_environ) for plan in self.plans]
         common = set.intersection(*(set(environ.items()) for environ in environs))
         environ = {name: value for name, value in common if name not in _OF_ATTEMPTS}
         watched = _OF_ATTEMPTS.union(*environs).difference(environ)
+        argv = self.plans[0].argv
+        place = argv.index("-u") + 1
+        program = (*argv[:place], standby_program.__file__, *argv[place:])
         self._line, theirs = socket.socketpair()
+        self._deadline = time.monotonic() + _IMPORT_PATIENCE_S
         try:
             # Its forks have to be in the group of the ranks, so it is, too; signals to the group are not for it.
             with theirs, blocked(FORWARDED_SIGNALS):
                 self._process = subprocess.Popen(
-                    tied_to_parent(self._argv, parent_pid=os.getpid()),
+                    tied_to_parent(program, parent_pid=os.getpid()),
                     env=environ,
-                    cwd=self._plans[0].cwd,
+                    cwd=self.plans[0].cwd,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-            with _packed([modules, sorted(watched)]) as request:
+            with _packed([json.loads(self._report.read_text()), sorted(watched)]) as request:
                 socket.send_fds(self._line, [b"!"], [request.fileno()])
         except OSError as error:  # the run goes on without it, as where its folder is gone
-            self._is_refused = True
-            self._refuse(f"it cannot be started: {error}")
+            self._refuse(f"it cannot be started: {error}", for_good=True)
 
     def fork(self, plan: ProcessPlan, environ: Mapping[str, str], streams: Sequence[int]) -> int | None:
-        """Start a process of ``plan`` as a child of this process, with these standard streams; return its number.
-
-        Returns:
-            None if it cannot be forked, and has to be started.
-        """
-        if not self._hear():
+        """Start a child of this process with these streams; return its number, None if it cannot be forked."""
+        if self._line is None or not self._hear():
             return None
-        assert self._line is not None
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE_S)
-        request = _packed([plan.argv, dict(environ), str(plan.cwd), os.getpid()])
-        with ours, request:
+        with ours, _packed([plan.argv, dict(environ), str(plan.cwd), os.getpid()]) as request:
             try:
                 with theirs:
                     socket.send_fds(self._line, [b"!"], [request.fileno(), theirs.fileno(), *streams])
-                pid = int(ours.recv(_CHUNK) or -1)
+                pid = int(ours.recv(_CHUNK))
                 ours.send(b"!")
-            except OSError:  # it has ended, or does not answer
-                pid = -1
-        if pid == -1:
-            self._refuse("it has ended")
-        return None if pid == -1 else pid
+                return pid
+            except (OSError, ValueError):  # it, or its fork, has written nothing
+                self._refuse("it has ended")
+                return None
 
     def note_end(self) -> None:
         """Take note that its process has ended, and was waited for."""
@@ -142,26 +115,25 @@ class Standby:
 
     def _hear(self) -> bool:
         """Return whether it is ready."""
-        if self._line is None or self._is_ready:
-            return self._is_ready
-        try:
-            answer = self._line.recv(_CHUNK, socket.MSG_DONTWAIT).decode()
-        except BlockingIOError:  # it still imports
-            return False
-        except ConnectionResetError:
-            answer = ""
-        self._is_ready = answer == standby_program.READY
-        if not self._is_ready:
-            self._is_refused = bool(answer)
-            self._refuse(answer or "it has ended")
+        if self._line is not None and not self._is_ready:
+            try:
+                answer = self._line.recv(_CHUNK, socket.MSG_DONTWAIT).decode()
+            except BlockingIOError:  # it still imports
+                return False
+            except ConnectionResetError:
+                answer = ""
+            self._is_ready = answer == standby_program.READY
+            if not self._is_ready:
+                self._refuse(answer or "it has ended", for_good=bool(answer))
         return self._is_ready
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, *, for_good: bool = False) -> None:
         write_beside(f"The ranks start without the standby: {reason}.")
+        self._is_refused = for_good
         self.close()
 
     def close(self) -> None:
-        """End it. The next one starts after the ranks have prepared again, unless there is none for them."""
+        """End it. The next one starts once the ranks have prepared again, unless it was refused for good."""
         if self._line is not None:
             self._line.close()
         if self._process is not None:
@@ -170,6 +142,14 @@ class Standby:
         self._line = self._process = None
         self._is_ready = False
         self._report.unlink(missing_ok=True)
+
+
+def can_be_forked(plans: Sequence[ProcessPlan]) -> bool:
+    """Whether the processes of ``plans`` can be forks of a standby: Python with one program, on Linux."""
+    argv = plans[0].argv
+    after = argv[argv.index("-u") + 1 :] if argv[0] == sys.executable and "-u" in argv else ()
+    is_program = bool(after) and (after[0] == "-m" or not after[0].startswith("-"))
+    return sys.platform == "linux" and is_program and all(plan.argv == argv for plan in plans)
 
 
 def _packed(content: object) -> BinaryIO:

@@ -1,8 +1,8 @@
 """The program of a `Standby`, run by path with the arguments of a rank: ``standby_program.py [-m] SCRIPT ARGUMENTS…``.
 
-It imports the modules that the ranks have imported from site-packages, then forks a rank for each request, until the
-launcher closes the connection, which is its standard input. A fork becomes a child of the launcher, and goes on as
-a Python that has just started: the script does not see how it was started.
+It imports what the ranks have imported from site-packages, then forks a rank for each request, until the launcher
+closes the connection, its standard input. A fork becomes a child of the launcher, and runs the script as a Python does
+that has just started.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the folder of this file, which is not on the path of a rank
 
-import builtins
 import gc
 import importlib
-import io
 import json
 import os
 import runpy
@@ -23,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -45,13 +43,14 @@ _NO_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tt
 def main() -> None:
     """Serve the launcher; return in each rank that was forked, as which this process then runs the script."""
     sys.argv = sys.argv[1:]
-    with socket.socket(fileno=os.dup(0)) as launcher:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+    with socket.socket(fileno=0) as launcher:
         modules, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
         path = list(sys.path)
-        sys.path[:] = _installed(path)
+        # The folders of `PYTHONPATH` may hold files of the user's.
+        added = {
+            Path(place).absolute() for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place
+        }
+        sys.path[:] = [each for each in path if Path(each).absolute() not in added or _is_installed(each)]
         reason = _import(modules, watched)
         launcher.sendall((reason or READY).encode())
         if reason is not None:
@@ -78,12 +77,6 @@ def _unpack(file: int) -> Any:
         return json.load(packed)
 
 
-def _installed(path: Iterable[str]) -> list[str]:
-    """Return the places that hold no files of the user's: not those of ``PYTHONPATH``."""
-    added = {Path(place).absolute() for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place}
-    return [place for place in path if Path(place).absolute() not in added or _is_installed(place)]
-
-
 def _is_installed(place: str) -> bool:
     return not _SITE_PACKAGES.isdisjoint(Path(place).parts)
 
@@ -100,9 +93,7 @@ def _import(modules: Mapping[str, str], watched: Collection[str]) -> str | None:
                 if not reads:  # the variables that are watched are not set here
                     return f"`{name}` cannot be imported before the script: {error}"
         if reads:
-            return (
-                f"`{name}` reads `{min(reads)}` when it is imported, which differs between ranks and restarts"
-            )
+            return f"`{name}` reads `{min(reads)}`, which differs between ranks and restarts, when it is imported"
         if name.partition(".")[0] in _WITH_THREADS and threading.active_count() == 1:
             num_threads = _num_threads()
         if _num_threads() > num_threads:
@@ -121,14 +112,9 @@ def _num_threads() -> int:
 
 def _open_device() -> str | None:
     """Return a device that this process has open, which a fork could not use."""
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            file = str(descriptor.readlink())
-        except FileNotFoundError:  # the descriptor of the folder itself
-            continue
-        if file.startswith("/dev/") and not file.startswith(_NO_DEVICES):
-            return file
-    return None
+    files = (str(descriptor.resolve()) for descriptor in Path("/proc/self/fd").iterdir())
+    devices = (file for file in files if file.startswith("/dev/") and not file.startswith(_NO_DEVICES))
+    return next(devices, None)
 
 
 def _leave_to_launcher() -> None:
@@ -147,13 +133,9 @@ def _become_rank(request: int, report: int, *streams: int) -> None:
     sys.orig_argv[:], environ, folder, launcher_pid = _unpack(request)
     end_with_parent(launcher_pid)
     with socket.socket(fileno=report) as launcher:
-        try:
-            launcher.sendall(b"%d" % os.getpid())
-            is_wanted = bool(launcher.recv(1))
-        except OSError:
-            is_wanted = False
-    if not is_wanted:  # the launcher has waited too long, and started another process in its place
-        os._exit(1)
+        launcher.sendall(b"%d" % os.getpid())
+        if not launcher.recv(1):  # it has waited too long, and started another process in our place
+            os._exit(1)
     restore(environ)
     os.chdir(folder)
     if "numpy" in sys.modules:
@@ -164,22 +146,18 @@ def _become_rank(request: int, report: int, *streams: int) -> None:
 def run() -> None:
     """Run the script as ``__main__``, as ``python`` does; an exception shows no frame of this file."""
     script, *arguments = sys.argv
-    main_module = ModuleType("__main__")
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
     namespace = main_module.__dict__
-    namespace["__builtins__"] = builtins
+    namespace["__builtins__"] = __builtins__
     if "__annotations__" in globals():  # Python 3.14 makes them when they are asked for
         namespace["__annotations__"] = {}
-    sys.modules["__main__"] = main_module
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path.cwd() if script == "-m" else Path(script).resolve().parent))
     try:
         if script == "-m":
-            if not sys.flags.safe_path:
-                sys.path.insert(0, str(Path.cwd()))
-            name, *rest = arguments
-            sys.argv = ["-m", *rest]
-            runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+            sys.argv = [script, *arguments[1:]]
+            runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
         else:
-            if not sys.flags.safe_path:
-                sys.path.insert(0, str(Path(script).resolve().parent))
             file = (
                 script if script.startswith("/") else f"{Path.cwd()}/{script}"
             )  # with any `..`, as Python has it
@@ -188,13 +166,10 @@ def run() -> None:
                 "__cached__": None,
                 "__loader__": SourceFileLoader("__main__", file),
             }
-            with io.open_code(file) as source:
-                code = compile(source.read(), file, "exec")
-            exec(code, namespace)  # noqa: S102 - it is the program
+            exec(compile(Path(file).read_bytes(), file, "exec"), namespace)  # noqa: S102 - it is the program
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            traceback = error.__traceback__
-            error.__traceback__ = traceback and traceback.tb_next
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             sys.excepthook(type(error), error, error.__traceback__)
             sys.excepthook = lambda *_: None
         raise

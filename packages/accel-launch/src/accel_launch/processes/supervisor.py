@@ -58,13 +58,13 @@ class Supervisor:
         guard: socket.socket,
         gives_notice: bool,
     ) -> None:
-        self._plans = plans
+        self._standby = restarts.standby(plans)
+        self._plans = plans if self._standby is None else self._standby.plans
         self._prefixes = prefixes or [""] * len(plans)
         self._orders: Sequence[Callable[[int], bytes] | None] = orders or [None] * len(plans)
         self._grace_period_s = grace_period_s
         self._restarts = restarts
         self._num_restarts = 0
-        self._standby = restarts.standby(plans)
         self._attempt = Attempt((), grace_period_s=grace_period_s)
         self._guard = guard
         self._is_guard_gone = False
@@ -97,7 +97,8 @@ class Supervisor:
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
-                    self._await_standby(events, host_environ)
+                    while self._standby is not None and self._standby.is_awaited() and not self._is_to_end:
+                        self._step(events)
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 raise
@@ -128,7 +129,6 @@ class Supervisor:
                 prefix=self._prefixes[place].replace("${rank}", str(plan.rank)),
                 is_by_line=len(self._plans) > 1 or self._restarts.is_by_line,
                 orders=self._orders[place],
-                standby=self._standby,
             )
             for place, plan in enumerate(self._plans)
         ]
@@ -148,15 +148,6 @@ class Supervisor:
             f"({self._num_restarts} of {self._restarts.maximum})."
         )
         return True
-
-    def _await_standby(self, events: int, host_environ: Mapping[str, str]) -> None:
-        """Let a standby that has started import the rest, unless the run is to end."""
-        if self._standby is None:
-            return
-        self._standby.look(host_environ)
-        begin = time.monotonic()
-        while not self._is_to_end and self._standby.is_awaited(time.monotonic() - begin):
-            self._step(events)
 
     def _step(self, events: int) -> None:
         ready = [
