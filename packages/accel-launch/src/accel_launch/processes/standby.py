@@ -1,6 +1,6 @@
 """A process that has imported what the ranks of this machine import: after a failure they are forked from it.
 
-It starts once a rank has prepared, and stays for all restarts of the run. Where ranks cannot be forked, a line says why.
+It starts once a rank has prepared, and stays for all restarts. Where ranks cannot be forked, a line says why.
 """
 
 from __future__ import annotations

@@ -46,10 +46,8 @@ def main() -> None:
     with socket.socket(fileno=0) as launcher:
         modules, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
         path = list(sys.path)
-        # The folders of `PYTHONPATH` may hold files of the user's.
-        added = {
-            Path(place).absolute() for place in (variable("PYTHONPATH") or "").split(os.pathsep) if place
-        }
+        added = {Path(each).absolute() for each in (variable("PYTHONPATH") or "").split(os.pathsep) if each}
+        # There may be files of the user's.
         sys.path[:] = [each for each in path if Path(each).absolute() not in added or _is_installed(each)]
         reason = _import(modules, watched)
         launcher.sendall((reason or READY).encode())
@@ -59,13 +57,17 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # a collection in a rank would copy the pages that all share
         while files := socket.recv_fds(launcher, 1, 5)[1]:
-            pid = os.fork()
-            if pid == 0:
-                _leave_to_launcher()
+            parent = os.fork()
+            if parent == 0:
+                parent = os.getpid()
+                if os.fork() > 0:
+                    os._exit(0)
+                while os.getppid() == parent:  # until the launcher has adopted this process
+                    time.sleep(0.0002)
                 break
             for file in files:
                 os.close(file)
-            os.waitpid(pid, 0)
+            os.waitpid(parent, 0)
         else:
             os._exit(0)
     _become_rank(*files)
@@ -117,15 +119,6 @@ def _open_device() -> str | None:
     return next(devices, None)
 
 
-def _leave_to_launcher() -> None:
-    """Fork once more, and end in the parent; the launcher adopts the other process, which returns."""
-    parent = os.getpid()
-    if os.fork() > 0:
-        os._exit(0)
-    while os.getppid() == parent:
-        time.sleep(0.0002)
-
-
 def _become_rank(request: int, report: int, *streams: int) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -138,8 +131,8 @@ def _become_rank(request: int, report: int, *streams: int) -> None:
             os._exit(1)
     restore(environ)
     os.chdir(folder)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # Python's is seeded by the fork
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # Python's is seeded by the fork
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
 
