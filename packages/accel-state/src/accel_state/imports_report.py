@@ -16,14 +16,14 @@ is_due = True
 """Whether this process has yet to report."""
 
 
-def report_imports() -> None:
-    """Write the modules that this process has imported, with their files, once and if the launcher wants them."""
+def report_imports(*soon: str) -> None:
+    """Write the modules that this process has imported, with their files, and those of ours that it will ``soon``."""
     global is_due
     is_due = False
     path = variable(REPORT_VARIABLE)
     if path is None or Path(path).exists():
         return
-    modules = {}
+    modules = dict.fromkeys(soon, "")
     for name, module in tuple(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         if spec is not None and spec.name == name and spec.has_location and spec.origin is not None:
