@@ -17,6 +17,7 @@ from accel_state.environment import (
     parse_flag_from_env,
     patch_environment,
     read,
+    recorded_reads,
     restore,
     snapshot,
     str_to_bool,
@@ -188,3 +189,13 @@ def test_a_path_is_added_at_the_end_once_and_the_environment_left_unchanged():
 def test_the_first_path_is_separate():
     with patch_environment(ACCEL_TEST_PATH=None):
         assert env_var_path_add("ACCEL_TEST_PATH", "/c") == "/c"
+
+
+def test_reads_of_variables_are_recorded_within_only(monkeypatch):
+    monkeypatch.setenv("READ_WITHIN", "1")
+    with recorded_reads({"READ_WITHIN", "ABSENT", "NEVER_READ"}) as reads:
+        assert variable("READ_WITHIN") == "1"
+        assert variable("ABSENT") is None
+        assert variable("PATH") is not None
+    assert variable("NEVER_READ") is None
+    assert reads == {"READ_WITHIN", "ABSENT"}

@@ -27,9 +27,17 @@ from accel_backends.strategies.checks import (
     has_library_mesh,
 )
 from accel_data import DataLoaderConfiguration, PreparedLoader
+from accel_state import imports_report
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
 from accel_state.runtime import current_runtime
+
+# What a script that starts again needs for its `load_state`.
+_IMPORTED_SOON = (
+    "accel.checkpoints.loading",
+    "accel_checkpoint.saving.saver",
+    "accel_backends.checkpoint_formats.full",
+)
 
 
 class Prepared:
@@ -111,6 +119,8 @@ class Prepared:
         ]
         for name, things in given.items():
             done.update(zip(map(id, things), getattr(ready, name), strict=True))
+        if imports_report.is_due:
+            imports_report.report_imports(*_IMPORTED_SOON)
         results = tuple(done.get(id(thing), thing) for thing in objects)
         results = tuple(result.take() if isinstance(result, InTurn) else result for result in results)
         return results[0] if len(results) == 1 else results

@@ -20,6 +20,8 @@ from accel_launch.processes.signals import ENDING_SIGNALS, send_to_own_group
 if TYPE_CHECKING:
     import psutil
 
+    from accel_launch.processes.standby import Standby
+
 _PR_SET_CHILD_SUBREAPER = 36
 _ADOPTS = sys.platform == "linux"
 _KILL_INTERVAL_S = 0.005
@@ -43,6 +45,14 @@ class Restarts:
     shown_ranks: tuple[int, ...] | None = None
     is_by_line: bool = False
     attempt: int = 0
+
+    def standby(self, plans: Sequence[ProcessPlan]) -> Standby | None:
+        """Return the process to fork ranks from that start again, None if they do not or if none can be."""
+        if not self.maximum or self.logs is None:
+            return None
+        from accel_launch.processes.standby import Standby, can_be_forked
+
+        return Standby(plans, self.logs.path / "imports.json") if can_be_forked(plans) else None
 
     def child(
         self,
@@ -72,11 +82,14 @@ NO_RESTARTS = Restarts()
 class Attempt:
     """The ``children`` of one start, in the process group of this process.
 
-    Once one of them has failed, the others have the grace period to end.
+    Once one of them has failed, the others have the grace period to end. The ``standby`` outlives them.
     """
 
-    def __init__(self, children: Sequence[Child], *, grace_period_s: float) -> None:
+    def __init__(
+        self, children: Sequence[Child], *, grace_period_s: float, standby: Standby | None = None
+    ) -> None:
         self.children = children
+        self._standby = standby
         self._grace_period_s = grace_period_s
         self._deadline: float | None = None
 
@@ -111,7 +124,7 @@ class Attempt:
             for channel in child.output.channels:
                 selector.register(channel.reader, selectors.EVENT_READ, channel)
         for child in self.children:
-            child.start(host_environ)
+            child.start(host_environ, standby=self._standby)
         adopt_orphans()
 
     def close(self, selector: selectors.BaseSelector) -> None:
@@ -128,7 +141,7 @@ class Attempt:
             return False  # what it has left in the background may go on
         if self._deadline is None:
             self.kill()
-        return bool(rest_of_run())
+        return bool(self._rest())
 
     def wait_s(self) -> float | None:
         """Return how long to wait for the next event at most, None for any time."""
@@ -143,6 +156,8 @@ class Attempt:
         """Take note of children that have ended; orphans that we have adopted only have to be waited for."""
         while (ended := _next_ended()) is not None:
             pid, status = ended
+            if self._standby is not None and self._standby.pid == pid:
+                self._standby.note_end()
             for child in self.children:
                 if child.pid == pid:
                     child.note_end(status)
@@ -177,14 +192,18 @@ class Attempt:
             if not child.is_in_our_group:
                 child.send(signum)
         own = [child.pid for child in self.children]
-        signal_jobs((process for process in rest_of_run() if process.pid not in own), signum)
+        signal_jobs((process for process in self._rest() if process.pid not in own), signum)
 
     def kill(self) -> None:
         """Kill everything that is left, now."""
-        while rest := rest_of_run():
+        while rest := self._rest():
             kill(rest)
             time.sleep(_KILL_INTERVAL_S)
             self.reap()
+
+    def _rest(self) -> list[psutil.Process]:
+        standby = None if self._standby is None else self._standby.pid
+        return [process for process in rest_of_run() if process.pid != standby]
 
 
 def _next_ended() -> tuple[int, int] | None:

@@ -10,10 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.output import Output, write_all
 from accel_launch.processes.parent_death import tied_to_parent
+
+if TYPE_CHECKING:
+    from accel_launch.processes.standby import Standby
 
 # psutil knows nothing of control groups, nor of the kernel's killing.
 _CGROUP = Path("/sys/fs/cgroup")
@@ -67,24 +71,28 @@ class Child:
         """Whether a signal to our process group reaches it."""
         return self.is_running and os.getpgid(self.pid) == os.getpgrp()
 
-    def start(self, host_environ: Mapping[str, str]) -> None:
-        """Start it in our process group."""
+    def start(self, host_environ: Mapping[str, str], *, standby: Standby | None = None) -> None:
+        """Start it in our process group, as a fork of ``standby`` if that is possible."""
         orders_for_it = None
         if self.orders is not None:
             orders_for_it, self._order_pipe = os.pipe()
-        process = subprocess.Popen(
-            tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
-            env=self.plan.environ_on(host_environ),
-            cwd=self.plan.cwd,
-            stdin=orders_for_it,
-            stdout=self.output.stdout,
-            stderr=self.output.stderr,
-        )
+        environ, output = self.plan.environ_on(host_environ), self.output
+        streams = (orders_for_it or 0, output.stdout, output.stderr)
+        forked = None if standby is None else standby.fork(self.plan, environ, streams)
+        if forked is None:
+            process = subprocess.Popen(
+                tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
+                env=environ,
+                cwd=self.plan.cwd,
+                stdin=orders_for_it,
+                stdout=output.stdout,
+                stderr=output.stderr,
+            )
+            process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
+        self.pid = forked or process.pid
         if orders_for_it is not None:
             os.close(orders_for_it)
             self._order(self.orders or b"")
-        self.pid = process.pid
-        process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
         self.output.started()
 
     def note_end(self, status: int) -> None:

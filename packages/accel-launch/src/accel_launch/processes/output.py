@@ -136,6 +136,7 @@ class Channel:
         if self.is_open:
             if self.pending:
                 self._write(self.prefix + self.pending + (b"\n" if self.prefix else b""))
+                self.pending.clear()
             self.is_open = False
             os.close(self.reader)
             if self.log is not None:

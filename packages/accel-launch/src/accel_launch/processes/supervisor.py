@@ -58,7 +58,8 @@ class Supervisor:
         guard: socket.socket,
         gives_notice: bool,
     ) -> None:
-        self._plans = plans
+        self._standby = restarts.standby(plans)
+        self._plans = plans if self._standby is None else self._standby.plans
         self._prefixes = prefixes or [""] * len(plans)
         self._orders: Sequence[Callable[[int], bytes] | None] = orders or [None] * len(plans)
         self._grace_period_s = grace_period_s
@@ -91,12 +92,19 @@ class Supervisor:
                     self._attempt.start(host_environ, self._selector)
                     while self._attempt.has_work(is_interrupted=self._interrupted_by is not None):
                         self._step(events)
+                        if self._standby is not None:
+                            self._standby.look(host_environ)
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
+                    while self._standby is not None and self._standby.is_awaited() and not self._is_to_end:
+                        self._step(events)
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 raise
+            finally:
+                if self._standby is not None:
+                    self._standby.close()
         children = self._attempt.children
         return RunEnding(
             tuple(child.ending() for child in children),
@@ -124,7 +132,7 @@ class Supervisor:
             )
             for place, plan in enumerate(self._plans)
         ]
-        self._attempt = Attempt(children, grace_period_s=self._grace_period_s)
+        self._attempt = Attempt(children, grace_period_s=self._grace_period_s, standby=self._standby)
         return True
 
     def _starts_again(self) -> bool:
@@ -163,7 +171,7 @@ class Supervisor:
             self._give_notice()
 
     def _wait_s(self) -> float | None:
-        times_s = [self._attempt.wait_s()]
+        times_s = [self._attempt.wait_s(), None if self._standby is None else self._standby.wait_s]
         if self._notice_at is not None:
             times_s.append(max(0.0, self._notice_at - time.monotonic()))
         return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -6,6 +6,7 @@ from accel_state.environment.environ import is_set as is_set
 from accel_state.environment.environ import parse_choice_from_env as parse_choice_from_env
 from accel_state.environment.environ import parse_flag_from_env as parse_flag_from_env
 from accel_state.environment.environ import read as read
+from accel_state.environment.environ import recorded_reads as recorded_reads
 from accel_state.environment.environ import restore as restore
 from accel_state.environment.environ import snapshot as snapshot
 from accel_state.environment.environ import str_to_bool as str_to_bool

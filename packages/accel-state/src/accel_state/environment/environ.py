@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 from accel_state.environment import parsers
@@ -82,6 +83,25 @@ def restore(earlier: Mapping[str, str]) -> None:
     for key in os.environ.keys() - earlier.keys():
         del os.environ[key]
     os.environ.update({key: value for key, value in earlier.items() if os.environ.get(key) != value})
+
+
+@contextmanager
+def recorded_reads(names: Container[str]) -> Iterator[set[str]]:
+    """Yield a set that gets those of ``names`` whose variables are read within."""
+    reads: set[str] = set()
+
+    class Recording(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, key: str) -> str:
+            if key in names:
+                reads.add(key)
+            return str(super().__getitem__(key))
+
+    before = type(os.environ)
+    os.environ.__class__ = Recording
+    try:
+        yield reads
+    finally:
+        os.environ.__class__ = before
 
 
 @overload
