@@ -65,6 +65,12 @@ class Selection:
 
     @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks that are added here
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known = {name for item in items for name in engines_of(item)}
+        if unknown := self._engines - known:
+            names = ", ".join(f"`{name}`" for name in sorted(unknown))
+            raise pytest.UsageError(
+                f"No test here is marked with the engine {names}. Marked are: {', '.join(sorted(known)) or 'none'}."
+            )
         chosen, left_out = [], []
         for item in items:
             engines = engines_of(item)

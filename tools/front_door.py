@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tools.checks import CHECKS, UPDATES, check
@@ -62,10 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     engines = "\n".join(f"  {name:<10}  {engine.purpose}" for name, engine in ENGINES.items())
     option = add(test, f"engines:\n{engines}\n\n{to.format('pytest', 'test -- -k gather -x')}")
     option("paths", nargs="*", help="what to test, e.g. packages/accel-ops; all if left out")
-    option("--engines", nargs="*", choices=ENGINES, metavar="NAME",
+    option("--engines", nargs="*", type=one_of(ENGINES, "engine"), metavar="NAME",
            help="test engines instead, all but `disks` if none is named; installs what they need")  # fmt: skip
     option = add(check)
-    option("names", nargs="*", metavar="CHECK", choices=CHECKS, help=f"any of: {', '.join(CHECKS)}")
+    option(
+        "names", nargs="*", metavar="CHECK", type=one_of(CHECKS, "check"), help=f"any of: {', '.join(CHECKS)}"
+    )
     option("--update", action="store_true", help=f"let {', '.join(UPDATES)} repair what they can")
     option = add(docs, to.format("mkdocs", "docs -- --verbose"))
     option("--serve", action="store_true", help="serve it, and build it again whenever a page changes")
@@ -90,6 +92,17 @@ def build_parser() -> argparse.ArgumentParser:
     option("cases", nargs="*", metavar="CASE", help="files of tools/bench/cases; all if left out")
     add_arguments(add(gpu))
     return parser
+
+
+def one_of(known: Collection[str], kind: str) -> Callable[[str], str]:
+    """Return a parser of a name that is among the ``known`` ones."""
+
+    def parse(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no {kind} `{name}`; known: {', '.join(known)}")
+        return name
+
+    return parse
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -56,6 +56,12 @@ def test_an_ordinary_run_leaves_out_the_tests_of_engines_which_run_alone(run, op
     result.stdout.fnmatch_lines(line)
 
 
+def test_an_engine_without_tests_is_an_error_that_names_the_others(run):
+    result = run(TESTS, "--engine=slrum")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*marked with the engine `slrum`. Marked are: mpich, openmpi, slurm.")
+
+
 @pytest.mark.parametrize(
     ("source", "option"),
     [
