@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 
 
 from accel.utils import extract_model_from_parallel
 from accel_checkpoint.saving import saver
-from tools.harness.collectives import counted_collectives
+from accel.planning.collectives import counted_collectives
 
 
 def main(script: str, *arguments: str) -> None:

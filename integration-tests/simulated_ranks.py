@@ -22,17 +22,15 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accel import Accelerator, ParallelismConfig
+from accel.planning.collectives import counted_collectives
+from accel.planning.step import Step, planned_step
 from accel_backends import FullyShardedDataParallelPlugin, resolve_plan
-from accel_backends.estimates.communication import step_collectives
-from accel_backends.estimates.forward_sizes import forward_sizes
-from accel_backends.estimates.memory import plan_memory
 from accel_checkpoint.ranks.agreement import Agreement
 from accel_checkpoint.saving import saver
 from accel_state import TorchContextParallelConfig
 from accel_state.mesh_layout import AXES, MeshLayout
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run as a script
-from tools.harness.collectives import counted_collectives
 
 VOCABULARY, BATCH, SEQUENCE = 1000, 2, 16
 LAYOUTS = {
@@ -145,36 +143,19 @@ def layout_of(name, num_ranks):
 
 def planned_collectives(name, num_ranks):
     """Return what `accel plan` reports of the step: rows of kind, ranks of the group and bytes, and how often."""
-    layout = layout_of(name, num_ranks)
+    layout, options = layout_of(name, num_ranks), LAYOUTS[name]
     model = model_of(name)
-    plan = resolve_plan(model)
-    planned = plan_memory(
-        model,
-        plan,
-        num_shards=layout.num_param_shards,
-        num_replicas=layout.dp_replicate,
-        num_sharing=layout.tp,
-        num_expert_ranks=layout.ep,
-    )
-    dtype = torch.bfloat16 if "mixed_precision" in LAYOUTS[name] else None
-    [sizes] = forward_sizes(
-        model,
-        plan,
+    step = Step(
         batch_size=BATCH,
-        sequence_length=SEQUENCE // (layout.cp * layout.sp),
-        layout=layout,
-        dtype=dtype,
-        has_ring=LAYOUTS[name].get("ring", False),
+        sequence_length=SEQUENCE,
+        is_checkpointed=options.get("is_checkpointed", False),
+        mixed_precision=options.get("mixed_precision", "no"),
+        has_ring=options.get("ring", False),
     )
-    found = step_collectives(
-        planned,
-        layout,
-        sizes=sizes,
-        is_checkpointed=LAYOUTS[name].get("is_checkpointed", False),
-        element_bytes=None if dtype is None else dtype.itemsize,
-    )
+    [stage] = planned_step(model, resolve_plan(model), layout, step)
     return sorted(
-        [one.kind, list(layout.group_of(0, *one.axes)), one.num_bytes, count] for one, count in found.items()
+        [one.kind, list(layout.group_of(0, *one.axes)), one.num_bytes, count]
+        for one, count in stage.collectives.items()
     )
 
 

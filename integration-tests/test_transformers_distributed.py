@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel.planning.collectives import counted_collectives
+from accel.planning.step import Step, planned_step
 from accel_backends import resolve_plan
-from accel_backends.estimates.estimate import Step, estimate
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
-from tools.harness.collectives import counted_collectives
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -232,7 +232,7 @@ def collectives_of_layers():
 def test_the_plan_of_more_ranks_than_heads_for_keys_and_values_is_what_they_send(world):
     model = tiny("Llama")
     step = Step(batch_size=TOKENS.shape[0], sequence_length=TOKENS.shape[1])
-    [stage] = estimate(model, resolve_plan(model), MeshLayout(tp=4), step)
+    [stage] = planned_step(model, resolve_plan(model), MeshLayout(tp=4), step)
     planned = Counter()
     for one, count in stage.collectives.items():
         planned[one.kind, one.num_bytes] += count

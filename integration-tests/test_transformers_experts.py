@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel.planning.step import Step, planned_step
 from accel_backends import resolve_plan
-from accel_backends.estimates.forward_sizes import forward_sizes
-from accel_backends.estimates.memory import plan_memory
 from accel_backends.fsdp.state import full_tensor
 from accel_state.mesh_layout import MeshLayout
 
@@ -180,11 +177,11 @@ def held_bytes(layout):
 def test_the_plan_counts_experts_that_ranks_share(world):
     model = tiny("Mixtral", "eager")
     plan = resolve_plan(model)
-    planned = plan_memory(model, plan, num_shards=1, num_sharing=2).largest
-    assert world(2).run(held_bytes, {"tp_size": 2}) == [planned.parameters] * 2
-    [sizes] = forward_sizes(model, plan, batch_size=4, sequence_length=8, layout=MeshLayout(tp=2))
+    [stage] = planned_step(model, plan, MeshLayout(tp=2), Step(batch_size=4, sequence_length=8))
+    stored = sum(one.num_local for unit in stage.units for one in unit.parameters)
+    assert world(2).run(held_bytes, {"tp_size": 2}) == [stored] * 2
     hidden, weights = 4 * 8 * 32 * 4, 4 * 8 * 2 * 4
-    sent = Counter((one.kind, one.num_bytes) for one in sizes.messages)
+    sent = {(one.kind, one.num_bytes): count for one, count in stage.collectives.items()}
     # In each of two layers the inputs of query, key, value and experts, and outputs of attention and experts; next to
     # them those of the embedding, and the inputs of the head.
     assert sent == {

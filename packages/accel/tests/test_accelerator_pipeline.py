@@ -15,7 +15,7 @@ from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 from accel_state.mesh_layout import DATA_AXES
 from accel_state.runtime import reset_runtime
-from tools.harness.collectives import counted_collectives
+from accel.planning.collectives import counted_collectives
 from tools.harness.device import device_type, on_cpu
 from tools.harness.models import make_batches, make_model
 

@@ -1,11 +1,12 @@
 """What a step of a sharded model holds, next to what `accel plan` reports of it."""
 
+from collections import Counter
+from functools import partial
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity
@@ -13,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel.planning.step import Step, measured, planned_step, train_once
 from accel_backends import resolve_plan
-from accel_backends.estimates.estimate import Step, estimate
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import reset_runtime
 
@@ -41,52 +42,16 @@ class Wide(nn.Module):
         return self.head(self.norm(hidden))
 
 
+STEP, LAYOUT = Step(batch_size=4, sequence_length=64), MeshLayout(dp_shard=2)
+
+
 def measured_step():
-    """Return the bytes on this rank in a step, by what they are for, and those of the plan."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    """Return the bytes on this rank in a step, by what they are for, and its collectives."""
     model = Wide()
-    plan = resolve_plan(model)
-    [expected] = estimate(model, plan, MeshLayout(dp_shard=2), Step(batch_size=4, sequence_length=64))
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    groups = [
-        one._get_fsdp_state()._fsdp_param_group for one in model.modules() if isinstance(one, FSDPModule)
-    ]
-    groups = [group for group in groups if group is not None]
-    peaks, kept = [], {}
-
-    def gathered():
-        held = [
-            out
-            for group in groups
-            for one in group.fsdp_params
-            for out in getattr(one, "all_gather_outputs", ())
-        ]
-        ahead = [group._all_gather_result.all_gather_output for group in groups if group._all_gather_result]
-        return {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in [*held, *ahead]}
-
-    def keep(tensor):
-        if tensor.untyped_storage()._cdata not in gathered():
-            kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    for module in model.modules():
-        module.register_forward_pre_hook(lambda *_: peaks.append(sum(gathered().values())))
-        module.register_full_backward_hook(lambda *_: peaks.append(sum(gathered().values())))
+    accelerator = Accelerator(cpu=True, **STEP.settings(LAYOUT, resolve_plan(model)))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), fused=True))
     tokens = torch.zeros(4, 64, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda packed: packed):
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    accelerator.backward(loss)
-    optimizer.step()
-    states = [one for state in optimizer.optimizer.state.values() for one in state.values() if one.dim()]
-    return expected.memory, {
-        "parameters": bytes_of(model.parameters()),
-        "gradients": bytes_of(one.grad for one in model.parameters()),
-        "optimizer states (AdamW)": bytes_of(states),
-        "buffers": 0,
-        "gathered units": max(peaks),
-        "activations": bytes_of(kept.values()),
-    }
+    return measured(partial(train_once, accelerator, model, optimizer, tokens, LAYOUT), model, optimizer)
 
 
 def bytes_of(tensors):
@@ -94,9 +59,17 @@ def bytes_of(tensors):
     return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in locals_}.values())
 
 
-def test_a_step_holds_what_the_plan_reports(world):
-    for expected, found in world(2).run(measured_step):
-        assert found == pytest.approx(expected, rel=0.1)
+def test_a_step_holds_and_sends_what_the_plan_reports(world):
+    model = Wide()
+    [planned] = planned_step(model, resolve_plan(model), LAYOUT, STEP)
+    sent = Counter()
+    for one, count in planned.collectives.items():
+        sent[one.kind, (0, 1), one.num_bytes] += count
+    for memory, counted in world(2).run(measured_step):
+        assert counted == sent
+        assert sum(memory.values()) == pytest.approx(planned.total, rel=0.02)
+        for part in ("parameters", "optimizer states (AdamW)", "activations"):
+            assert memory[part] == pytest.approx(planned.memory[part], rel=0.05)
 
 
 DEEP = {"num_blocks": 12, "hidden": 512}  # 29 MB, in small parts

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 
-from accel.plan_report import placement_of, plan_data, plan_text
+from accel.plan_report import plan_data, plan_text
+from accel.planning.step import Step, planned_step
 from accel_backends import resolve_plan
-from accel_backends.estimates.estimate import StageEstimate
-from accel_backends.estimates.memory import plan_memory
 from accel_state import MeshLayout
 
 
@@ -27,21 +24,17 @@ class Net(nn.Module):
         self.side = nn.Bilinear(2, 2, 2)
 
 
-def planned(model, **kwargs):
-    return plan_memory(model, resolve_plan(model, given={"tail": ["norm", "head"]}), **kwargs)
-
-
-def table(model, **kwargs):
+def table(model, **sizes):
     """Return the title and the first cells of the table."""
-    stage = StageEstimate(planned(model, **kwargs), memory={"parameters": 8})
-    layout = MeshLayout(dp_shard=kwargs["num_shards"], dp_replicate=kwargs.get("num_replicas", 1))
-    data = plan_data([stage], name="net", layout=layout)
+    layout = MeshLayout(**sizes)
+    plan = resolve_plan(model, given={"tail": ["norm", "head"]})
+    data = plan_data(planned_step(model, plan, layout, Step()), name="net", layout=layout)
     lines = plan_text(data).split("└")[0].splitlines()
     return lines[1].strip("│ "), [line.split("│")[1].rstrip() for line in lines[5:]]
 
 
 def units(model):
-    return [cell for cell in table(model, num_shards=2)[1] if cell and not cell.startswith(" ")]
+    return [cell for cell in table(model, dp_shard=2)[1] if cell and not cell.startswith(" ")]
 
 
 def test_equal_units_in_a_row_are_one_row():
@@ -57,23 +50,14 @@ def test_units_that_are_trained_and_frozen_are_not_equal():
 
 
 def test_names_are_relative_to_a_unit_of_one_module():
-    _, cells = table(Net([Block(), Block()]), num_shards=2)
+    _, cells = table(Net([Block(), Block()]), dp_shard=2)
     assert [cell.strip() for cell in cells if cell.startswith(" ")] == [
         "weight", "layer.weight", "layer.bias", "norm.weight", "norm.bias", "head.weight", "head.bias",
         "side.weight", "side.bias",
     ]  # fmt: skip
 
 
-def test_placements_are_written_as_torch_does():
-    parameter = planned(Net([Block()]), num_shards=2).units[0].parameters[0]
-    assert placement_of(parameter, num_replicas=1) == "Shard(0)"
-    assert placement_of(parameter, num_replicas=2) == "Replicate, Shard(0)"
-    both = replace(parameter, num_sharing=2, layer_dim=1)
-    assert placement_of(both, num_replicas=2) == "Replicate, Shard(0), Shard(1)"
-    assert placement_of(replace(both, layer_dim=None), num_replicas=1) == "Shard(0), Replicate"
-
-
 def test_the_title_has_the_layout():
     model = Net([Block()])
-    assert table(model, num_shards=1)[0] == "`net` on one rank"
-    assert table(model, num_shards=4, num_replicas=2)[0] == "`net` on dp_replicate 2 × dp_shard 4"
+    assert table(model, dp_shard=1)[0] == "`net` on one rank"
+    assert table(model, dp_shard=4, dp_replicate=2)[0] == "`net` on dp_replicate 2 × dp_shard 4"

@@ -3,11 +3,8 @@
 import pytest
 from torch import nn
 
-from accel_backends.estimates.memory import plan_memory
-from accel_backends.plans.sources import resolve_plan
 from accel_backends.transforms.key_value_heads import with_copied_heads
 from accel_backends.transforms.tensor_styles import STYLES
-from tools.harness.models import make_model
 
 
 def attention(*, num_heads, num_groups):
@@ -39,11 +36,3 @@ def test_keys_are_copied_where_ranks_have_queries_but_no_separate_head(
     assert with_copied_heads(style, module.query, module, num_ranks=num_ranks) is style
     assert with_copied_heads(style, module.key, nn.Module(), num_ranks=num_ranks) is style
     assert module.num_key_value_groups == num_groups
-
-
-def test_a_plan_reports_that_each_rank_holds_all_of_what_is_copied():
-    model = make_model("shared-grouped")
-    planned = plan_memory(model, resolve_plan(model), num_shards=1, num_sharing=4)
-    shapes = {one.name: one.shard_shape(0, 1) for unit in planned.units for one in unit.parameters}
-    assert shapes["blocks.0.attention.key.weight"] == (6, 12)
-    assert shapes["blocks.0.attention.query.weight"] == (3, 12)

@@ -158,9 +158,9 @@ def exchange(transport: Transport, call: Call, payload: bytes) -> list[bytes]:
 
 def to_tensor(payload: bytes, *, size: int) -> torch.Tensor:
     """Return bytes as a CPU tensor of ``size`` elements; the rest is undefined."""
-    tensor = torch.empty(size, dtype=torch.uint8, device=_CPU)
-    tensor.numpy()[: len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-    return tensor
+    row = np.empty(size, dtype=np.uint8)
+    row[: len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+    return torch.from_numpy(row)
 
 
 def _swap(transport: Transport, call: Call, payload: bytes) -> tuple[list[list[int]], Payloads]:

@@ -6,27 +6,25 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from accel_backends.estimates.estimate import StageEstimate
-from accel_backends.estimates.fitting import Proposal
-from accel_backends.estimates.memory import PlannedParameter
+from accel.planning.fitting import Proposal, Search
+from accel.planning.step import StageReport
 from accel_bigmodel.estimate.command import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.mesh_layout import MeshLayout
 
 Data = dict[str, Any]
 
-_MOST_PROPOSALS = 10
 
-
-def plan_data(stages: Sequence[StageEstimate], *, name: str, layout: MeshLayout) -> Data:
+def plan_data(stages: Sequence[StageReport], *, name: str, layout: MeshLayout) -> Data:
     """Return a plan in bytes, with every unit; a list of its stages if there are several."""
     data = [_stage_data(stage) for stage in stages]
     head = {"model": name, "layout": _layout_data(layout)}
     return {**head, **data[0]} if len(data) == 1 else {**head, "stages": data}
 
 
-def _stage_data(stage: StageEstimate) -> Data:
-    planned = stage.planned
+def _stage_data(stage: StageReport) -> Data:
+    parameters = [one for unit in stage.units for one in unit.parameters]
+    trained = sum(one.num_bytes for one in parameters if one.is_trainable)
     return {
         "units": [
             {
@@ -36,37 +34,26 @@ def _stage_data(stage: StageEstimate) -> Data:
                     {
                         "name": parameter.name,
                         "shape": list(parameter.shape),
-                        "placement": placement_of(parameter, num_replicas=planned.num_replicas),
+                        "placement": parameter.placement,
                         "is_trainable": parameter.is_trainable,
-                        "bytes": parameter.whole.parameters,
-                        "largest_shard_bytes": parameter.bytes_on(0).parameters,
+                        "bytes": parameter.num_bytes,
+                        "largest_shard_bytes": parameter.num_local,
                     }
                     for parameter in unit.parameters
                 ],
             }
-            for unit in planned.units
+            for unit in stage.units
         ],
-        "one_process": planned.whole.total,
+        # A gradient and two averages of AdamW for each parameter that is trained.
+        "one_process": sum(one.num_bytes for one in parameters) + 3 * trained,
         "memory": {**stage.memory, "total": stage.total},
-        "bytes_sent": round(stage.bytes_sent),
+        "bytes_sent": round(sum(stage.moved.values())),
+        "moved": {axes: round(size) for axes, size in stage.moved.items()},
         "collectives": [
             {"kind": op.kind, "axes": list(op.axes), "ranks": op.num_ranks, "bytes": op.num_bytes, "count": count}
             for op, count in sorted(stage.collectives.items())
         ],
     }  # fmt: skip
-
-
-def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
-    """Return the placements of a parameter in torch's notation; the last is over the TP or expert ranks."""
-    if not parameter.is_sharded:
-        return "whole"
-    placements = ["Replicate"] if num_replicas > 1 else []
-    placements.append("Shard(0)")
-    if parameter.num_expert_ranks > 1:
-        placements.append("Shard(0)")
-    elif parameter.num_sharing > 1:
-        placements.append("Replicate" if parameter.layer_dim is None else f"Shard({parameter.layer_dim})")
-    return ", ".join(placements)
 
 
 def plan_text(data: Data) -> str:
@@ -98,7 +85,8 @@ def _stage_text(stage: Data, *, title: str) -> str:
         f"One process has {convert_bytes(stage['one_process'])} of parameters, gradients and optimizer state in total.",
     ]
     if stage["collectives"]:
-        lines.append(f"In a step each rank sends {convert_bytes(stage['bytes_sent'])}:")
+        moved = _moved_text(stage["moved"])
+        lines.append(f"In a step each rank sends {convert_bytes(stage['bytes_sent'])} ({moved}):")
     for op in stage["collectives"]:
         what = f"{op['kind'].replace('_', '-')} of {convert_bytes(op['bytes'])}"
         lines.append(f"  {op['count']} × {what} among {op['ranks']} ranks ({', '.join(op['axes'])})")
@@ -137,31 +125,32 @@ def _relative_name(unit: Data, parameter: Data) -> str:
 
 
 def fitting_data(proposals: Sequence[Proposal], *, memory: int) -> list[Data]:
-    """Return all layouts in bytes, sorted by their traffic, and whether they fit ``memory`` bytes on each rank."""
+    """Return the layouts that were prepared in bytes, sorted by their traffic, and whether they fit ``memory`` bytes."""
     return [
         {
             "layout": _layout_data(proposal.layout),
             "memory": proposal.num_bytes,
             "sent_per_sequence": round(proposal.sent_per_sequence),
+            "moved_per_sequence": {axes: round(size) for axes, size in proposal.moved.items()},
             "fits": proposal.num_bytes <= memory,
         }
         for proposal in proposals
     ]
 
 
-def fitting_text(proposals: Sequence[Proposal], *, memory: int, wanted: str) -> str:
+def fitting_text(found: Search, *, memory: int, wanted: str) -> str:
     """Return the table of the layouts that fit, sorted by their traffic; or the one that needs least memory.
 
     Args:
-        proposals: The layouts.
+        found: The layouts.
         memory: Of a rank, in bytes.
         wanted: Model and ranks, in words.
     """
-    if not proposals:
+    if not found.proposals:
         return f"There is no layout for {wanted}."
-    fitting = [proposal for proposal in proposals if proposal.num_bytes <= memory]
+    fitting = [proposal for proposal in found.proposals if proposal.num_bytes <= memory]
     if not fitting:
-        nearest = min(proposals, key=lambda proposal: proposal.num_bytes)
+        nearest = min(found.proposals, key=lambda proposal: proposal.num_bytes)
         return (
             f"No layout fits {wanted}. Closest comes {_layout_text(_layout_data(nearest.layout))}, with "
             f"{convert_bytes(nearest.num_bytes)} on the rank that needs most."
@@ -171,12 +160,23 @@ def fitting_text(proposals: Sequence[Proposal], *, memory: int, wanted: str) -> 
             _layout_text(_layout_data(proposal.layout)),
             convert_bytes(proposal.num_bytes),
             convert_bytes(round(proposal.sent_per_sequence)),
+            _moved_text(proposal.moved),
         ]
-        for proposal in fitting[:_MOST_PROPOSALS]
+        for proposal in fitting
     ]
-    table = _table(("Layout", "Memory", "Sent per sequence"), rows, wanted)
-    more = len(fitting) - len(rows)
-    return f"{table}\n{more} more fit, which send more." if more else table
+    lines = [_table(("Layout", "Memory", "Sent per sequence", "Along"), rows, wanted)]
+    lines += [
+        f"{_layout_text(_layout_data(one.layout))} does not fit: it needs {convert_bytes(one.num_bytes)}."
+        for one in found.proposals
+        if one.num_bytes > memory
+    ]
+    if found.num_skipped:
+        lines.append(f"{found.num_skipped} further layouts need more memory by arithmetic alone.")
+    return "\n".join(lines)
+
+
+def _moved_text(moved: Mapping[str, float]) -> str:
+    return ", ".join(f"{axes} {convert_bytes(round(size))}" for axes, size in moved.items())
 
 
 def failed_text(failed: Mapping[MeshLayout, str]) -> str:

@@ -14,7 +14,7 @@ from accel_state.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from accel_backends.estimates.estimate import Step
+    from accel.planning.step import Step
     from accel_backends.plans.plan import ParallelPlan
     from accel_state.mesh_layout import MeshLayout
 
@@ -32,7 +32,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--num_processes": {"type": int, "help": "number of processes (default: the product of the sizes)"},
     **{f"--{axis}_size": {"type": int, "help": f"number of {meaning}"} for axis, meaning in _AXES.items()},
     "--batch_size": {"type": int, "default": 1, "help": "sequences of each rank that reads data (default 1)"},
-    "--sequence_length": {"type": int, "metavar": "TOKENS", "help": "tokens of a sequence; with it, activations and the traffic between layers are estimated"},
+    "--sequence_length": {"type": int, "metavar": "TOKENS", "help": "tokens of a sequence; with it, a step is run on tensors without values, which tells activations and traffic"},
     "--activation_checkpointing": {"action": "store_true", "help": "compute activations again in the backward pass"},
     "--cp_comm_strategy": {"choices": ("allgather", "alltoall"), "default": "allgather", "help": "how keys and values travel with --cp_size: gathered once, or again for the backward pass"},
     "--pp_schedule": {"choices": ("1f1b", "gpipe", "zero_bubble"), "default": "1f1b", "help": "how micro-batches pass through --pp_size stages (default 1f1b)"},
@@ -48,7 +48,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 
 
 class PlanCommand:
-    """``accel plan``; computes on a model without weights, and starts no process."""
+    """``accel plan``; prepares the model and runs a step without values and without other ranks, in this process."""
 
     help = "Show how a model would be sharded over ranks: its units, and the memory and traffic of each rank"
 
@@ -87,31 +87,30 @@ class PlanCommand:
 
 def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
     from accel.plan_report import plan_data, plan_text
-    from accel_backends.estimates.estimate import estimate
-    from accel_backends.estimates.fitting import model_sizes
+    from accel.planning.step import model_sizes, planned_step
     from accel_state.layout_rules import check_layout
 
     layout = _layout(arguments)
     sizes = model_sizes(model, plan, sequence_length=arguments.sequence_length)
     num_processes = layout.world_size if arguments.num_processes is None else arguments.num_processes
     check_layout(layout, num_processes=num_processes, model=sizes)
-    stages = estimate(model, plan, layout, _step(arguments))
+    stages = planned_step(model, plan, layout, _step(arguments))
     data = plan_data(stages, name=arguments.model_name, layout=layout)
     return json.dumps(data, indent=2) if arguments.json else plan_text(data)
 
 
 def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
     from accel.plan_report import failed_text, fitting_data, fitting_text
-    from accel_backends.estimates.fitting import proposals
+    from accel.planning.fitting import search
 
     num_ranks, memory = _fit(arguments.fit)
-    layouts, failed = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
-    sys.stderr.write(failed_text(failed))
+    found = search(model, plan, num_ranks=num_ranks, memory=memory, step=_step(arguments))
+    sys.stderr.write(failed_text(found.failed))
     if arguments.json:
-        return json.dumps(fitting_data(layouts, memory=memory), indent=2)
+        return json.dumps(fitting_data(found.proposals, memory=memory), indent=2)
     size = arguments.fit.partition(":")[2]  # in the user's units
     wanted = f"`{arguments.model_name}` on {num_ranks} ranks of {size}"
-    return fitting_text(layouts, memory=memory, wanted=wanted)
+    return fitting_text(found, memory=memory, wanted=wanted)
 
 
 def _layout(arguments: argparse.Namespace) -> MeshLayout:
@@ -126,17 +125,15 @@ def _layout(arguments: argparse.Namespace) -> MeshLayout:
 
 
 def _step(arguments: argparse.Namespace) -> Step:
-    import torch
-
-    from accel_backends.estimates.estimate import Step
+    from accel.planning.step import Step
 
     return Step(
         batch_size=arguments.batch_size,
         sequence_length=arguments.sequence_length,
         is_checkpointed=arguments.activation_checkpointing,
+        mixed_precision=arguments.mixed_precision,
         has_ring=arguments.cp_comm_strategy == "alltoall",
         schedule=arguments.pp_schedule,
-        dtype={"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[arguments.mixed_precision],
     )
 
 

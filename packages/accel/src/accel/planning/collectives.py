@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _KINDS = {
@@ -33,18 +34,38 @@ Counted = Counter[tuple[str, tuple[int, ...], int]]
 """How often, by kind, ranks of the group, and bytes of the largest tensor."""
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operations on the parts of cut tensors that a rank has, and lets `torch.compile` compile under it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether torch compiles under this mode; under others it runs the code as it is."""
+        return True
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # so that it comes again with the part of this rank
+        return self.run(operation, args, kwargs or {})
+
+    def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation."""
+        raise NotImplementedError
+
+
+class _Counting(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counted: Counted = Counter()
 
-    def __torch_dispatch__(
-        self, operation: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = operation(*args, **(kwargs or {}))
+    def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = operation(*args, **kwargs)
         name = operation.name().partition(".")[0]
         if "c10d" in name.partition("::")[0] and not name.endswith(_QUIET):
-            given = (*args, *(kwargs or {}).values())
+            given = (*args, *kwargs.values())
             ranks = tuple(_ranks(given))
             if len(ranks) > 1:
                 self.counted[_KINDS[name], ranks, max(map(_size, (*given, result)))] += 1
