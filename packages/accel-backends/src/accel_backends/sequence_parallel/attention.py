@@ -86,7 +86,9 @@ def _by_keys(query: Tensor, key: Tensor, value: Tensor, tokens: SharedTokens, at
     cut = tokens.cut
     local = torch.cat([key, value], -1).contiguous()
     gathered = _all_gather(local, 0, tokens.group)
-    keys, values = cut.whole_of(gathered.chunk(cut.size), -2).split([key.shape[-1], value.shape[-1]], -1)
+    keys, values = cut.whole_of(gathered.chunk(cut.size), -2).split_with_sizes(
+        [key.shape[-1], value.shape[-1]], -1
+    )
     step = tokens.num_tokens // cut.num_chunks
     pieces = query.chunk(len(cut.chunks()), -2)
     return torch.cat(

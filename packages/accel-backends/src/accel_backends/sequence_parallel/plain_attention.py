@@ -34,7 +34,8 @@ class PlainAttention(WrappedForward):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # During a backward pass, a forward that is computed again, and by nobody who noted what was shared before.
+        # During a backward pass a forward is computed again, and nothing noted what was shared before. torch 2.13 has
+        # no public name for whether one runs.
         is_rerun = torch._C._current_graph_task_id() != -1 and not self.sharing.is_bound
         if is_rerun and self._was_sharded:
             raise ConfigError(

@@ -46,6 +46,7 @@ def on_shards() -> Iterator[None]:
         _is_sharded = outer
 
 
+# Why: docs/decisions/0016-context-parallelism.md
 @functools.cache
 def register() -> None:
     """Register the function, and that for masks, as transformers' ``sdpa``: models keep the name in their config."""

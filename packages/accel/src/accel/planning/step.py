@@ -47,7 +47,7 @@ class Step:
         sequence_length: Tokens of a sequence; None: nothing is run, and only what is stored is known.
         is_checkpointed: Whether units compute their activations again in the backward pass.
         mixed_precision: That of the `Accelerator`.
-        has_ring: With `cp`, keys and values go around in a ring (``cp_comm_strategy`` ``alltoall``).
+        has_ring: With `cp`, keys and values are gathered twice (``cp_comm_strategy`` ``alltoall``).
         schedule: In which order micro-batches pass through a pipeline.
     """
 
