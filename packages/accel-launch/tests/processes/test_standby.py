@@ -177,7 +177,9 @@ def test_what_cannot_be_forked_starts_cold_and_one_line_says_why(tmp_path, capfd
     script.write_text(f"REPORTS = True\nimport thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(1)")
     start(script, num_ranks=2, restarts=2, environ=installed(tmp_path, module))
     told = capfd.readouterr()
-    assert told.out.split() == ["False"] * len(told.out.split())
+    # Two ranks write to one stream, so ends of lines may stand apart from them.
+    assert "True" not in told.out
+    assert "False" in told.out
     lines = [line for line in told.err.splitlines() if "standby" in line]
     assert lines[0].startswith("The ranks start without the standby: ")
     assert reason in lines[0]
