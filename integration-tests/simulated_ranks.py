@@ -150,7 +150,7 @@ def planned_collectives(name, num_ranks):
         sequence_length=SEQUENCE,
         is_checkpointed=options.get("is_checkpointed", False),
         mixed_precision=options.get("mixed_precision", "no"),
-        has_ring=options.get("ring", False),
+        cp_comm_strategy="alltoall" if options.get("ring") else "allgather",
     )
     [stage] = planned_step(model, resolve_plan(model), layout, step)
     return sorted(

@@ -69,9 +69,8 @@ class ForkedProcess:
             if self.returncode is None:
                 if not wait([self._report], timeout):
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-                self.returncode = int(
-                    self._report.readline() or -signal.SIGKILL
-                )  # nothing: the server was killed
+                said = self._report.readline()  # nothing: the server was killed
+                self.returncode = int(said or -signal.SIGKILL)
                 self._report.close()
             return self.returncode
 
@@ -286,9 +285,8 @@ def _spare_libraries() -> None:
     """
     if not _spared:
         return
-    if (
-        sys.platform == "linux"
-    ):  # after Python's end, instead of the destructors of torch's tables of operators
+    if sys.platform == "linux":
+        # After Python's end, instead of the destructors of torch's tables of operators.
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)

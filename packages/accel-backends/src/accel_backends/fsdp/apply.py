@@ -356,9 +356,8 @@ def shard_group(
             if not isinstance(found.tensor, DTensor):
                 store_in_fp32([found.tensor])
             elif found.tensor.requires_grad and found.tensor.dtype in _HALF:
-                replace_tensor(
-                    found, found.tensor.detach().float()
-                )  # the dtype of a `DTensor` is not in its `data`
+                # The dtype of a `DTensor` is not in its `data`.
+                replace_tensor(found, found.tensor.detach().float())
     for cut in cut_layers:
         cut(owned)
     # Why: docs/decisions/0011-models-are-always-sharded-through-one-path.md

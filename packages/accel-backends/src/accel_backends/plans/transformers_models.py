@@ -55,20 +55,6 @@ def kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> list[str]:
     ]
 
 
-def makes_own_masks(module: nn.Module) -> bool:
-    """Whether an attention module is of transformers: its ``attention_mask`` is made from the tokens of the model."""
-    return _config_of(module) is not None
-
-
-def attention_window(module: nn.Module) -> int | None:
-    """Return how many tokens each sees in an attention module of transformers, None if any number."""
-    owner = next((one for one in module.modules() if hasattr(one, "sliding_window")), None)
-    if owner is None:
-        window: int | None = getattr(_config_of(module), "sliding_window", None)
-        return window
-    return owner.sliding_window if getattr(owner, "is_sliding", True) else None  # type: ignore[return-value]
-
-
 def check_attention_is_shareable(model: nn.Module) -> None:
     """Refuse models of transformers of which ranks that share sequences cannot compute the attention.
 

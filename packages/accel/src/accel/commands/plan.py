@@ -132,7 +132,7 @@ def _step(arguments: argparse.Namespace) -> Step:
         sequence_length=arguments.sequence_length,
         is_checkpointed=arguments.activation_checkpointing,
         mixed_precision=arguments.mixed_precision,
-        has_ring=arguments.cp_comm_strategy == "alltoall",
+        cp_comm_strategy=arguments.cp_comm_strategy,
         schedule=arguments.pp_schedule,
     )
 

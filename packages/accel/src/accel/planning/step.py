@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ class Step:
         sequence_length: Tokens of a sequence; None: nothing is run, and only what is stored is known.
         is_checkpointed: Whether units compute their activations again in the backward pass.
         mixed_precision: That of the `Accelerator`.
-        has_ring: With `cp`, keys and values are gathered twice (``cp_comm_strategy`` ``alltoall``).
+        cp_comm_strategy: What `cp` ranks exchange: that of `TorchContextParallelConfig`.
         schedule: In which order micro-batches pass through a pipeline.
     """
 
@@ -55,7 +55,7 @@ class Step:
     sequence_length: int | None = None
     is_checkpointed: bool = False
     mixed_precision: str = "no"
-    has_ring: bool = False
+    cp_comm_strategy: Literal["allgather", "alltoall"] = "allgather"
     schedule: PipelineSchedule = "1f1b"
 
     def settings(self, layout: MeshLayout, plan: ParallelPlan) -> dict[str, Any]:
@@ -73,9 +73,7 @@ class Step:
             "parallelism_config": ParallelismConfig(
                 **sizes,
                 sp_backend="torch",
-                cp_handler=TorchContextParallelConfig(
-                    cp_comm_strategy="alltoall" if self.has_ring else "allgather"
-                )
+                cp_handler=TorchContextParallelConfig(cp_comm_strategy=self.cp_comm_strategy)
                 if layout.cp > 1
                 else None,
                 pp_handler=PipelineParallelConfig(self.schedule) if layout.pp > 1 else None,
