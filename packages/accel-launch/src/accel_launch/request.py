@@ -15,6 +15,7 @@ from accel_launch.engine_checks import check_deepspeed, check_fsdp, fields_of_co
 from accel_launch.installation import INSTALL_FROM
 from accel_launch.machine import Machine, asked_for
 from accel_launch.options import OPTIONS
+from accel_launch.parsers import MOST_RANKS
 from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
@@ -210,7 +211,7 @@ def make_request(
         cwd=cwd,
         kind=kind,
         interpreter=interpreter,
-        num_processes=_num_processes(settings, machine, num_machines),
+        num_processes=checked_number(_num_processes(settings, machine, num_machines)),
         num_machines=num_machines,
         machine_rank=_machine_rank(settings, num_machines),
         engine=engine,
@@ -227,6 +228,20 @@ def _drop_in() -> tuple[str, ...]:
 def chooses_gpus(gpu_ids: Resolved) -> bool:
     """Whether ``--gpu_ids`` or its key names some of the GPUs; ``all`` is what a launch does anyway."""
     return gpu_ids.source in ("flag", "config file") and gpu_ids.value != "all"
+
+
+def checked_number(num_processes: int) -> int:
+    """Return the number of processes of a launch.
+
+    Raises:
+        ConfigError: If it is absurd.
+    """
+    if num_processes > MOST_RANKS:
+        raise ConfigError(
+            f"{num_processes} processes are asked for, but a launch has at most {MOST_RANKS}. Check "
+            "`--num_processes`, `--num_machines` and the slots of `--hosts`."
+        )
+    return num_processes
 
 
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
@@ -251,12 +266,12 @@ def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_proc
     selection = settings["gpu_ids"]
     if not chooses_gpus(selection):
         return len(machine.gpus)
-    gpus = asked_for(selection.value, machine.gpus)
-    if len(gpus) != len(selection.value.split(",")):
+    gpus = tuple(selection.value.split(","))
+    # Without any, the ranks run elsewhere, or the launcher that starts them here refuses to.
+    if machine.gpus and asked_for(selection.value, machine.gpus) != tuple(map(str.strip, gpus)):
         raise ConfigError(
             f"`--gpu_ids` is `{selection.value}`, but the GPUs of this machine "
-            f"are: {', '.join(machine.gpus) or 'none'}. "
-            "Name some of these."
+            f"are: {', '.join(machine.gpus)}. Name some of these."
         )
     is_enough = num_local_processes is None or num_local_processes <= len(gpus)
     if not is_enough and not settings["share_gpus"].value:

@@ -67,6 +67,7 @@ def test_each_host_runs_equally_many_processes(request_for, flags, number):
         ({"hosts": "a:1,b:2"}, r"the same number of processes, but theirs are \[1, 2\]"),
         ({"hosts": "a,b", "num_processes": "3"}, "`--num_processes` is 3, .* there are 2 hosts"),
         ({"hosts": "a:2,b:2", "num_processes": "6"}, "2 hosts with 2 each"),
+        ({"hosts": "a:999999999"}, "999999999 processes .* at most 131072"),
     ],
 )
 def test_processes_that_cannot_be_shared_are_refused(request_for, flags, message):

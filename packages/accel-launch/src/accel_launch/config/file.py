@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -189,8 +188,10 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
 
 
 def read_text_file(path: Path) -> str:
-    """Return the text of a small file; one that is larger than 256 KiB, or a pipe, is an `OSError`."""
-    if stat.S_ISFIFO(path.lstat().st_mode):
+    """Return the text of a small file; one that is larger than 256 KiB, or a named pipe, is an `OSError`."""
+    if Path(
+        os.path.realpath(path)
+    ).is_fifo():  # the pipes of a shell's `<(…)` have a writer, and no real path
         raise OSError(errno.EINVAL, "it is a pipe")
     with path.open(encoding="utf-8") as file:
         text = file.read(_MAX_CHARACTERS + 1)

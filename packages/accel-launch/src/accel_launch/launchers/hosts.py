@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from accel_launch.config.file import read_text_file
-from accel_launch.request import LaunchRequest, chooses_gpus
+from accel_launch.request import LaunchRequest, checked_number, chooses_gpus
 from accel_state.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")
@@ -61,7 +61,7 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
     if len(slots) > 1:
         raise ConfigError(f"All hosts must run the same number of processes, but theirs are {sorted(slots)}.")
     asked: int | None = request.value("num_processes")
-    here = slots.pop() if slots else None
+    here = checked_number(slots.pop() * len(hosts)) // len(hosts) if slots else None
     if (
         asked is not None
         and machines.value == 1
