@@ -220,15 +220,8 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
 class HelpFormatter(argparse.HelpFormatter):
     """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
 
-    def __init__(
-        self,
-        prog: str,
-        indent_increment: int = 2,
-        max_help_position: int = 30,
-        width: int | None = None,
-        **named: Any,
-    ) -> None:
-        super().__init__(prog, indent_increment, max_help_position, width, **named)
+    def __init__(self, prog: str, *, max_help_position: int = 30, **named: Any) -> None:
+        super().__init__(prog, max_help_position=max_help_position, **named)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())

@@ -291,6 +291,7 @@ def test_a_command_line_of_torchrun_is_understood(planned):
         (["--prefix"], ["[rank0] from 0", "[rank1] from 1"]),
         (["--show_ranks", "1"], ["from 1"]),
         (["--show_ranks", "0", "--prefix"], ["[rank0] from 0"]),
+        (["--log_dir", "logs", "--prefix"], ["[rank0] from 0", "[rank1] from 1"]),
     ],
 )
 def test_the_screen_shows_which_rank_wrote_a_line_and_only_those_of_interest(workplace, capfd, flags, shown):

@@ -254,8 +254,9 @@ def _from_yaml(text: str, repeated: list[tuple[dict[Any, Any], str]]) -> Any:
         """Notes repeated keys, which YAML forbids and the package accepts."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-        loader.flatten_mapping(node)
+        # Before `flatten_mapping` adds the keys of `<<`, which those of the section may repeat.
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        loader.flatten_mapping(node)
         return _noted(dict(loader.construct_mapping(node, deep=True)), keys, repeated)
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)

@@ -165,7 +165,7 @@ class Output:
     """The outputs of one process: start it with `stdout` and `stderr`, then call `started`.
 
     What it writes goes to the screen if ``is_shown``. With ``logs`` the streams that they name are kept in files, and
-    have their prefix on the screen.
+    have their prefix on the screen, unless there is another one.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Output:
             destinations, files = (stdout, stderr), (logs.stdout, logs.stderr)
         self.channels: list[Channel] = []
         for destination, file in zip(destinations, files, strict=True):
-            shown = prefix if logs is None or file is None else logs.prefix
+            shown = prefix or ("" if logs is None or file is None else logs.prefix)
             log = None if file is None else LogFile(file)
             by_line = is_by_line or bool(shown)
             way = _open_way(destination)
