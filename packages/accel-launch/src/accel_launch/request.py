@@ -28,12 +28,12 @@ CommandKind = Literal["script", "module", "executable"]
 
 # Set for each rank by whoever starts it, so never handed down as settings.
 _OF_THE_LAUNCHER = frozenset({"launcher", "num_processes", "master_addr", "master_port", "ray_address"})
-# What is checked of an engine's settings together, beside each one on its own.
+# Checks of an engine's settings together; each one is checked by its parser.
 _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,
     "FSDP": check_fsdp,
 }
-# What the ranks are told of an engine where nobody said it.
+# Defaults of an engine that are passed to the ranks.
 _DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {
     "FSDP": fsdp_defaults
 }
@@ -101,7 +101,7 @@ class LaunchRequest:
         return self.settings[name].value
 
     def is_given(self, name: str) -> bool:
-        """Tell whether somebody set it: a flag, the environment or the config file."""
+        """Whether it was set by a flag, the environment or the config file."""
         return self.settings[name].source != "default"
 
     def program(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class LaunchRequest:
         return (*self.interpreter, "-u", *drop_in, *module, script, *arguments)
 
     def environ(self) -> dict[str, str]:
-        """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""
+        """Return the variables that carry to the ranks what was decided; of defaults, only those of an engine."""
         defaults = _DEFAULTS[self.engine](self.settings) if self.engine in _DEFAULTS else {}
         found = {SETTINGS[name].variable: SETTINGS[name].text_of(value) for name, value in defaults.items()}
         found |= {
@@ -163,7 +163,7 @@ class LaunchRequest:
         return found
 
     def describe(self) -> str:
-        """Say in a few words what is asked for, for messages."""
+        """Return what is asked for in a few words, for messages."""
         parts = [
             _counted(self.num_processes, "process", "processes"),
             _counted(self.num_machines, "machine", "machines"),

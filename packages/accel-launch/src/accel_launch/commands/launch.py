@@ -40,7 +40,7 @@ A setting comes from its flag, else the environment, else the config file, else 
 What follows SCRIPT is the script's, also what looks like a flag of ours.
 """
 ALL = "all"
-"""The topic that stands for all of them."""
+"""The topic that means all of them."""
 _COMMON = ("help", "config_file", "module", "dry_run")
 
 
@@ -194,9 +194,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--no_python", action="store_true", help="SCRIPT is a program of its own, not Python's."
     )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="Leave out the sentence that tells how a run failed."
-    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="Leave out the report of a failure.")
     parser.add_argument("--json", action="store_true", help="With --dry-run, print it as JSON.")
     add_options(parser)
 

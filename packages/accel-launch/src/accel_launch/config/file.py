@@ -19,7 +19,7 @@ from accel_state.environment import read
 from accel_state.environment.parsers import boolean, names
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
-# Values by which a file says "not used"; they are accepted for every key.
+# Values that mean "not used"; they are accepted for every key.
 INERT_VALUES: tuple[Any, ...] = (None, False, "no", "NO", "", "none", [], {})
 
 # Other spellings, and what they are called here.
@@ -278,12 +278,12 @@ def _noted(
 
 
 def is_unset(key: str, value: Any) -> bool:
-    """Tell whether a key with this value leaves the choice to the next in line, as if it were not there."""
+    """Whether a key with this value has no effect on the setting, as if it were missing."""
     return value is None or _is_one_of(value, PLAIN_KEYS.get(key, ()))
 
 
 def is_inert(key: str, value: Any) -> bool:
-    """Tell whether a key with this value asks for nothing."""
+    """Whether a key with this value asks for nothing."""
     return is_unset(key, value) or _is_one_of(value, INERT_VALUES)
 
 
@@ -297,10 +297,10 @@ _MOST_VALUES = 10_000
 
 
 def problem_of(key: str, value: Any) -> str | None:
-    """Say what is wrong with the kind of a key's value, None if nothing is.
+    """Return what is wrong with the kind of a key's value, None if nothing is.
 
     Only the kind is looked at: a scalar, a list of them for keys that hold several, a mapping for those that hold
-    one. Whether the value itself makes sense is for the setting to say.
+    one. The setting checks the value.
     """
     if isinstance(value, dict) and value and key not in MAPPING_KEYS:
         return "it must be a single value, but it holds keys of its own"

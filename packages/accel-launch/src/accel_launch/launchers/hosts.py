@@ -16,7 +16,7 @@ _LINE = re.compile(rf"(?P<name>{_NAME.pattern})(?:(?::|\s+slots\s*=\s*)(?P<slots
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, as ``ssh`` knows it, and how many processes it is to run, if said."""
+    """A machine, as ``ssh`` knows it, and its number of processes, if given."""
 
     name: str
     slots: int | None = None
@@ -67,7 +67,7 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
         and machines.value == 1
         and request.settings["num_processes"].source == "config file"
     ):
-        asked *= len(hosts)  # a file for one machine says how many that one runs
+        asked *= len(hosts)  # in a file for one machine it is the number on that machine
     if asked is None:
         return here or _num_unasked(request)
     if asked % len(hosts) or (here is not None and asked != here * len(hosts)):

@@ -50,10 +50,10 @@ def _run_unsupervised(plan: LaunchPlan) -> int:
 
 
 def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
-    """Return what a rank of an outer run has to be told beside what ``mpirun`` or ``srun`` tells it: where ranks meet.
+    """Return the variables of a rank of an outer run that ``mpirun`` or ``srun`` does not set: the rendezvous.
 
     Raises:
-        ConfigError: If nobody says where ranks on several machines meet.
+        ConfigError: If the address of rank 0 is missing for ranks on several machines.
     """
     place = request.outer_rank
     if place is None:
