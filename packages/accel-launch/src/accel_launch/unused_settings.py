@@ -17,37 +17,29 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
 _READ_ELSEWHERE = {"additional_args", "command_file", "commands", "compute_environment", "distributed_type"}
 
 
-def _is(name: str, *values: object) -> Callable[[LaunchRequest], bool]:
-    return lambda request: request.value(name) in (values or (True,))
-
-
-def _never(request: LaunchRequest) -> bool:
-    return False
-
-
 # fmt: off
-CONDITIONS: Mapping[str, tuple[str, Callable[[LaunchRequest], bool]]] = {
-    "ao": ("without `--fp8_backend ao`", _is("fp8_backend", "NO", "AO")),
-    "bf16": ("without bf16", _is("mixed_precision", "bf16")),
-    "deepspeed": ("without `--use_deepspeed`", _is("use_deepspeed")),
+CONDITIONS: Mapping[str, tuple[str, Callable[[LaunchRequest], bool] | None]] = {
+    "ao": ("without `--fp8_backend ao`", lambda request: request.value("fp8_backend") in ("NO", "AO")),
+    "bf16": ("without bf16", lambda request: request.value("mixed_precision") == "bf16"),
+    "deepspeed": ("without `--use_deepspeed`", lambda request: bool(request.value("use_deepspeed"))),
     "dynamo_backend": ("without `--dynamo_backend`", lambda request: request.value("dynamo_backend") != "NO"),
-    "fp8": ("without `--mixed_precision fp8`", _is("mixed_precision", "fp8")),
-    "fsdp": ("without `--use_fsdp`", _is("use_fsdp")),
-    "gpu": ("on the CPU", _is("use_cpu", False)),
-    "hidden_xpu": ("any more: XPUs are found without it", _never),
-    "ipex": (f"any more: {IN_PLACE_OF_IPEX}", _never),
+    "fp8": ("without `--mixed_precision fp8`", lambda request: request.value("mixed_precision") == "fp8"),
+    "fsdp": ("without `--use_fsdp`", lambda request: bool(request.value("use_fsdp"))),
+    "gpu": ("on the CPU", lambda request: not request.value("use_cpu")),
+    "hidden_xpu": ("any more: XPUs are found without it", None),
+    "ipex": (f"any more: {IN_PLACE_OF_IPEX}", None),
     "machines": ("on one machine", lambda request: request.num_machines > 1 or request.outer_rank is not None),
-    "megatron_lm": ("without `--use_megatron_lm`", _is("use_megatron_lm")),
-    "msamp": ("any more: MS-AMP needs torch 2.1", _never),
+    "megatron_lm": ("without `--use_megatron_lm`", lambda request: bool(request.value("use_megatron_lm"))),
+    "msamp": ("any more: MS-AMP needs torch 2.1", None),
     "num_machines": ("on one machine", lambda request: request.num_machines > 1),
-    "own_ranks": ("where another program starts the ranks", _never),
-    "parallelism_config": ("without `--use_parallelism_config`", _is("use_parallelism_config")),
-    "rendezvous": ("where machines do not meet by `--rdzv_backend`", _never),
+    "own_ranks": ("where another program starts the ranks", None),
+    "parallelism_config": ("without `--use_parallelism_config`", lambda request: bool(request.value("use_parallelism_config"))),
+    "rendezvous": ("where machines do not meet by `--rdzv_backend`", None),
     "sagemaker": ("outside of SageMaker", lambda request: request.engine == SAGEMAKER),
-    "size_based_wrap": ("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", _is("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP")),
-    "te": ("without `--fp8_backend te`", _is("fp8_backend", "NO", "TE")),
-    "tpu": ("without `--tpu`", _is("tpu")),
-    "tpu_pod": ("without `--tpu_cluster`", _never),
+    "size_based_wrap": ("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", lambda request: request.value("fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"),
+    "te": ("without `--fp8_backend te`", lambda request: request.value("fp8_backend") in ("NO", "TE")),
+    "tpu": ("without `--tpu`", lambda request: bool(request.value("tpu"))),
+    "tpu_pod": ("without `--tpu_cluster`", None),
 }
 """The names in `needs` of settings: the end of "`--flag` has no effect …", and when that is not so, by any launcher.
 
@@ -92,7 +84,7 @@ def _lacking(setting: Setting, request: LaunchRequest, launcher: selection.Launc
         return selection.without_launcher(owner, request)
     for name in setting.launch.needs:
         otherwise, holds = CONDITIONS[name]
-        if name not in row.uses and not holds(request):
+        if name not in row.uses and not (holds and holds(request)):
             return otherwise
     return row.place if setting.name in row.unused else None
 

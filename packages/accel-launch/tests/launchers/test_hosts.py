@@ -24,6 +24,12 @@ def test_hosts_are_read_from_a_file(request_for, tmp_path):
     assert hosts_of(request_for(flags={"hostfile": str(file)})) == (Host("h1", 2), Host("h2", 2), Host("h3"))
 
 
+def test_a_file_that_is_no_text_names_no_host(request_for, tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match="hosts` cannot be read: it is no text in UTF-8. Check the file"):
+        hosts_of(request_for(flags={"hostfile": str(tmp_path / "hosts")}))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

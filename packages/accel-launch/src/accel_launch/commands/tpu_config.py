@@ -122,9 +122,9 @@ def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
 def _lines_of(path: Path) -> list[str]:
     try:
         lines = read_text_file(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"The file of commands `{path}` cannot be read: {error}. Check its path."
+            f"The file of commands `{path}` cannot be read: {error.strerror}. Check the file and its path."
         ) from error
     return [line.strip() for line in lines if line.strip()]
 

@@ -188,13 +188,20 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
 
 
 def read_text_file(path: Path) -> str:
-    """Return the text of a small file; one that is larger than 256 KiB, or a named pipe, is an `OSError`."""
+    """Return the text of a small file.
+
+    Raises:
+        OSError: Also if it is larger than 256 KiB, a named pipe, or no text.
+    """
     if Path(
         os.path.realpath(path)
     ).is_fifo():  # the pipes of a shell's `<(…)` have a writer, and no real path
         raise OSError(errno.EINVAL, "it is a pipe")
-    with path.open(encoding="utf-8") as file:
-        text = file.read(_MAX_CHARACTERS + 1)
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, "it is no text in UTF-8") from error
     if len(text) > _MAX_CHARACTERS:
         raise OSError(errno.EFBIG, f"it is larger than {_MAX_CHARACTERS >> 10} KiB")
     return text
@@ -210,11 +217,7 @@ def _text_of(path: Path) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"The config file `{path}` cannot be read: {error.strerror}. Check its path and permissions."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"The config file `{path}` cannot be read: it is no text in UTF-8. Save it as UTF-8."
+            f"The config file `{path}` cannot be read: {error.strerror}. Check the file, its path and its permissions."
         ) from error
 
 
