@@ -35,6 +35,7 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
         ({"gpu_ids": "0", "use_cpu": "true"}, ["`--gpu_ids` has no effect on the CPU."]),
         ({"master_addr": "10.0.0.1"}, ["`--main_process_ip` has no effect on one machine."]),
         ({"master_addr": "10.0.0.1", "num_machines": "2"}, []),
+        ({"machine_rank": "0", "num_machines": "1"}, []),
         ({"master_addr": "10.0.0.1", "slurm": "true"}, []),
         (
             {"deepspeed_hostfile": "hosts", "use_deepspeed": "true"},
@@ -70,7 +71,7 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
             {"max_restarts": "1", "use_mpirun": "true"},
             ["`--max_restarts` has no effect where another program starts the ranks."],
         ),
-        ({"same_network": "true"}, ["`--same_network` has no effect on one machine."]),
+        ({"same_network": "true"}, []),
         ({"aws_access_key_id": "x"}, ["`--aws_access_key_id` has no effect outside of SageMaker."]),
         ({"ipex": "true"}, [f"`--ipex` has no effect any more: {IN_PLACE_OF_IPEX}."]),
         ({"use_xpu": "true"}, ["`--use_xpu` has no effect any more: XPUs are found without it."]),
