@@ -53,9 +53,11 @@ def unused_settings(request: LaunchRequest) -> list[str]:
     launcher, file, values = selection.select_launcher(request), request.config.path, request.config.values
     unused = []
     for setting in OPTIONS:
-        given_as, key = request.settings[setting.name], setting.config_key
-        is_flag = given_as.source == "flag" and given_as.value not in setting.launch.unset_values
-        is_in_file = given_as.source == "config file" and key is not None and not is_inert(key, values.get(key))
+        resolved, key = request.settings[setting.name], setting.config_key
+        is_flag = resolved.source == "flag" and resolved.value not in setting.launch.unset_values
+        is_in_file = (
+            resolved.source == "config file" and key is not None and not is_inert(key, values.get(key))
+        )
         if (is_flag or is_in_file) and (lacking := _lacking(setting, request, launcher)):
             given = f"`{setting.flag}`" if is_flag else f"`{key}` in `{file}`"
             unused.append(f"{given} has no effect {lacking}.")
