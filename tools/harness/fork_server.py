@@ -99,7 +99,7 @@ class ForkServer:
             origin: A server to fork it from, which has torch imported.
         """
         # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
-        environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ = {**snapshot(), "PYTHONUNBUFFERED": "1"}
         argv = ["-c", _SERVE, *modules] if origin else ["-c", _FIRST + _SERVE, *PRELOADED]
         self._line, theirs = socket.socketpair()
         self._out = out = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server

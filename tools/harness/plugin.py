@@ -31,24 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "leaks_environment(*names): these variables are restored after the test"
     )
-    # Otherwise torch's compiler keeps processes and threads for as long as this process lives.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
+    # machine, training that takes a second takes minutes. The compiler's would stay for as long as this process lives.
+    os.environ.update({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"})
     # A shell's `&` and `nohup` set them to be ignored, and children inherit that.
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
-
-
-def pytest_collection_finish() -> None:
-    """Limit torch to one thread, as in processes that tests start.
-
-    Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
-    machine, training that takes a second takes minutes.
-    """
-    if "torch" in sys.modules:
-        import torch
-
-        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

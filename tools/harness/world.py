@@ -68,7 +68,7 @@ class _Rank(Script):
         self.line, their_line = Pipe()
         rank, size = str(number), str(world_size)
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        environ = {**snapshot(), **place, "OMP_NUM_THREADS": "1"}
+        environ = {**snapshot(), **place}
         argv = ["-c", _MAIN, device_type, rank, size]
         theirs, ours = os.pipe()
         self.lifeline = os.fdopen(ours, "wb", buffering=0)  # the worker ends when it closes, however we end
