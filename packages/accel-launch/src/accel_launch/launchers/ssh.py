@@ -19,8 +19,7 @@ from accel_launch.messages import complain, escaped
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, describe_ending
-from accel_launch.processes.supervision import run_processes
-from accel_launch.processes.supervisor import RunEnding
+from accel_launch.processes.supervision import RunEnding, run_processes
 from accel_launch.remote_protocol import Endings, Order
 from accel_launch.report import RankEnding, make_report, tell
 from accel_launch.request import LaunchRequest, interpreter_command
