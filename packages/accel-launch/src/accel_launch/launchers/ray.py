@@ -83,7 +83,7 @@ class RayLauncher(BuiltInLauncher):
                 "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install ray`."
             )
         ending = run_processes(
-            [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
+            [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray_driver"), Path.cwd())],
             host_environ=snapshot(),
             grace_period_s=plan.grace_period_s + _SLACK_S,
             orders=[lambda attempt: _order(plan)],
