@@ -96,6 +96,7 @@ class RayLauncher(BuiltInLauncher):
             return code if ending.interrupted_by is None else 128 + ending.interrupted_by
         report = make_report(
             endings.ranks,
+            argv=plan.processes[0].argv,
             interrupted_by=ending.interrupted_by,
             num_memory_kills=endings.num_memory_kills,
         )

@@ -177,7 +177,12 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
         else:
             ranks += [replace(rank, host=host.address) for rank in endings.ranks]
             num_memory_kills += endings.num_memory_kills
-    report = make_report(ranks, interrupted_by=ending.interrupted_by, num_memory_kills=num_memory_kills)
+    report = make_report(
+        ranks,
+        argv=plan.processes[0].argv,
+        interrupted_by=ending.interrupted_by,
+        num_memory_kills=num_memory_kills,
+    )
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
     if ending.interrupted_by is None:
         for host, child in lost:

@@ -78,6 +78,7 @@ class Restarts:
                 is_by_line=len(plans) > 1 or self.is_by_line,
                 logs=logs,
                 is_shown=self.shown_ranks is None or plan.rank is None or plan.rank in self.shown_ranks,
+                brings_messages=self.is_by_line or order is not None,
             )
             told = None if order is None else order(attempt)
             children.append(Child(plan.with_variables(**variables), output, orders=told))
