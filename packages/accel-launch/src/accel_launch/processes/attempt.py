@@ -61,9 +61,9 @@ class Restarts:
     def children(
         self,
         plans: Sequence[ProcessPlan],
-        attempt: int,
         prefixes: Sequence[str],
         orders: Sequence[Callable[[int], bytes] | None],
+        attempt: int,
     ) -> list[Child]:
         """Return the processes of an attempt, counted from 0, with the variables that torchrun sets."""
         attempt += self.attempt
@@ -201,8 +201,9 @@ class Attempt:
             self._notice_at = time.monotonic() + _NOTICE_AFTER_S
 
     def start_grace_period(self, signum: int = 0) -> None:
-        """Let the grace period begin."""
-        self._deadline = time.monotonic() + self._grace_period_s
+        """Let the grace period begin, unless it has."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_period_s
 
     def send(self, signum: int) -> None:
         """Send a signal to the children, and one that ends a run to all of their group and session."""

@@ -5,7 +5,8 @@ see. It forks the *supervisor*, which starts the children and is in one process 
 reaches all of them at once. Each ends the run if the other is killed: the guard by SIGKILL to the group, the
 supervisor when its socket to the guard ends, and the kernel kills the children with the supervisor (`parent_death`).
 
-What they do is in two tables: an event, and the steps that follow it, in this order.
+What they do is in two tables: an event, and the steps that follow it, in this order. If all children succeed, nothing
+follows: what they have left in the background keeps running.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from accel_launch.messages import write_beside
 from accel_launch.plan import ProcessPlan
@@ -40,51 +41,43 @@ from accel_launch.processes.signals import (
 )
 from accel_state.errors import LaunchError, NotAvailableError
 
-_CHUNK = 4096
+if TYPE_CHECKING:
+    from accel_launch.processes.standby import Standby
 
-# fmt: off
-GUARD_STEPS: Mapping[GuardEvent, Sequence[Callable[[Guard], None]]] = {
-    # a signal to this process, or a line of `remote_signals`
-    GuardEvent.SIGNALS:                (Guard.pass_signals_on,),
-    # the end of `remote_signals`
-    GuardEvent.REMOTE_GONE:            (Guard.leave,),
-    # Ctrl-Z, or a child reads a terminal that a third job has in the foreground
-    GuardEvent.RUN_STOPPED:            (Guard.take_terminal_back, Guard.stop_with_run, Guard.lend_terminal,
-                                        Guard.continue_run),
-    # a child reads the terminal, which this process has, as after `fg`
-    GuardEvent.RUN_WANTS_OUR_TERMINAL: (Guard.lend_terminal, Guard.continue_run),
-    # a child reads a terminal that this process cannot lend
-    GuardEvent.RUN_WANTS_A_TERMINAL:   (Guard.hang_up, Guard.continue_run),
-}
+_CHUNK = 4096
 
 Event = Enum(
     "Event",
     "ENDING_SIGNAL GROUP_SIGNAL INTERRUPT_AGAIN USER_SIGNAL GUARD_GONE CHILD_FAILED LAST_FAILED NOTICE_DUE TIME_OVER",
 )
-Steps = Sequence[Callable[[Attempt, int], None]]
-SUPERVISOR_STEPS: Mapping[Event, tuple[Steps, Steps]] = {
-    # SIGINT, SIGTERM or SIGHUP: passed on by the guard; or to the group, as by Ctrl-C, whose processes have it then
-    Event.ENDING_SIGNAL:    ((Attempt.note_signal, Attempt.start_grace_period, Attempt.send),
-                             (Attempt.note_signal, Attempt.send)),
-    Event.GROUP_SIGNAL:     ((Attempt.note_signal, Attempt.start_grace_period, Attempt.send_outside_group),
-                             (Attempt.note_signal, Attempt.send_outside_group)),
-    # a second SIGINT in the same way
-    Event.INTERRUPT_AGAIN:  ((), (Attempt.kill,)),
-    # SIGUSR1 or SIGUSR2, passed on by the guard
-    Event.USER_SIGNAL:      ((Attempt.send,), (Attempt.send,)),
-    # the guard has been killed, or has left
-    Event.GUARD_GONE:       ((Attempt.abandon, Attempt.kill), (Attempt.abandon, Attempt.kill)),
-    # a child fails while others run; the last one fails, and may have left processes behind
-    Event.CHILD_FAILED:     ((Attempt.start_grace_period, Attempt.end_children), ()),
-    Event.LAST_FAILED:      ((Attempt.kill,), ()),
-    # two seconds after a Ctrl-C; at the end of the grace period
-    Event.NOTICE_DUE:       ((), (Attempt.give_notice,)),
-    Event.TIME_OVER:        ((), (Attempt.kill,)),
+# fmt: off
+GUARD_STEPS: Mapping[GuardEvent, Sequence[Callable[[Guard], None]]] = {
+    # a signal to this process, or a line of `remote_signals`; the end of those
+    GuardEvent.SIGNALS:                (Guard.pass_signals_on,),
+    GuardEvent.REMOTE_GONE:            (Guard.leave,),
+    # Ctrl-Z, or a child reads a terminal that another job has
+    GuardEvent.RUN_STOPPED:            (Guard.take_terminal_back, Guard.stop_with_run, Guard.lend_terminal,
+                                        Guard.continue_run),
+    # a child reads the terminal that this process has, as after `fg`; or one that it cannot lend
+    GuardEvent.RUN_WANTS_OUR_TERMINAL: (Guard.lend_terminal, Guard.continue_run),
+    GuardEvent.RUN_WANTS_A_TERMINAL:   (Guard.hang_up, Guard.continue_run),
 }
-"""The steps while nothing ends the children, and those once a grace period has begun, at whose end they are killed.
-
-If all children succeed, what they have left in the background keeps running.
-"""
+SUPERVISOR_STEPS: Mapping[Event, Sequence[Callable[[Attempt, int], None]]] = {
+    # SIGINT, SIGTERM or SIGHUP by the guard; to the group, whose processes have it then, as by Ctrl-C; SIGINT again
+    Event.ENDING_SIGNAL:   (Attempt.note_signal, Attempt.start_grace_period, Attempt.send),
+    Event.GROUP_SIGNAL:    (Attempt.note_signal, Attempt.start_grace_period, Attempt.send_outside_group),
+    Event.INTERRUPT_AGAIN: (Attempt.kill,),
+    # SIGUSR1 or SIGUSR2 by the guard
+    Event.USER_SIGNAL:     (Attempt.send,),
+    # the guard has been killed, or has left
+    Event.GUARD_GONE:      (Attempt.abandon, Attempt.kill),
+    # before anything else ends the run: a child fails while others run; the last one, and what it has left is killed
+    Event.CHILD_FAILED:    (Attempt.start_grace_period, Attempt.end_children),
+    Event.LAST_FAILED:     (Attempt.kill,),
+    # two seconds after a Ctrl-C; at the end of the grace period
+    Event.NOTICE_DUE:      (Attempt.give_notice,),
+    Event.TIME_OVER:       (Attempt.kill,),
+}
 # fmt: on
 
 
@@ -127,12 +120,17 @@ def run_processes(
     """
     require_fork("A launch of several processes")
 
+    standby = restarts.standby(plans)
     supervisor = _Supervisor(
-        plans,
-        prefixes=prefixes or [""] * len(plans),
-        orders=orders or [None] * len(plans),
-        restarts=restarts,
-        attempt=partial(Attempt, grace_period_s=grace_period_s, gives_notice=remote_signals is None),
+        partial(
+            restarts.children,
+            plans if standby is None else standby.plans,
+            prefixes or [""] * len(plans),
+            orders or [None] * len(plans),
+        ),
+        partial(Attempt, grace_period_s=grace_period_s, gives_notice=remote_signals is None, standby=standby),
+        standby,
+        max_restarts=restarts.maximum,
     )
     pending: list[int] = []
     with signals_as_events(pending.append) as wakes, blocked(FORWARDED_SIGNALS) as blocked_before:
@@ -211,21 +209,18 @@ class _Supervisor:
 
     def __init__(
         self,
-        plans: Sequence[ProcessPlan],
+        children: Callable[[int], list[Child]],
+        attempt: Callable[[Sequence[Child]], Attempt],
+        standby: Standby | None,
         *,
-        prefixes: Sequence[str],
-        orders: Sequence[Callable[[int], bytes] | None],
-        restarts: Restarts,
-        attempt: Callable[..., Attempt],
+        max_restarts: int,
     ) -> None:
-        self._standby = restarts.standby(plans)
-        self._plans = plans if self._standby is None else self._standby.plans
-        self._prefixes = prefixes
-        self._orders = orders
-        self._restarts = restarts
-        self._num_restarts = 0
+        self._make_children = children
         self._make_attempt = attempt
         self._attempt = attempt(())
+        self._standby = standby
+        self._max_restarts = max_restarts
+        self._num_restarts = 0
         self._group_signals: list[int] = []
         self._interrupts: set[Event] = set()
 
@@ -250,7 +245,7 @@ class _Supervisor:
             try:
                 self._step(0)
                 while not self._attempt.is_to_end:
-                    self._attempt = self._make_attempt(self._children(), standby=self._standby)
+                    self._attempt = self._make_attempt(self._make_children(self._num_restarts))
                     self._attempt.start(host_environ, self._selector)
                     while self._attempt.has_work:
                         self._step()
@@ -273,20 +268,17 @@ class _Supervisor:
             num_memory_kills(counters) - kills_before,
         )
 
-    def _children(self) -> list[Child]:
-        return self._restarts.children(self._plans, self._num_restarts, self._prefixes, self._orders)
-
     def _starts_again(self) -> bool:
         """Whether the processes start again after a failure of one, which a line says."""
         failed = self._attempt.first_failure
-        if self._attempt.is_to_end or failed is None or self._num_restarts >= self._restarts.maximum:
+        if self._attempt.is_to_end or failed is None or self._num_restarts >= self._max_restarts:
             return False
         self._num_restarts += 1
         assert failed.return_code is not None
         who = "The script" if failed.plan.rank is None else f"Rank {failed.plan.rank}"
         write_beside(
             f"{who} {describe_ending(failed.return_code)}. All ranks start again "
-            f"({self._num_restarts} of {self._restarts.maximum})."
+            f"({self._num_restarts} of {self._max_restarts})."
         )
         return True
 
@@ -299,8 +291,7 @@ class _Supervisor:
         if not ready:
             self._attempt.flush()
         for event, signum in self._events(ready):
-            while_it_runs, once_it_ends = SUPERVISOR_STEPS[event]
-            for step in once_it_ends if self._attempt.is_ending else while_it_runs:
+            for step in SUPERVISOR_STEPS[event]:
                 step(self._attempt, signum)
 
     def _events(self, ready: Sequence[object]) -> Iterator[tuple[Event, int]]:
@@ -319,7 +310,7 @@ class _Supervisor:
                 yield self._unless_again(signum, Event.GROUP_SIGNAL)
         # Ends come before lines: a rank that says it lost another must not look like the one that failed first.
         for child in self._attempt.reap():
-            if child.has_failed:
+            if child.has_failed and not self._attempt.is_ending:
                 yield Event.CHILD_FAILED if self._attempt.running else Event.LAST_FAILED, 0
         for source in ready:
             if isinstance(source, Channel):
