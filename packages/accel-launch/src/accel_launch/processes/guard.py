@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 
 from accel_launch.processes.signals import RemoteSignals, blocked
@@ -54,7 +54,7 @@ class Guard:
             self._supervisor.close()  # which ends the run
             os.waitpid(self._pid, 0)
 
-    def events(self, ready: set[object]) -> Iterator[GuardEvent]:
+    def events(self, ready: Collection[object]) -> Iterator[GuardEvent]:
         """Return what has happened, by the sources that are ready."""
         has_remote = self._remote is not None and self._remote in ready
         if self._remote is not None and has_remote:

@@ -120,18 +120,22 @@ def run_processes(
     """
     require_fork("A launch of several processes")
 
-    standby = restarts.standby(plans)
-    supervisor = _Supervisor(
-        partial(
+    def supervise() -> RunEnding:
+        standby = restarts.standby(plans)
+        children = partial(
             restarts.children,
             plans if standby is None else standby.plans,
             prefixes or [""] * len(plans),
             orders or [None] * len(plans),
-        ),
-        partial(Attempt, grace_period_s=grace_period_s, gives_notice=remote_signals is None, standby=standby),
-        standby,
-        max_restarts=restarts.maximum,
-    )
+        )
+        attempt = partial(
+            Attempt, grace_period_s=grace_period_s, gives_notice=remote_signals is None, standby=standby
+        )
+        supervisor = _Supervisor(
+            children, attempt, standby, max_restarts=restarts.maximum, guard=supervisor_end
+        )
+        return supervisor.run(host_environ)
+
     pending: list[int] = []
     with signals_as_events(pending.append) as wakes, blocked(FORWARDED_SIGNALS) as blocked_before:
         guard_end, supervisor_end = socket.socketpair()
@@ -141,14 +145,15 @@ def run_processes(
             pid = os.fork()
         if pid == 0:
             guard_end.close()
-            _become_supervisor(partial(supervisor.run, host_environ, supervisor_end), supervisor_end)
+            _become_supervisor(supervise, supervisor_end)
         supervisor_end.close()
         with guard_end, contextlib.closing(Guard(pid, guard_end, pending, remote_signals)) as guard:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
             guard.start(lends_terminal=orders is None)
             with selectors.DefaultSelector() as selector:
-                for source in filter(None, (wakes, guard_end, remote_signals)):
-                    selector.register(source, selectors.EVENT_READ)
+                for source in (wakes, guard_end, remote_signals):
+                    if source is not None:
+                        selector.register(source, selectors.EVENT_READ)
                 while guard.return_code is None:
                     ready = {key.fileobj for key, _ in selector.select()}
                     clear_events(wakes)
@@ -157,7 +162,15 @@ def run_processes(
                             step(guard)
                         if event is GuardEvent.REMOTE_GONE and remote_signals is not None:
                             selector.unregister(remote_signals)
-    return _outcome(guard)
+    if guard.return_code != 0:
+        guard.kill_run()
+        raise LaunchError(
+            f"The process that supervised the run {describe_ending(guard.return_code)}; the run was ended."
+        )
+    outcome: RunEnding | OSError = pickle.loads(guard.answer)  # noqa: S301 - our own process wrote it
+    if isinstance(outcome, OSError):
+        raise outcome
+    return outcome
 
 
 def require_fork(what: str) -> None:
@@ -167,19 +180,6 @@ def require_fork(what: str) -> None:
             f"{what} needs processes that can be forked, which Windows cannot do. Start one process, "
             "or work in WSL2, where everything runs as on Linux."
         )
-
-
-def _outcome(guard: Guard) -> RunEnding:
-    assert guard.return_code is not None
-    if guard.return_code == 0:
-        outcome: RunEnding | OSError = pickle.loads(guard.answer)  # noqa: S301 - our own process wrote it
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-    guard.kill_run()
-    raise LaunchError(
-        f"The process that supervised the run {describe_ending(guard.return_code)}; the run was ended."
-    )
 
 
 def _become_supervisor(supervise: Callable[[], RunEnding], guard: socket.socket) -> NoReturn:
@@ -204,7 +204,8 @@ def _become_supervisor(supervise: Callable[[], RunEnding], guard: socket.socket)
 class _Supervisor:
     """Turns what happens to the run into events, and takes the steps of each.
 
-    A signal for this process itself is taken for one to the whole group, such as a terminal sends.
+    What comes through ``guard`` are numbers of signals, one byte each. A signal for this process itself is taken for
+    one to the whole group, such as a terminal sends.
     """
 
     def __init__(
@@ -214,6 +215,7 @@ class _Supervisor:
         standby: Standby | None,
         *,
         max_restarts: int,
+        guard: socket.socket,
     ) -> None:
         self._make_children = children
         self._make_attempt = attempt
@@ -221,20 +223,18 @@ class _Supervisor:
         self._standby = standby
         self._max_restarts = max_restarts
         self._num_restarts = 0
+        self._guard = guard
         self._group_signals: list[int] = []
         self._interrupts: set[Event] = set()
 
-    def run(self, host_environ: Mapping[str, str], guard: socket.socket) -> RunEnding:
+    def run(self, host_environ: Mapping[str, str]) -> RunEnding:
         """Start the processes, wait until all have ended, start them again if that is asked for, and return how.
-
-        What comes through ``guard`` are numbers of signals, one byte each.
 
         Raises:
             OSError: If one cannot be started; the others are killed.
         """
-        counters = counter_files()
+        standby, counters = self._standby, counter_files()
         kills_before = num_memory_kills(counters)
-        self._guard = guard
         with (
             selectors.DefaultSelector() as self._selector,
             signals_as_events(self._group_signals.append) as self._wakes,
@@ -243,25 +243,25 @@ class _Supervisor:
             for source in (self._wakes, self._guard):
                 self._selector.register(source, selectors.EVENT_READ, source)
             try:
-                self._step(0)
+                self._take_steps(())
                 while not self._attempt.is_to_end:
                     self._attempt = self._make_attempt(self._make_children(self._num_restarts))
                     self._attempt.start(host_environ, self._selector)
                     while self._attempt.has_work:
                         self._step()
-                        if self._standby is not None:
-                            self._standby.look(host_environ)
+                        if standby is not None:
+                            standby.look(host_environ)
                     self._attempt.close(self._selector)
                     if not self._starts_again():
                         break
-                    while self._standby and self._standby.is_awaited() and not self._attempt.is_to_end:
+                    while standby is not None and standby.is_awaited() and not self._attempt.is_to_end:
                         self._step()
             except BaseException:  # whatever ends the launcher: no rank may outlive it
                 self._attempt.kill()
                 raise
             finally:
-                if self._standby is not None:
-                    self._standby.close()
+                if standby is not None:
+                    standby.close()
         return RunEnding(
             tuple(child.ending() for child in self._attempt.children),
             self._attempt.interrupted_by,
@@ -282,14 +282,17 @@ class _Supervisor:
         )
         return True
 
-    def _step(self, wait_s: float | None = None) -> None:
-        """Wait for what happens next, and take the steps of each event; None waits as long as may be."""
-        waits_s = (wait_s, self._attempt.wait_s, self._standby and self._standby.wait_s)
-        at_most_s = min((each for each in waits_s if each is not None), default=None)
+    def _step(self) -> None:
+        """Wait for what happens next, and take the steps that follow."""
+        waits_s = (self._attempt.wait_s, None if self._standby is None else self._standby.wait_s)
+        at_most_s = min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
         ready = [key.data for key, _ in self._selector.select(at_most_s)]
         clear_events(self._wakes)
         if not ready:
             self._attempt.flush()
+        self._take_steps(ready)
+
+    def _take_steps(self, ready: Sequence[object]) -> None:
         for event, signum in self._events(ready):
             for step in SUPERVISOR_STEPS[event]:
                 step(self._attempt, signum)
