@@ -147,7 +147,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
-        exception = self.exception
+        parts = ("type", "message", "file", "line", "function")
         return {
             "rank": self.rank,
             "host": self.host,
@@ -157,14 +157,7 @@ class RankReport:
             "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
             "reason": self.reason,
             "failed_at": self.failed_at and self.failed_at.isoformat(timespec="milliseconds"),
-            "exception": exception
-            and {
-                "type": exception.type,
-                "message": exception.message,
-                "file": exception.file,
-                "line": exception.line,
-                "function": exception.function,
-            },
+            "exception": self.exception and {part: getattr(self.exception, part) for part in parts},
             "last_lines": list(self.last_lines),
         }
 
@@ -240,15 +233,25 @@ def make_report(
     has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
     before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
     left = _ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
-    reports = [
-        _rank_report(
-            *(rank, _outcome(rank, weights[rank.rank], first=cause), found[rank.rank]),
-            before_s=before_s,
-            has_left=rank.rank in left or (has_lost_peer and rank.ending.return_code == 0),
-            num_memory_kills=num_memory_kills,
+    reports = []
+    for rank in ranks:
+        ending, outcome_of_rank = rank.ending, _outcome(rank, weights[rank.rank], first=cause)
+        has_failed = ending.return_code != 0
+        was_failing = rank is cause and ending.was_ended and ending.return_code in _ENDED_BY_US
+        how = describe_ending(ending.return_code, num_memory_kills=num_memory_kills)
+        report = RankReport(
+            rank.rank,
+            rank.host,
+            outcome_of_rank,
+            ending.return_code,
+            "was failing" if was_failing else how,
+            found[rank.rank] if has_failed else None,
+            ending.last_lines[-_NUM_LAST_LINES:],
+            None if ending.failed_at is None else _moment(ending.failed_at),
+            had_ended=not has_failed and (ending.ended_at or math.inf) < before_s,
+            has_left=rank.rank in left or (has_lost_peer and not has_failed),
         )
-        for rank in ranks
-    ]
+        reports.append(report)
     return RunReport(
         outcome,
         _exit_code(first, cause, interrupted_by),
@@ -304,33 +307,6 @@ def _ranks_left(lines: Sequence[str]) -> set[int]:
     """Return the ranks of which accel's note on a lost rank says that their script had ended."""
     named = [match["ranks"] for line in lines for match in _LEFT_RANKS.finditer(line)]
     return {int(rank) for ranks in named for rank in ranks.split(", ")}
-
-
-def _rank_report(
-    rank: RankEnding,
-    outcome: RankOutcome,
-    exception: FoundException | None,
-    *,
-    before_s: float,
-    has_left: bool,
-    num_memory_kills: int,
-) -> RankReport:
-    ending = rank.ending
-    was_failing = outcome == "failed first" and ending.was_ended and ending.return_code in _ENDED_BY_US
-    return RankReport(
-        rank.rank,
-        rank.host,
-        outcome,
-        ending.return_code,
-        "was failing"
-        if was_failing
-        else describe_ending(ending.return_code, num_memory_kills=num_memory_kills),
-        exception if ending.return_code != 0 else None,
-        ending.last_lines[-_NUM_LAST_LINES:],
-        None if ending.failed_at is None else _moment(ending.failed_at),
-        ending.return_code == 0 and (ending.ended_at or math.inf) < before_s,
-        has_left,
-    )
 
 
 def _moment(monotonic_s: float) -> datetime:
