@@ -89,6 +89,7 @@ def notebook_launcher(
         check_gpus_survive_a_fork()
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
+    endpoint = _meeting_place(rdzv_endpoint, f"{master_addr}:{port}" if port else "", rdzv_backend)
     if port and node_rank == 0:
         with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
             pass
@@ -97,7 +98,7 @@ def notebook_launcher(
         args,
         settings,
         number,
-        endpoint=_meeting_place(rdzv_endpoint, f"{master_addr}:{port}" if port else "", rdzv_backend),
+        endpoint=endpoint,
         backend=rdzv_backend,
         conf=rdzv_conf,
         run_id=rdzv_id,

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Collection, Iterator
 from enum import Enum
 
-from accel_launch.processes.signals import RemoteSignals, blocked
+from accel_launch.processes.signals import RemoteSignals, blocked, known_signals
 
 _CHUNK = 65536
-_TERMINAL_STOPS = (signal.SIGTTIN, signal.SIGTTOU) if hasattr(signal, "SIGTTIN") else ()
+_TERMINAL_STOPS = known_signals("SIGTTIN", "SIGTTOU")
 
 
 # What follows each is in `supervision.GUARD_STEPS`.
