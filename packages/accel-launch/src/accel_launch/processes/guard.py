@@ -10,10 +10,9 @@ import sys
 from collections.abc import Collection, Iterator
 from enum import Enum
 
-from accel_launch.processes.signals import RemoteSignals, blocked, known_signals
+from accel_launch.processes.signals import TERMINAL_STOPS, RemoteSignals, blocked
 
 _CHUNK = 65536
-_TERMINAL_STOPS = known_signals("SIGTTIN", "SIGTTOU")
 
 
 # What follows each is in `supervision.GUARD_STEPS`.
@@ -70,11 +69,11 @@ class Guard:
             while self._receive():
                 pass
         elif pid and self._terminal is None:
-            if os.WSTOPSIG(status) in _TERMINAL_STOPS:
+            if os.WSTOPSIG(status) in TERMINAL_STOPS:
                 yield GuardEvent.RUN_WANTS_A_TERMINAL
         elif pid:
             assert self._terminal is not None
-            is_wanted = os.WSTOPSIG(status) in _TERMINAL_STOPS and self._terminal.is_of(os.getpgrp())
+            is_wanted = os.WSTOPSIG(status) in TERMINAL_STOPS and self._terminal.is_of(os.getpgrp())
             yield GuardEvent.RUN_WANTS_OUR_TERMINAL if is_wanted else GuardEvent.RUN_STOPPED
 
     def _receive(self) -> bool:
