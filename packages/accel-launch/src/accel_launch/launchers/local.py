@@ -268,6 +268,7 @@ def run_here(
         return 1 if ending.interrupted_by is None else 128 + ending.interrupted_by
     report = make_report(
         ranks,
+        argv=plan.processes[0].argv,
         num_ranks=plan.num_ranks if has_own_ranks else None,
         interrupted_by=ending.interrupted_by,
         num_memory_kills=ending.num_memory_kills,

@@ -46,7 +46,7 @@ def _run_unsupervised(plan: LaunchPlan) -> int:
             ):  # the console has sent it to the script, too, which ends as it likes
                 script.wait()
     ending = RankEnding(0, socket.gethostname(), ChildEnding(script.returncode))
-    return tell(make_report([ending]), is_quiet=plan.is_quiet, file=plan.report)
+    return tell(make_report([ending], argv=process.argv), is_quiet=plan.is_quiet, file=plan.report)
 
 
 def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
