@@ -47,7 +47,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
 _FIRST = "import atexit; atexit.register(lambda: end()); from tools.harness.fork_server import end; "
 """Registers the first exit handler, which is the last to run: before those of multiprocessing, for one."""
-_exit_code: object = None
+_exit_code = 0
 
 
 class ForkedProcess:
@@ -230,8 +230,10 @@ def _next_program(line: socket.socket) -> list[int]:
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in (ends, end, *reports.values()):
-                each.close()
+            ends.close()
+            end.close()
+            for report in reports.values():
+                report.close()
             os.close(files[0])
             return files[1:]
         reports[pid] = Connection(files[0])
@@ -267,18 +269,21 @@ def _run(request: int, *streams: int) -> None:
     sys.argv = [program, *arguments, *map(str, streams[3:])]
     sys.path[0:1] = [place, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
+    global _exit_code
     try:
         exec(compile(source, file_name, "exec"), main.__dict__)
     except SystemExit as ending:
-        global _exit_code
-        _exit_code = ending.code
+        code = ending.code
+        _exit_code = code if isinstance(code, int) else int(code is not None)  # Python prints a text
+        raise
+    except BaseException:
+        _exit_code = 1
         raise
 
 
 def end() -> None:
     """End as Python ends a script, but without freeing the libraries, unless the script is to have a complete exit."""
-    error = getattr(sys, "last_value", None)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         # Python's default is lost in a process that has evaluated code in an exit handler, as libraries do.
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -292,5 +297,4 @@ def end() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     ctypes.CDLL(None).fflush(None)
-    failed = error is not None or not isinstance(_exit_code, int | None)  # a text was printed
-    os._exit(1 if failed else int(_exit_code or 0) & 0xFF)
+    os._exit(_exit_code & 0xFF)
