@@ -8,7 +8,6 @@ ends at once, because freeing torch is most of what a script costs, see `COMPLET
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -98,7 +97,7 @@ class ForkServer:
             modules: Modules to import in addition to torch. They may not start threads.
             origin: A server to fork it from, which has torch imported.
         """
-        # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
+        # Without a buffer, in C neither: tests wait for the output of scripts, and `end` flushes none of C's.
         environ = {**snapshot(), "PYTHONUNBUFFERED": "1"}
         argv = ["-c", _SERVE, *modules] if origin else ["-c", _FIRST + _SERVE, *PRELOADED]
         self._line, theirs = socket.socketpair()
@@ -296,5 +295,4 @@ def end() -> None:
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    ctypes.CDLL(None).fflush(None)
     os._exit(_exit_code & 0xFF)
