@@ -8,7 +8,6 @@ ends at once, because freeing torch is most of what a script costs, see `COMPLET
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -47,7 +46,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
 _FIRST = "import atexit; atexit.register(lambda: end()); from tools.harness.fork_server import end; "
 """Registers the first exit handler, which is the last to run: before those of multiprocessing, for one."""
-_exit_code: object = None
+_exit_code = 0
 
 
 class ForkedProcess:
@@ -98,7 +97,7 @@ class ForkServer:
             modules: Modules to import in addition to torch. They may not start threads.
             origin: A server to fork it from, which has torch imported.
         """
-        # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
+        # Without a buffer, in C neither: tests wait for the output of scripts, and `end` flushes none of C's.
         environ = {**snapshot(), "PYTHONUNBUFFERED": "1"}
         argv = ["-c", _SERVE, *modules] if origin else ["-c", _FIRST + _SERVE, *PRELOADED]
         self._line, theirs = socket.socketpair()
@@ -230,8 +229,10 @@ def _next_program(line: socket.socket) -> list[int]:
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in (ends, end, *reports.values()):
-                each.close()
+            ends.close()
+            end.close()
+            for report in reports.values():
+                report.close()
             os.close(files[0])
             return files[1:]
         reports[pid] = Connection(files[0])
@@ -267,18 +268,21 @@ def _run(request: int, *streams: int) -> None:
     sys.argv = [program, *arguments, *map(str, streams[3:])]
     sys.path[0:1] = [place, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
+    global _exit_code
     try:
         exec(compile(source, file_name, "exec"), main.__dict__)
     except SystemExit as ending:
-        global _exit_code
-        _exit_code = ending.code
+        code = ending.code
+        _exit_code = code if isinstance(code, int) else int(code is not None)  # Python prints a text
+        raise
+    except BaseException:
+        _exit_code = 1
         raise
 
 
 def end() -> None:
     """End as Python ends a script, but without freeing the libraries, unless the script is to have a complete exit."""
-    error = getattr(sys, "last_value", None)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         # Python's default is lost in a process that has evaluated code in an exit handler, as libraries do.
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -291,6 +295,4 @@ def end() -> None:
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    ctypes.CDLL(None).fflush(None)
-    failed = error is not None or not isinstance(_exit_code, int | None)  # a text was printed
-    os._exit(1 if failed else int(_exit_code or 0) & 0xFF)
+    os._exit(_exit_code & 0xFF)
