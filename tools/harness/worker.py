@@ -96,6 +96,7 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
 def _import(name: str, file: str) -> None:
     """Import a file under a name, once: pickles of its functions and classes find them there."""
     if getattr(sys.modules.get(name), "__file__", None) != file:
+        sys.path.append(str(PurePath(file).parent))  # as for a script: it may import what is next to it
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
