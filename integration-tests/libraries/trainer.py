@@ -42,7 +42,7 @@ TWICE = {"gradient_accumulation_steps": 2}
 ONE_BY_ONE = {"per_device_train_batch_size": 2, **TWICE}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
 SHARED = {
-    "rows": OF_EIGHT, "num_data_ranks": tiny.world_size(), "max_grad_norm": 0.5, "max_steps": 4, "measured": "loss",
+    "rows": OF_EIGHT, "rows_of_step": 4, "max_grad_norm": 0.5, "max_steps": 4, "measured": "loss",
     "ddp_backend": "gloo",
 }  # fmt: skip
 """Ranks that share a model, and one process beside them, get as many rows together."""
@@ -90,7 +90,7 @@ def offloaded():
 
 
 ROWS = {
-    "plain": {"max_steps": 12, "num_data_ranks": tiny.world_size()},
+    "plain": {"max_steps": 12, "rows_of_step": 8, "is_even": True},
     "adapters": {"model": lambda: adapters(tiny.make_model()), "resume": 2},
     "8 bits": {**QUANTIZED, "model": lambda: quantized(load_in_8bit=True)},
     "4 bits": {**QUANTIZED, "model": lambda: quantized(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
@@ -160,7 +160,7 @@ def weights_of(trainer):
     names = {"model.safetensors", "adapter_model.safetensors"}
     state = {name: one for file in names for name, one in read_weights(f"{path}/{file}").items()}
     found = [
-        float((state[name].double().flatten() * torch.arange(1, state[name].numel() + 1)).sum())
+        float((state[name].double().abs().flatten() * torch.arange(1, state[name].numel() + 1)).sum())
         for name in sorted(state)
     ]
     trainer.accelerator.wait_for_everyone()
@@ -178,11 +178,11 @@ def read_weights(path):
 
 
 def train(
-    model=tiny.make_model, rows=RAGGED, resume=None, parallelism=None, num_data_ranks=None, max_length=None,
-    is_even=False, measured="all", **settings,
+    model=tiny.make_model, rows=RAGGED, resume=None, parallelism=None, rows_of_step=None, num_data_ranks=None,
+    max_length=None, is_even=False, measured="all", **settings,
 ):  # fmt: skip
     path = f"{folder}/run"
-    size = 8 // num_data_ranks if num_data_ranks else 4
+    size = rows_of_step // (num_data_ranks or tiny.world_size()) if rows_of_step else 4
     if parallelism:
         from accelerate.utils import ParallelismConfig
 
