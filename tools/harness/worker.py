@@ -96,12 +96,16 @@ def _outcome(call: Call, group: dict[str, Any], device_type: str) -> Outcome:
 def _import(name: str, file: str) -> None:
     """Import a file under a name, once: pickles of its functions and classes find them there."""
     if getattr(sys.modules.get(name), "__file__", None) != file:
-        sys.path.append(str(PurePath(file).parent))  # as for a script: it may import what is next to it
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        folder = str(PurePath(file).parent)
+        sys.path.append(folder)  # as for a script: it may import what is next to it
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(folder)
 
 
 def _leave_groups() -> None:
