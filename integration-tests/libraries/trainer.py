@@ -43,7 +43,7 @@ ONE_BY_ONE = {"per_device_train_batch_size": 2, **TWICE}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
 SHARED = {
     "rows": OF_EIGHT, "rows_of_step": 4, "max_grad_norm": 0.5, "max_steps": 4, "measured": "loss",
-    "ddp_backend": "gloo",
+    "is_even": True, "ddp_backend": "gloo",
 }  # fmt: skip
 """Ranks that share a model, and one process beside them, get as many rows together."""
 
