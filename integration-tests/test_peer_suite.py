@@ -113,7 +113,12 @@ def passed(side: str, folder: Path, names: Collection[str]) -> set[str]:
     ]  # in the checkout, its own conftest would apply
     output = run(side, folder, "-m", "pytest", "-q", "-rA", *options, *(tests / name for name in names))
     (folder / f"{side}.log").write_text(output)
-    return set(re.findall(r"^PASSED (?:\S*/)?(test_\w+\.py::.*)$", output, re.MULTILINE))
+
+    def ended(word: str) -> set[str]:
+        lines = re.findall(rf"^{word} (?:\S*/)?(test_\w+\.py::.*)$", output, re.MULTILINE)
+        return {line.partition(" - ")[0] for line in lines}
+
+    return ended("PASSED") - ended("ERROR")  # in what comes after the test
 
 
 def problems(there: Collection[str], here: Collection[str], reasons: Mapping[str, str]) -> list[str]:
