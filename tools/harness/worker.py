@@ -98,7 +98,12 @@ def _import(name: str, file: str) -> None:
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        folder = str(PurePath(file).parent)
+        sys.path.append(folder)  # as for a script: it may import what is next to it
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(folder)
 
 
 def _leave_groups() -> None:
