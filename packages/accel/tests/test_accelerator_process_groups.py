@@ -1,10 +1,12 @@
 """Runs on process groups that name a backend for each type of device."""
 
+import gc
 import socket
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
 from accel_state.environment import patch_environment
@@ -135,3 +137,19 @@ def test_an_accelerator_after_the_end_of_training_starts_a_run_with_its_own_sett
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
     assert world(num_ranks).run(run_again, port) == num_ranks * [(list(range(num_ranks)), ["bf16", "no"])]
+
+
+def meshes_after_the_end():
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model = accelerator.prepare(torch.nn.Linear(4, 2))
+    accelerator.backward(model(torch.ones(1, 4)).sum())
+    kept = [one.grad.full_tensor() for one in model.parameters()]
+    accelerator.end_training()
+    del accelerator, model
+    gc.collect()
+    return len(kept), sum(isinstance(one, DeviceMesh) for one in gc.get_objects())
+
+
+def test_the_end_of_training_releases_meshes_and_so_their_groups_with_the_threads(world):
+    assert world(2).run(meshes_after_the_end) == [(2, 0), (2, 0)]

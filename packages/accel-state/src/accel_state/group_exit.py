@@ -118,6 +118,7 @@ def forget_meshes() -> None:
             getattr(_mesh_resources, name, {}).clear()
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import DTensor, _redistribute
+        from torch.distributed.tensor._collective_utils import MeshTopoInfo
 
         # Not by `torch.distributed.tensor.debug`, which takes 0.1 s to import, and needs NumPy (torch 2.13).
         propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
@@ -126,6 +127,9 @@ def forget_meshes() -> None:
         getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
         # Computed placements are stateful: the placement of an embedding sharded by rows has the mask of its inputs.
         _redistribute._gen_transform_infos.cache_clear()
+        # These keep meshes, and so the groups, each with a thread of gloo that wakes up a hundred times a second.
+        MeshTopoInfo.build_from_mesh.cache_clear()
+        getattr(_redistribute, "_planner_cache", {}).clear()
 
 
 def _end_at_exit() -> None:
