@@ -16,8 +16,8 @@ from tools.harness.device import on_cpu
 _TWO_RANKS, _MORE_RANKS, *NOTES = tables_of("docs/reference/matrix.md")
 CELLS = {feature: row | _MORE_RANKS[feature] for feature, row in _TWO_RANKS.items()}
 TOLERANCES = {"bf16": 1e-2, "fp16": 1e-2, "Muon": 3e-2}  # Muon computes in bf16
+pytestmark = pytest.mark.preload("accel.accelerator", "peft", "torch._inductor.compile_fx")
 LIMIT_S = 180.0
-"""The ranks import PEFT in the first test."""
 
 
 def note_of(feature, axis):

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from accel_state.environment import restore, snapshot
+from tools.harness.device import on_cpu
 from tools.harness.fork_server import fork_server_pids
 from tools.harness.scripts import is_alive, kill_tree
 
@@ -57,7 +58,9 @@ def reset_libraries() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        torch = sys.modules["torch"]
+        # For each kind of accelerator that is not in use, `manual_seed` formats the stack.
+        (torch.default_generator if on_cpu() else torch).manual_seed(0)
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
 

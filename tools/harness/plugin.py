@@ -1,7 +1,8 @@
 """The pytest plug-in: the `world` fixture, fresh state, and leak checks around every test.
 
 The `conftest.py` of the checkout loads it. A test that has to change variables is marked
-``@pytest.mark.leaks_environment("NAME", …)``; they are restored after it.
+``@pytest.mark.leaks_environment("NAME", …)``; they are restored after it. Where the ranks of a file import a large
+library, ``@pytest.mark.preload("peft", …)`` imports it once, in the process that they are forked from.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from tools.harness.world import World
 
 MOST_RANKS_OF_A_GPU = 4
 """Each takes a gigabyte of its memory before it has a model."""
-_worlds: dict[int, World] = {}
+_Worlds = dict[tuple[int, tuple[str, ...]], World]
+_worlds: _Worlds = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and let Ctrl-C reach what tests start even if the tests run in the background."""
+    """Register the markers, and let Ctrl-C reach what tests start even if the tests run in the background."""
     config.addinivalue_line(
         "markers", "leaks_environment(*names): these variables are restored after the test"
     )
     # Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
     # machine, training that takes a second takes minutes. The compiler's would stay for as long as this process lives.
     os.environ.update({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"})
+    config.addinivalue_line("markers", "preload(*modules): imported once for all ranks of the file's worlds")
     # A shell's `&` and `nohup` set them to be ignored, and children inherit that.
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(signum) is signal.SIG_IGN:
@@ -41,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def _live_worlds() -> Iterator[dict[int, World]]:
+def _live_worlds() -> Iterator[_Worlds]:
     yield _worlds
     for world in _worlds.values():
         world.close()
@@ -49,23 +52,29 @@ def _live_worlds() -> Iterator[dict[int, World]]:
 
 
 @pytest.fixture(scope="module")
-def _worlds_of_file(_live_worlds: dict[int, World]) -> Iterator[dict[int, World]]:
+def _worlds_of_file(_live_worlds: _Worlds) -> Iterator[_Worlds]:
     yield _live_worlds
-    for world in _live_worlds.values():
-        world.leave_group()
+    for (_, preload), world in _live_worlds.items():
+        if preload:
+            world.close()
+        else:
+            world.leave_group()
 
 
 @pytest.fixture
-def world(_worlds_of_file: dict[int, World]) -> Callable[[int], World]:
+def world(request: pytest.FixtureRequest, _worlds_of_file: _Worlds) -> Callable[[int], World]:
     """Return a function that returns a world of that many live processes, shared by the test session.
 
     They compute on `device_type`, on one GPU all together: a test that wants more than that has room for is skipped.
     """
 
+    marker = request.node.get_closest_marker("preload")
+    preload = marker.args if marker else ()
+
     def of_size(num: int) -> World:
         if device_type() != "cpu" and num > MOST_RANKS_OF_A_GPU:
             pytest.skip(f"needs {num} ranks, and one GPU has room for {MOST_RANKS_OF_A_GPU}")
-        return _worlds_of_file.setdefault(num, World(num, device_type()))
+        return _worlds_of_file.setdefault((num, preload), World(num, device_type(), preload=preload))
 
     return of_size
 

@@ -35,6 +35,8 @@ _KEYS_OF_BODIES = re.compile(b"accel_[a-z]+/|accel/preemption/")
 """What a body leaves in the store of a group, if it saves, stops or runs in debug mode, for one: counts of calls, of
 which ranks may have made different numbers, and flags. The next body would wait for ranks that count otherwise."""
 _MAIN = "from tools.harness.worker import main; main()"
+_PRELOADED = ("pytest", "tools.harness.worker")
+"""The imports of every rank besides torch."""
 
 
 class WorldError(AccelError, RuntimeError):
@@ -61,7 +63,7 @@ class Outcome(NamedTuple):
 class _Rank(Script):
     """One worker process and the connection to it."""
 
-    def __init__(self, number: int, world_size: int, device_type: str) -> None:
+    def __init__(self, number: int, world_size: int, device_type: str, preload: tuple[str, ...]) -> None:
         self.number = number
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
@@ -75,7 +77,8 @@ class _Rank(Script):
         with their_line, os.fdopen(theirs, "rb") as stdin:
             if device_type == "cpu":
                 streams = (stdin, self._stdout, self._stderr, their_line)
-                self.process = fork_server().start(argv, environ=environ, streams=streams)
+                server = fork_server(_PRELOADED + preload)
+                self.process = server.start(argv, environ=environ, streams=streams)
             else:  # a fork of a process that has initialized CUDA cannot use it
                 self.process = subprocess.Popen(
                     [sys.executable, *argv, str(their_line.fileno())],
@@ -106,12 +109,13 @@ class World:
     """``size`` processes, started at the first `run` and again after a failure.
 
     Each body finds a `PartialState` (CPU and gloo, or all on one GPU over NCCL) and fixed seeds; nothing of an earlier
-    body remains. Tensors in results are on the CPU.
+    body remains. Tensors in results are on the CPU. The modules ``preload`` are imported once for all ranks.
     """
 
-    def __init__(self, size: int, device_type: str = "cpu") -> None:
+    def __init__(self, size: int, device_type: str = "cpu", *, preload: tuple[str, ...] = ()) -> None:
         self.size = size
         self.device_type = device_type
+        self._preload = preload
         self._ranks: list[_Rank] = []
         self._has_group = False
         self._num_groups = 0
@@ -173,7 +177,9 @@ class World:
             return
         self._end(timeout_s=0)
         self._meeting_place = tempfile.TemporaryDirectory(prefix="accel-world-")
-        self._ranks = [_Rank(number, self.size, self.device_type) for number in range(self.size)]
+        self._ranks = [
+            _Rank(number, self.size, self.device_type, self._preload) for number in range(self.size)
+        ]
         for rank in self._ranks:
             if not rank.line.poll(_START_S):
                 raise WorldError(f"Rank {rank.number} of {self.size} did not start within {_START_S:g} s.")

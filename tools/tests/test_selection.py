@@ -26,11 +26,11 @@ def test_plain():
 
 
 @pytest.fixture
-def run(pytester):
-    """Run tests of the given source beside our conftest.py, in this process."""
+def run(pytester, monkeypatch):
+    """Run tests of the given source beside our conftest.py, in this process, without plug-ins of libraries."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST.read_text())
-    options = "--strict-markers -p no:randomly -p no:hypothesispytest"
-    pytester.makeini(f"[pytest]\nmarkers =\n    engine(name)\n    gpu\n    slow\naddopts = {options}")
+    pytester.makeini("[pytest]\nmarkers =\n    engine(name)\n    gpu\n    slow\naddopts = --strict-markers")
 
     def run_tests(source, *options):
         pytester.makepyfile(source)

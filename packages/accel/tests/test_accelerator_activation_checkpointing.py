@@ -15,6 +15,9 @@ from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
 from tools.harness.models import make_batches, make_model
 
+pytestmark = pytest.mark.preload(
+    "accel.accelerator", "transformers.modeling_utils", "torch._inductor.compile_fx"
+)
 SIZES = {
     "vocab_size": 19,
     "num_hidden_layers": 2,

@@ -40,6 +40,9 @@ def test_a_speed_case_puts_rows_within_the_limit_and_is_not_run_again(call, caps
 
 @pytest.mark.slow
 def test_each_test_puts_a_row_unless_it_has_one_of_this_run(call, tmp_path):
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p no:hydra_pytest -p no:anyio\n"
+    )  # slow, unused
     file = tmp_path / "test_some.py"
     file.write_text("def test_done(): pass\n")
     assert call("suite", str(file))[0] == 0

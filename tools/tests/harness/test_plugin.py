@@ -115,10 +115,11 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inner")
     (folder / "test_leaking.py").write_text(LEAKING)
     (folder / "test_jobs.py").write_text(JOBS)
-    plugins = ("-p", "tools.harness.plugin", "-p", "no:cacheprovider", "-p", "no:randomly")
+    plugins = ("-p", "tools.harness.plugin", "-p", "no:cacheprovider")
     options = ("-qs", "--import-mode=importlib", "-k", "not unwanted", f"--basetemp={folder / 'base'}")
     command = [sys.executable, "-m", "pytest", *plugins, *options, f"--rootdir={folder}", str(folder)]
-    done = run_command(command, cwd=ROOT, timeout_s=240)
+    without_libraries = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_command(command, env=without_libraries, cwd=ROOT, timeout_s=240)
     assert re.search(r"15 passed, 1 deselected, (\d+ warnings?, )?6 errors", done.stdout), done.stdout
     return done.stdout, folder / "base"
 
