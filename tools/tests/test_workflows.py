@@ -5,7 +5,7 @@ import tomllib
 
 import yaml
 
-from tools.workspace import ROOT, read_packages
+from tools.workspace import ROOT, read_packages, requirement_name
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 CI = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]
@@ -46,3 +46,11 @@ def test_every_package_is_in_every_matrix_of_packages():
     assert sorted(matrix_of("isolated")["package"]) == sorted(matrix_of("torch")["package"]) == names
     parts = {f"packages/{name}" for name in names} | {"tools/tests"}
     assert set(matrix_of("test")["part"]) == parts
+
+
+def test_ranges_of_siblings_have_three_parts():
+    """`~=0.1` would admit every version below 1.0."""
+    packages = read_packages()
+    declared = [each for package in packages.values() for each in package.dependencies]
+    ours = [each for each in declared if requirement_name(each) in packages]
+    assert [each for each in ours if not re.search(r"~=\s*\d+\.\d+\.\d+$", each)] == []
