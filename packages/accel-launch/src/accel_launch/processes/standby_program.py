@@ -123,8 +123,10 @@ def _become_rank(request: int, report: int, *streams: int) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.orig_argv[:], environ, folder, launcher_pid = _unpack(request)
+    sys.orig_argv[:], environ, folder, launcher_pid, starts_session = _unpack(request)
     end_with_parent(launcher_pid)
+    if starts_session:
+        os.setsid()
     with socket.socket(fileno=report) as launcher:
         launcher.sendall(b"%d" % os.getpid())
         if not launcher.recv(1):  # it has waited too long, and started another process in our place
