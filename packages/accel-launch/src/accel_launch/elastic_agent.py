@@ -34,7 +34,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from accel_launch.launchers.elastic import address_towards
 from accel_launch.messages import complain
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.attempt import adopt_orphans, next_ended
+from accel_launch.processes.attempt import Attempt, adopt_orphans
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.signals import ENDING_SIGNALS, blocked
 from accel_launch.processes.standby import Standby, can_be_forked
@@ -99,20 +99,21 @@ class Agent(LocalElasticAgent):
         spec = worker_group.spec
         if isinstance(spec.rdzv_handler, StaticRendezvous):
             self._remaining_restarts = spec.max_restarts - spec.rdzv_handler.num_restarts
+        if self._plans:  # commands that start again: nothing is left of them before
+            Attempt((), grace_period_s=0, standby=self._standby).kill()
+            self._plans.clear()
         while self._standby is not None and self._standby.is_awaited():
             time.sleep(_POLL_INTERVAL_S)
-        while self._standby is not None and next_ended() is not None:
-            pass  # an orphan of ranks that have ended
-        self._plans.clear()
         # Functions are forked with signals blocked, and unblock them: torch turns a signal into an exception, and
         # Python drops exceptions around a fork, so that a Ctrl-C would be lost; one between a fork and its
         # registration would leave a process that nothing ends.
         with blocked(() if isinstance(spec.entrypoint, str) else ENDING_SIGNALS):
             api.get_subprocess_handler = partial(_Rank, self)
             started: dict[int, Any] = super()._start_workers(worker_group)
-        if self._standby is None and self._plans and spec.max_restarts and can_be_forked(self._plans):
+        if self._standby is None and self._plans and self.variables:
             adopt_orphans()
-            self._standby = Standby(self._plans, self._report)
+            if can_be_forked(self._plans):
+                self._standby = Standby(self._plans, self._report)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from accel_launch.launchers.local import free_port
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.output import log_folder
@@ -58,6 +59,19 @@ def start(
         )
 
 
+def start_by_agent(script: Path, *arguments: str, environ: dict[str, str] | None = None) -> int:
+    """Run a rank as `accel launch --num_machines 2 --max_restarts` does: torch's agent starts it."""
+    flags = {"rdzv_backend": "accel-static", "rdzv_conf": "rank=0", "max_restarts": 2, "nproc_per_node": 1}
+    flags["rdzv_endpoint"] = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-P", "-m", "accel_launch.elastic_agent"]
+    command += [*(f"--{name}={value}" for name, value in flags.items()), "--no_python"]
+    command += [sys.executable, "-u", f"./{script.name}", *arguments]
+    done = subprocess.run(
+        command, cwd=script.parent, env=os.environ | (environ or {}), timeout=600, check=False
+    )
+    return done.returncode
+
+
 def write(folder: Path, code: str, name: str = "script") -> Path:
     script = folder / f"{name}.py"
     script.write_text(REPORT + code)
@@ -82,7 +96,8 @@ found = {
     "descriptors": {name: os.readlink(f"/proc/self/fd/{name}") for name in sorted(os.listdir("/proc/self/fd"))
                     if os.path.exists(f"/proc/self/fd/{name}")},
     "affinity": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "umask": os.umask(0o22),
-    "group": os.getpgrp(), "session": os.getsid(0), "parent": os.getppid(),
+    "group": os.getpgrp() == os.getpid() or os.getpgrp(), "session": os.getsid(0) == os.getpid() or os.getsid(0),
+    "parent": os.getppid(),
     "handlers": {int(each): str(signal.getsignal(each)) for each in signal.valid_signals()},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "streams": [(stream.name, stream.isatty(), stream.encoding, stream.errors, stream.line_buffering,
@@ -93,20 +108,46 @@ open(f"{sys.argv[1]}/{attempt}", "w").write(json.dumps(found))
 """
 
 
+# They differ between attempts.
+OF_ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT")
+
+
+def assert_all_see_the_same(folder: Path, num_attempts: int) -> None:
+    first, *others = (json.loads((folder / str(attempt)).read_text()) for attempt in range(num_attempts))
+    assert not first.pop("warm")
+    assert all([each.pop("warm") for each in others])
+    for seen in (first, *others):
+        for name in OF_ATTEMPTS:
+            seen["environ"].pop(name, None)
+        # Pipes have other numbers, loaders other addresses.
+        seen["descriptors"] = {name: re.sub(r"\d+", "", file) for name, file in seen["descriptors"].items()}
+        seen["main"] = {name: re.sub("0x[0-9a-f]+", "", text) for name, text in seen["main"].items()}
+    assert others == [first] * len(others)
+
+
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_rank_sees_the_same_whether_it_is_forked_or_started(tmp_path, as_module):
     script = write(tmp_path, SEES + "sys.exit(3 - attempt)")
     ending = start(script, str(tmp_path), "two words", as_module=as_module)
     assert [child.return_code for child in ending.children] == [2]
-    cold, warm = (json.loads((tmp_path / str(attempt)).read_text()) for attempt in range(2))
-    assert (cold.pop("warm"), warm.pop("warm")) == (False, True)
-    for seen in (cold, warm):
-        for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"):
-            seen["environ"].pop(name, None)
-        # Pipes have other numbers, loaders other addresses.
-        seen["descriptors"] = {name: re.sub(r"\d+", "", file) for name, file in seen["descriptors"].items()}
-        seen["main"] = {name: re.sub("0x[0-9a-f]+", "", text) for name, text in seen["main"].items()}
-    assert warm == cold
+    assert_all_see_the_same(tmp_path, 2)
+
+
+def test_a_rank_of_torchs_agent_sees_the_same_whether_it_is_forked_or_started(tmp_path):
+    assert start_by_agent(write(tmp_path, SEES + "sys.exit(2 - attempt)"), str(tmp_path), "two words") == 0
+    assert_all_see_the_same(tmp_path, 3)
+
+
+def test_what_cannot_be_forked_by_torchs_agent_starts_cold_and_one_line_says_why(tmp_path, capfd):
+    module = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    script = tmp_path / "script.py"
+    script.write_text(f"import thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(2 - attempt)")
+    assert start_by_agent(script, environ=installed(tmp_path, module)) == 0
+    told = capfd.readouterr()
+    assert told.out.split() == ["False"] * 3
+    assert [line for line in told.err.splitlines() if "without the standby" in line] == [
+        "The ranks start without the standby: `thing` starts a thread when it is imported."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +299,7 @@ def test_a_standby_that_is_killed_costs_one_cold_start(tmp_path, capfd):
 LAUNCHER = """
 import os, sys
 from pathlib import Path
+from accel_launch.launchers.local import free_port
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.output import log_folder

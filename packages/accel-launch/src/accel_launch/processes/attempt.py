@@ -154,7 +154,7 @@ class Attempt:
 
     def reap(self) -> None:
         """Take note of children that have ended; orphans that we have adopted only have to be waited for."""
-        while (ended := next_ended()) is not None:
+        while (ended := _next_ended()) is not None:
             pid, status = ended
             if self._standby is not None and self._standby.pid == pid:
                 self._standby.note_end()
@@ -206,7 +206,7 @@ class Attempt:
         return [process for process in rest_of_run() if process.pid != standby]
 
 
-def next_ended() -> tuple[int, int] | None:
+def _next_ended() -> tuple[int, int] | None:
     """Return the number and status of a child that has ended, None if there is none at the moment."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
