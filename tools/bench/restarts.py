@@ -119,15 +119,16 @@ class Progress:
 def train(
     commands: Sequence[str],
     *,
-    seconds: float,
+    seconds: float = 0.0,
     gap_s: float | None = None,
     num_kills: int | None = None,
+    num_steps: int = 0,
     steps_between_saves: int = 20,
     num_workers: int = 0,
 ) -> Progress:
     """Train for ``seconds`` after the first step, killing a rank or both each ``gap_s``, or ``num_kills`` times.
 
-    ``num_workers`` load the batches of each rank, into shared memory.
+    It trains on until ``num_steps`` are made. ``num_workers`` load the batches of each rank, into shared memory.
     """
     choice = random.Random(0)
     shared_before = _shared_memory()
@@ -141,7 +142,7 @@ def train(
             for each in commands
         ]
         try:
-            first = _wait_for_attempt(launchers, folder, 0)
+            first = _wait_for_step(launchers, folder)
             recoveries: list[float] = []
             usages = [_usage(launchers, folder)]
             while gap_s is not None and (
@@ -153,10 +154,11 @@ def train(
                 for rank in choice.choice(_VICTIMS):
                     with suppress(ProcessLookupError):  # its launcher was faster
                         os.kill(_ranks(folder)[rank], signal.SIGKILL)
-                recoveries.append(_wait_for_attempt(launchers, folder, latest + 1).at - killed_at)
+                recoveries.append(_wait_for_step(launchers, folder, attempt=latest + 1).at - killed_at)
                 usages.append(_usage(launchers, folder))
             if num_kills is None:
                 time.sleep(max(0.0, first.at + seconds - time.time()))
+            _wait_for_step(launchers, folder, step=num_steps)
             last = time.time()
             modules = _imported(_ranks(folder)[0])
             family = _family(launchers)
@@ -249,17 +251,19 @@ def _steps(folder: Path) -> list[Step]:
     return [Step(float(at), int(attempt), int(step), loss) for at, attempt, step, loss in fields]
 
 
-def _wait_for_attempt(launchers: Collection[psutil.Popen], folder: Path, attempt: int) -> Step:
-    """Return the first step of an attempt, or of a later one."""
+def _wait_for_step(
+    launchers: Collection[psutil.Popen], folder: Path, *, attempt: int = 0, step: int = 0
+) -> Step:
+    """Return the first step of an attempt, or of a later one, that is ``step`` or a later one."""
     end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end and all(launcher.poll() is None for launcher in launchers):
         with suppress(FileNotFoundError):
             for each in _steps(folder):
-                if each.attempt >= attempt:
+                if each.attempt >= attempt and each.step >= step:
                     return each
         time.sleep(0.02)
     told = (folder / "log").read_text()[-2000:]
-    raise RuntimeError(f"The launcher made no step of attempt {attempt}: {told}")
+    raise RuntimeError(f"The launcher did not get to step {step} of attempt {attempt}: {told}")
 
 
 def main(words: Sequence[str]) -> int:
