@@ -28,10 +28,16 @@ from accel_launch.launchers.local import free_port
 
 _SCRIPT = Path(__file__).with_name("restarted_training.py")
 _NUM_RESTARTS = 10_000
-_ACCEL = f"{sys.executable} -m accel_launch launch --cpu --num_processes 2 --quiet --max_restarts {_NUM_RESTARTS}"
-_ACCEL_MACHINE = f"{_ACCEL} --num_machines 2 --main_process_ip 127.0.0.1 --main_process_port PORT --machine_rank"
+_ACCEL = (
+    f"{sys.executable} -m accel_launch launch --cpu --num_processes 2 --quiet --max_restarts {_NUM_RESTARTS}"
+)
+_ACCEL_MACHINE = (
+    f"{_ACCEL} --num_machines 2 --main_process_ip 127.0.0.1 --main_process_port PORT --machine_rank"
+)
 _TORCHRUN = f"{sys.executable} -m torch.distributed.run --max_restarts {_NUM_RESTARTS}"
-_TORCHRUN_MACHINE = f"{_TORCHRUN} --nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:PORT --local_addr 127.0.0.1"
+_TORCHRUN_MACHINE = (
+    f"{_TORCHRUN} --nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:PORT --local_addr 127.0.0.1"
+)
 # The commands that each gives, one for each machine.
 LAUNCHERS = {
     "accel": [_ACCEL],
@@ -211,7 +217,7 @@ def _memory_mib(pid: int, kind: str) -> float:
 def _imported(rank: int) -> list[str]:
     """Return the modules that the rank has reported to a launcher that keeps a standby."""
     report = psutil.Process(rank).environ().get("ACCEL_IMPORTS_REPORT")
-    return list(json.loads(Path(report).read_text())) if report and Path(report).exists() else []
+    return list(json.loads(Path(report).read_text())[0]) if report and Path(report).exists() else []
 
 
 def _memory_of_import(modules: Sequence[str]) -> float:
@@ -273,7 +279,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--gap", type=float, default=15.0, help="seconds between kills")
     parser.add_argument("--kills", type=int, help="number of kills, instead of --seconds")
     parser.add_argument("--launcher", action="append", metavar="NAME=COMMAND", help="others to compare with")
-    parser.add_argument("--only", nargs="*", help=f"the names of launchers to measure: {', '.join(LAUNCHERS)}")
+    parser.add_argument(
+        "--only", nargs="*", help=f"the names of launchers to measure: {', '.join(LAUNCHERS)}"
+    )
     given = parser.parse_args(words)
     others = dict(each.split("=", 1) for each in given.launcher or ())
     launchers = LAUNCHERS | {name: [command] for name, command in others.items()}

@@ -92,7 +92,9 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "pyright": Engine("what pyright and editors see of the public names", Environment("engines")),
     "ray": Engine("launches on real Ray clusters of one and two nodes", Environment("clusters")),
-    "restarts": Engine("two hundred kills of the ranks of a training, in ten minutes; runs only if it is named"),
+    "restarts": Engine(
+        "two hundred kills of the ranks of a training, in ten minutes; runs only if it is named"
+    ),
     "sagemaker": Engine(
         "jobs submitted with Amazon's SDK to moto's server on loopback", Environment("engines")
     ),

@@ -76,7 +76,11 @@ class _Rank(SubprocessHandler):
         super().__init__(**given)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        streams = [0, self._stdout.fileno() if self._stdout else 1, self._stderr.fileno() if self._stderr else 2]
+        streams = [
+            0,
+            self._stdout.fileno() if self._stdout else 1,
+            self._stderr.fileno() if self._stderr else 2,
+        ]
         pid = self._agent.fork(ProcessPlan(args, Path.cwd(), env | self._agent.variables), streams)
         return super()._popen(args, env | self._agent.variables) if pid is None else _Fork(pid)
 

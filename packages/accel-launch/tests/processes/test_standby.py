@@ -115,7 +115,7 @@ OF_ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MASTER_
 def assert_all_see_the_same(folder: Path, num_attempts: int) -> None:
     first, *others = (json.loads((folder / str(attempt)).read_text()) for attempt in range(num_attempts))
     assert not first.pop("warm")
-    assert all([each.pop("warm") for each in others])
+    assert [each.pop("warm") for each in others] == [True] * len(others)
     for seen in (first, *others):
         for name in OF_ATTEMPTS:
             seen["environ"].pop(name, None)
@@ -193,6 +193,14 @@ def test_the_standby_imports_what_is_installed_and_no_file_of_the_user(tmp_path,
     assert (tmp_path / "imports").read_text() == "xyxy"
 
 
+# A group that needs no thread and no connection.
+FAKE_GROUP = """
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+"""
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -211,12 +219,25 @@ def test_the_standby_imports_what_is_installed_and_no_file_of_the_user(tmp_path,
             "only there",
         ),
         ("import os, __main__\nif not hasattr(__main__, 'REPORTS'): os._exit(1)", "it has ended"),
+        ("import socket\nlistener = socket.create_server(('127.0.0.1', 0))", "opens `socket:["),
+        (
+            "import os\nhome = os.environ.get('SET_BY_SCRIPT')",
+            "reads `SET_BY_SCRIPT`, which the script changes",
+        ),
+        ("import mine", "`mine` is `"),
+        (FAKE_GROUP, "opened a process group"),
     ],
 )
 def test_what_cannot_be_forked_starts_cold_and_one_line_says_why(tmp_path, capfd, module, reason):
+    environ = installed(tmp_path, module)
+    for folder in (tmp_path, tmp_path / "site-packages"):
+        (folder / "mine.py").touch()
     script = tmp_path / "script.py"
-    script.write_text(f"REPORTS = True\nimport thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(1)")
-    start(script, num_ranks=2, restarts=2, environ=installed(tmp_path, module))
+    script.write_text(
+        "import os\nos.environ['SET_BY_SCRIPT'] = 'x'\nREPORTS = True\n"
+        f"import thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(1)"
+    )
+    start(script, num_ranks=2, restarts=2, environ=environ)
     told = capfd.readouterr()
     # Two ranks write to one stream, so ends of lines may stand apart from them.
     assert "True" not in told.out
@@ -251,6 +272,24 @@ def test_threads_of_arrow_are_accepted_and_work_after_the_fork(tmp_path, capfd):
         "True 499999500000",
         "True 499999500000",
     ]
+
+
+def test_what_an_installed_module_sets_in_the_environment_is_set_after_the_fork(tmp_path, capfd):
+    module = "import os\nos.environ.setdefault('SET_BY_IT', 'x')\nos.environ.pop('DELETED_BY_IT')"
+    script = tmp_path / "script.py"
+    told = "print(is_warm, os.environ['SET_BY_IT'], 'DELETED_BY_IT' in os.environ, flush=True)\nsys.exit(1)"
+    script.write_text(f"import thing\n{REPORT}{told}")
+    start(script, environ=installed(tmp_path, module) | {"DELETED_BY_IT": "x"})
+    assert capfd.readouterr().out.splitlines() == ["False x False", "True x False"]
+
+
+def test_a_variable_that_loaded_libraries_have_read_is_not_changed_for_forks(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nos.environ['OMP_NUM_THREADS'] = '3'\n{REPORT}print(is_warm)\nsys.exit(1)")
+    start(script, environ={"OMP_NUM_THREADS": "1"})
+    told = capfd.readouterr()
+    assert told.out.split() == ["False", "False"]
+    assert "the script changes `OMP_NUM_THREADS`" in told.err
 
 
 def test_ranks_that_run_when_another_fails_get_the_signal(tmp_path, capfd):
