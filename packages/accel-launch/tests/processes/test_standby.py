@@ -274,13 +274,19 @@ def test_threads_of_arrow_are_accepted_and_work_after_the_fork(tmp_path, capfd):
     ]
 
 
-def test_what_an_installed_module_sets_in_the_environment_is_set_after_the_fork(tmp_path, capfd):
+def test_what_installed_modules_set_in_the_environment_is_set_after_the_fork(tmp_path, capfd):
     module = "import os\nos.environ.setdefault('SET_BY_IT', 'x')\nos.environ.pop('DELETED_BY_IT')"
     script = tmp_path / "script.py"
-    told = "print(is_warm, os.environ['SET_BY_IT'], 'DELETED_BY_IT' in os.environ, flush=True)\nsys.exit(1)"
+    told = (
+        "print(is_warm, os.environ['SET_BY_IT'], os.environ['SET_AT_START'], 'DELETED_BY_IT' in os.environ)\n"
+        "sys.exit(1)"
+    )
     script.write_text(f"import thing\n{REPORT}{told}")
-    start(script, environ=installed(tmp_path, module) | {"DELETED_BY_IT": "x"})
-    assert capfd.readouterr().out.splitlines() == ["False x False", "True x False"]
+    environ = installed(tmp_path, module) | {"DELETED_BY_IT": "x"}
+    at_start = "import os\nos.environ['SET_AT_START'] = 'y'"
+    (tmp_path / "site-packages" / "sitecustomize.py").write_text(at_start)
+    start(script, environ=environ)
+    assert capfd.readouterr().out.splitlines() == ["False x y False", "True x y False"]
 
 
 def test_a_variable_that_loaded_libraries_have_read_is_not_changed_for_forks(tmp_path, capfd):

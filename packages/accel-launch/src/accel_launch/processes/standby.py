@@ -94,7 +94,8 @@ class Standby:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-            with _packed([*json.loads(self._report.read_text()), sorted(watched)]) as request:
+            report = json.loads(self._report.read_text())
+            with _packed([*report, environ, sorted(watched)]) as request:
                 socket.send_fds(self._line, [b"!"], [request.fileno()])
         except OSError as error:  # the run goes on without it, as where its folder is gone
             self._refuse(f"it cannot be started: {error}", for_good=True)

@@ -39,7 +39,7 @@ _OURS = {name.replace("-", "_") for name in PACKAGES}
 # Their threads, of OpenBLAS and Arrow, end before a fork and start again after it.
 _WITH_THREADS = {"numpy", "scipy", "pyarrow"}
 # Variables that libraries read when they are loaded, which is before the script can change them.
-_OF_LIBRARIES = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_")
+_OF_LIBRARIES = ("GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_")
 _NO_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/", "/dev/shm/")  # noqa: S108
 
 
@@ -47,8 +47,7 @@ def main() -> None:
     """Serve the launcher; return in each rank that was forked, as which this process then runs the script."""
     sys.argv = sys.argv[1:]
     with socket.socket(fileno=0) as launcher:
-        modules, digests, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
-        environ = snapshot()
+        modules, digests, environ, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
         path = list(sys.path)
         added = {Path(each).absolute() for each in (variable("PYTHONPATH") or "").split(os.pathsep) if each}
         # There may be files of the user's.
@@ -157,7 +156,7 @@ def _become_rank(at_start: Mapping[str, str], request: int, report: int, *stream
         launcher.sendall(b"%d" % os.getpid())
         if not launcher.recv(1):  # it has waited too long, and started another process in our place
             os._exit(1)
-    # What imports have set or deleted stays so.
+    # What the interpreter's start and imports have set or deleted stays so.
     changes = {name: value for name, value in snapshot().items() if at_start.get(name) != value}
     deleted = at_start.keys() - snapshot().keys()
     restore({name: value for name, value in environ.items() if name not in deleted} | changes)
