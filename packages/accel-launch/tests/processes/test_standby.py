@@ -310,6 +310,20 @@ def test_ranks_that_run_when_another_fails_get_the_signal(tmp_path, capfd):
     assert ending.children[0].was_ended
 
 
+def test_shared_memory_of_a_rank_that_is_killed_is_deleted(tmp_path):
+    code = (
+        "import signal\nfrom multiprocessing import get_context, shared_memory\n"
+        "block = shared_memory.SharedMemory(create=True, size=8)\n"
+        "lock = get_context('spawn').Lock()\n"
+        "open(sys.argv[1], 'a').write(f'{block.name} ')\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ending = start(write(tmp_path, code), str(tmp_path / "names"))
+    assert [child.return_code for child in ending.children] == [-signal.SIGKILL]
+    names = (tmp_path / "names").read_text().split()
+    assert len(names) == 2
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
+
+
 def test_twenty_restarts_leak_no_descriptor(tmp_path):
     code = (
         "import psutil\nlauncher = psutil.Process().parent()\n"
