@@ -240,7 +240,7 @@ def rest_of_run() -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Send each a SIGKILL, if it has not ended by now; Python's trackers first delete the shared memory of the others."""
+    """Send each a SIGKILL, unless it has ended; Python's trackers first delete the shared memory of the others."""
     import psutil
 
     trackers: list[psutil.Process] = []

@@ -30,15 +30,8 @@ _PATIENCE_S = 30.0
 _IMPORT_PATIENCE_S = 120.0
 _CHUNK = 4096
 # They differ between attempts, in addition to those that differ between ranks: machines may meet in another order.
-_OF_ATTEMPTS = {
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "ROLE_RANK",
-    "TORCHELASTIC_ERROR_FILE",
-    "TORCHELASTIC_RESTART_COUNT",
-}
+_OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"}
+_OF_ATTEMPTS |= {"RANK", "GROUP_RANK", "ROLE_RANK"}
 
 
 class Standby:
