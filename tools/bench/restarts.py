@@ -172,8 +172,8 @@ def train(
             for launcher in launchers:
                 launcher.terminate()
             _, alive = psutil.wait_procs(launchers, timeout=60)
-            for launcher in alive:
-                launcher.kill()
+            for process in alive:
+                process.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
         log.seek(0)
         return Progress(

@@ -112,7 +112,7 @@ class Agent(LocalElasticAgent):
         # Python drops exceptions around a fork, so that a Ctrl-C would be lost; one between a fork and its
         # registration would leave a process that nothing ends.
         with blocked(() if isinstance(spec.entrypoint, str) else ENDING_SIGNALS):
-            api.get_subprocess_handler = partial(_Rank, self)
+            api.get_subprocess_handler = partial(_Rank, self)  # type: ignore[attr-defined]
             started: dict[int, Any] = super()._start_workers(worker_group)
         if self._standby is None and self._plans and self.variables:
             adopt_orphans()
