@@ -5,66 +5,96 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import deepspeed_disks
 import pytest
 import torch
-from deepspeed_disks import CLIP, KINDS, NUM_STEPS, make_model, make_optimizer, rows
-from deepspeed_launch import assert_equal, results_of
-from safetensors.torch import load_file
+from deepspeed_runs import assert_equal, assert_weights, begin, plugin, steps, weights_of
+from torch import nn
+
+from accel_backends.unwrap import stepped_optimizer
+from accel_state.errors import AccelError
 
 pytestmark = pytest.mark.engine("disks")
+CLIP, NUM_STEPS = 0.05, 4
 
 
-def run_all(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the folder, and what each of two ranks has found."""
-    return folder, results_of(deepspeed_disks.__file__, folder)
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model with weights large enough for a disk, and AdamW that makes little of rounding errors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 1300), nn.Tanh(), nn.Linear(1300, 512))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
 
 
-everything = pytest.mark.parametrize("outcome", [run_all], indirect=True)
-each_kind = pytest.mark.parametrize("kind", KINDS)
+def rows() -> torch.Tensor:
+    return torch.randn(16, 512, generator=torch.Generator().manual_seed(1))
 
 
-@everything
-@each_kind
-def test_what_is_on_a_disk_trains_as_one_process(outcome, kind):
-    model = make_model()
-    optimizer = make_optimizer(model)
+class Run:
+    """A new run that keeps states, or parameters too, below a folder; or else on the CPU."""
+
+    def __init__(self, folder: Path, kind: str, **zero: Any) -> None:
+        place = {"device": "nvme", "nvme_path": str(folder)}
+        zero["offload_optimizer"] = {"device": "cpu"} if kind == "on the CPU" else place
+        if kind == "states and parameters":
+            zero["offload_param"] = {**place, "buffer_size": 2_000_000}
+        sizes = {"train_micro_batch_size_per_gpu": 8}
+        self.accelerator = begin(plugin(3, sizes, stage3_param_persistence_threshold=0, **zero))
+        self.model, self.optimizer = self.accelerator.prepare(*make())
+
+    def train(self, num_steps: int) -> list[float]:
+        norms = []
+        for _ in range(num_steps):
+            batch = rows()[self.accelerator.process_index :: 2]
+            self.accelerator.backward(self.model(batch).square().mean())
+            norms.append(float(self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP)))
+            steps(self.optimizer)
+        return norms
+
+    def values(self) -> dict[str, Any]:
+        """Return the weights, and what the optimizer keeps of them."""
+        state = self.accelerator.strategy.optimizer_tensors(stepped_optimizer(self.optimizer))["state"]
+        found = {f"{number} {name}": one for number, each in state.items() for name, one in each.items()}
+        kept = {name: one.fetch() if hasattr(one, "fetch") else one for name, one in found.items()}
+        return {**weights_of(self.accelerator, self.model), **kept}
+
+
+def resume(folder: Path, kind: str) -> None:
+    run, (alone, optimizer) = Run(folder, kind), make()
     norms = []
     for _ in range(NUM_STEPS):
-        model(rows()).square().mean().backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    folder, ranks = outcome
-    for found in ranks:
-        assert found[kind]["is on disk"]
-        assert found[kind]["norms"] == pytest.approx(norms, rel=1e-5)
-    weights = load_file(folder / kind / "weights" / "model.safetensors")
-    torch.testing.assert_close(weights, dict(model.state_dict()), rtol=0, atol=1e-6)
-
-
-@everything
-@each_kind
-def test_a_run_on_a_disk_continues_bit_for_bit_there_and_elsewhere(outcome, kind):
-    for ranks in outcome[1]:
-        found = ranks[kind]
-        for name in ("back", "resumed", "on the CPU"):
-            assert_equal(found[name], found["saved"])
-        assert found["resumed, later norms"] == found["later norms"]
-        assert_equal(found["resumed, later"], found["later"])
+        alone(rows()).square().mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(alone.parameters(), CLIP)))
+        steps(optimizer)
+    assert run.train(NUM_STEPS) == pytest.approx(norms, rel=1e-5)
+    assert any(not flat.numel() for flat in run.model.optimizer.fp32_partitioned_groups_flat)  # on the disk
+    assert_weights(run.accelerator, run.model, alone)
+    saved = run.values()
+    assert len(saved) >= 4 * 2
+    run.accelerator.save_state(folder / "checkpoint")
+    with pytest.raises(AccelError, match="save in the format `full`"):
+        run.accelerator.save_state(folder / "files", checkpoint_format="deepspeed")
+    later_norms, later = run.train(2), run.values()
+    run.accelerator.load_state(folder / "checkpoint")  # where there are states already
+    assert_equal(run.values(), saved)
+    run.accelerator.free_memory()
+    for other in (kind, "on the CPU"):
+        run = Run(folder, other)
+        run.accelerator.load_state(folder / "checkpoint", verify=True)
+        assert_equal(run.values(), saved)
         # On the CPU the norm is that of one group, and sums are rounded otherwise.
-        assert found["on the CPU, later norms"] == pytest.approx(found["later norms"], rel=1e-5)
-    assert len(outcome[1][0][kind]["saved"]) > 4 * 2
+        assert run.train(2) == pytest.approx(later_norms, rel=1e-5 if other == "on the CPU" else 0)
+        assert_equal(run.values(), later, atol=1e-5 if other == "on the CPU" else 0.0)
+        run.accelerator.free_memory()
 
 
-@everything
-@each_kind
-def test_files_that_deepspeed_would_not_load_again_are_refused(outcome, kind):
-    for ranks in outcome[1]:
-        assert "save in the format `full`" in ranks[kind]["refusal"]
+@pytest.mark.parametrize("kind", ["states", "states and parameters"])
+def test_a_run_on_a_disk_trains_as_one_process_and_continues_there_and_elsewhere(world, tmp_path, kind):
+    world(2).run(resume, tmp_path, kind)
 
 
-@everything
-def test_a_group_with_gradients_that_deepspeed_reads_wrongly_is_refused(outcome):
-    for ranks in outcome[1]:
-        assert "would read wrong gradients of `2.weight`. Leave the key out" in ranks["one group"]
+def refuse_one_group(folder: Path) -> None:
+    with pytest.raises(AccelError, match=r"would read wrong gradients of `2\.weight`\. Leave the key out"):
+        Run(folder, "states", sub_group_size=10**9)
+
+
+def test_a_group_with_gradients_that_deepspeed_reads_wrongly_is_refused(world, tmp_path):
+    world(2).run(refuse_one_group, tmp_path)

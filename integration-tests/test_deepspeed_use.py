@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import deepspeed_use
 import pytest
 import torch
-from deepspeed_launch import results_of
+from deepspeed_runs import assert_equal, assert_weights, begin, plugin, sgd, steps, weights_of
+from torch import nn
+from torch.utils.data import DataLoader
 
+from accel import Accelerator, DeepSpeedPlugin
+from accel.local_sgd import LocalSGD
+from accel_backends import DummyOptim, DummyScheduler
+from accel_state import ConfigError, StateError
 from tools.harness.models import make_batches, make_model
 
 pytestmark = pytest.mark.engine("deepspeed")
 
-
-def run_all(folder: Path) -> list[dict[str, Any]]:
-    """Return what each of two ranks has found."""
-    return results_of(deepspeed_use.__file__, folder)
-
-
-everything = pytest.mark.parametrize("outcome", [run_all], indirect=True)
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05)
-
-
-def loss_of(model: torch.nn.Module, batches: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean over the batches of all ranks."""
-    return torch.stack([model(batch).square().mean() for batch in batches]).mean()
+ADAMW = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
+AUTO = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
+WARMUP = {"type": "WarmupDecayLR", "params": {**AUTO, "warmup_type": "linear"}}
 
 
 def pairs(num: int) -> list[list[torch.Tensor]]:
@@ -39,136 +29,243 @@ def pairs(num: int) -> list[list[torch.Tensor]]:
     return [batches[2 * index : 2 * index + 2] for index in range(num)]
 
 
-def assert_state(found: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
-    assert list(found) == list(model.state_dict())
-    torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=1e-6)
+def loss_of(model: nn.Module, batches: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean over the batches of all ranks."""
+    return torch.stack([model(batch).square().mean() for batch in batches]).mean()
 
 
-@everything
+def step(accelerator: Accelerator, model: Any, batches: list[torch.Tensor], *stepped: Any) -> None:
+    accelerator.backward(loss_of(model, [batches[accelerator.process_index]]))
+    steps(*stepped)
+
+
+def step_alone(model: nn.Module, batches: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    loss_of(model, batches).backward()
+    steps(optimizer)
+
+
+def train_by_the_config(sections: dict[str, Any], first_rate: float, rates: list[float]) -> None:
+    accelerator, alone, model = begin(plugin(2, sections)), make_model("odd"), make_model("odd")
+    kind = DummyOptim if "optimizer" in sections else torch.optim.AdamW
+    optimizer: Any = kind(model.parameters(), lr=0.02, weight_decay=0.1)
+    options: dict[str, Any] = {"total_num_steps": 16, "warmup_num_steps": 2}
+    if "scheduler" not in sections:
+        options = {"lr_scheduler_callable": lambda made: torch.optim.lr_scheduler.ExponentialLR(made, 0.5)}
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, DummyScheduler(optimizer, **options))
+    alone_optimizer = torch.optim.AdamW(alone.parameters(), lr=first_rate, weight_decay=0.1)
+    for batches, rate in zip(pairs(4), rates, strict=True):
+        step(accelerator, model, batches, optimizer, scheduler)
+        step_alone(alone, batches, alone_optimizer)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate, abs=1e-6)
+        alone_optimizer.param_groups[0]["lr"] = rate
+    assert_weights(accelerator, model, alone)
+
+
 @pytest.mark.parametrize(
-    ("name", "rates"),
+    ("sections", "first_rate", "rates"),
     [
         # 16 steps of the schedule are 8 of two ranks, of which 2 warm up.
-        ("both", [0.0, 0.01, 0.02, 0.016667]),
-        ("scheduler", [0.0, 0.01, 0.02, 0.016667]),
-        ("callable", [0.01, 0.005, 0.0025, 0.00125]),
+        ({"optimizer": ADAMW, "scheduler": WARMUP}, 0.0, [0.0, 0.01, 0.02, 0.02 * 5 / 6]),
+        (
+            {"scheduler": {**WARMUP, "params": {**WARMUP["params"], "warmup_max_lr": 0.02}}},
+            0.0,
+            [0.0, 0.01, 0.02, 0.02 * 5 / 6],
+        ),
+        ({"optimizer": ADAMW}, 0.02, [0.01, 0.005, 0.0025, 0.00125]),
     ],
+    ids=["both", "scheduler", "callable"],
 )
-def test_optimizer_and_scheduler_may_come_from_the_config(outcome, name, rates):
-    found = outcome[0]["sections"][name]
-    assert found["rates"] == rates
-    model = make_model("odd")
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    for batches, rate in zip(pairs(4), [0.02 if name == "callable" else 0.0, *rates], strict=False):
-        optimizer.param_groups[0]["lr"] = rate
-        loss_of(model, batches).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_state(found["state"], model)
+def test_optimizer_and_scheduler_may_come_from_the_config(world, sections, first_rate, rates):
+    world(2).run(train_by_the_config, sections, first_rate, rates)
 
 
-@everything
+def handle_gradients(stage: int) -> None:
+    """What a loop may do next to the ordinary, and what it may not."""
+    accelerator, alone, model = begin(plugin(stage)), make_model("odd"), make_model("odd")
+    model, optimizer = accelerator.prepare(model, sgd(model))
+    first, second, third = (batches[accelerator.process_index] for batches in pairs(3))
+    before = weights_of(accelerator, model)
+
+    def backward(batch: torch.Tensor, factor: float = 1.0) -> None:
+        accelerator.backward(model(batch).square().mean() * factor)
+
+    optimizer.step()  # without gradients
+    assert model.get_global_grad_norm() is None
+    backward(first)
+    with pytest.raises(StateError, match="second `backward`"):
+        backward(second)
+    optimizer.zero_grad()
+    backward(second, float("inf"))
+    optimizer.step()
+    assert accelerator.optimizer_step_was_skipped
+    assert_equal(weights_of(accelerator, model), before)
+    with accelerator.no_sync(model):
+        backward(second, 0.5)
+    assert accelerator.clip_grad_norm_(model.parameters(), 1.0) is None
+    backward(third, 0.5)
+    with pytest.raises(ConfigError, match="2 of the 24 trained parameters"):
+        accelerator.clip_grad_norm_(list(model.parameters())[:2], 1.0)
+    with pytest.raises(ConfigError, match="`norm_type` must be 2"):
+        accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)
+    with pytest.raises(ConfigError, match="Use `clip_grad_norm_`"):
+        accelerator.clip_grad_value_(model.parameters(), 1.0)
+    with pytest.raises(ConfigError, match="not possible with the strategy `deepspeed`"):
+        LocalSGD(accelerator, model, 2)
+    optimizer.step()
+    assert not accelerator.optimizer_step_was_skipped
+    _, two, three = pairs(3)
+    step_alone(alone, [*two, *three], sgd(alone))
+    assert_weights(accelerator, model, alone)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_gradients_may_be_accumulated_by_hand_dropped_and_found_infinite(outcome, stage):
-    found = outcome[0]["gradients"][stage]
-    assert found["first norm"] is found["partial norm"] is None
-    assert "second `backward`" in found["second backward"]
-    assert found["skipped"]
-    assert found["unchanged"]
-    assert found["stepped"]
-    assert "2 of the 24 trained parameters" in found["subset"]
-    assert "`norm_type` must be 2" in found["max norm"]
-    assert "Use `clip_grad_norm_`" in found["value"]
-    assert "not possible with the strategy `deepspeed`" in found["local sgd"]
-    model = make_model("odd")
-    _, second, third = pairs(3)
-    loss_of(model, [*second, *third]).backward()
-    sgd(model).step()
-    assert_state(found["by hand"], model)
+def test_gradients_may_be_accumulated_by_hand_dropped_and_infinite(world, stage):
+    world(2).run(handle_gradients, stage)
 
 
-@everything
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_micro_batches_may_be_weighed_by_their_items(outcome, stage):
-    model = make_model("odd")
-    optimizer = sgd(model)
-    steps = pairs(4)
-    for start in (0, 2):
-        rows = [
-            batch[: 1 + (index + rank) % 4]
-            for index in (start, start + 1)
-            for rank, batch in enumerate(steps[index])
-        ]
-        model(torch.cat(rows)).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_state(outcome[0]["items"][stage], model)
+def weigh_items() -> None:
+    accelerator, alone, model = (
+        begin(plugin(0), gradient_accumulation_steps=2),
+        make_model("odd"),
+        make_model("odd"),
+    )
+    model, optimizer = accelerator.prepare(model, sgd(model))
+    alone_optimizer = sgd(alone)
+    rows = [[batch[: 1 + (n + rank) % 4] for rank, batch in enumerate(two)] for n, two in enumerate(pairs(4))]
+    for number, both in enumerate(rows):
+        own = both[accelerator.process_index]
+        with accelerator.accumulate(model):
+            accelerator.backward(model(own).square().mean(), num_items=len(own))
+            steps(optimizer)
+        if number % 2:
+            step_alone(alone, [torch.cat([*rows[number - 1], *both])], alone_optimizer)
+    assert_weights(accelerator, model, alone)
 
 
-@everything
-def test_a_teacher_may_be_sharded_next_to_a_student(outcome):
+def test_micro_batches_may_be_weighed_by_their_items_without_zero(world):
+    world(2).run(weigh_items)
+
+
+def distil() -> None:
+    """A teacher under ZeRO 3, which is not trained, next to a student under ZeRO 2."""
+    teaches = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 3}})
+    accelerator = begin(None, deepspeed_plugins={"student": plugin(2), "teacher": teaches})
+    alone, teacher_alone = make_model("odd"), make_model("odd", seed=8)
     student, teacher = make_model("odd"), make_model("odd", seed=8)
-    optimizer = sgd(student)
+    student, optimizer = accelerator.prepare(student, sgd(student))
+    accelerator.state.select_deepspeed_plugin("teacher")
+    teacher = accelerator.prepare(teacher)
+    assert not any(one.numel() for one in accelerator.unwrap_model(teacher).parameters())  # all are sharded
+    alone_optimizer = sgd(alone)
+    teacher.eval()
     for batches in pairs(3):
-        losses = [(student(batch) - teacher(batch).detach()).square().mean() for batch in batches]
+        batch = batches[accelerator.process_index]
+        with torch.no_grad():
+            wanted = teacher(batch)
+        accelerator.backward((student(batch) - wanted).square().mean())
+        losses = [(alone(each) - teacher_alone(each).detach()).square().mean() for each in batches]
         torch.stack(losses).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert outcome[0]["distil"]["is cut"]
-    assert_state(outcome[0]["distil"]["state"], student)
+        steps(optimizer, alone_optimizer)
+    assert_weights(accelerator, student, alone)
 
 
-@everything
-def test_two_models_may_be_trained_in_turn_and_together(outcome):
-    models = [make_model("odd"), make_model("odd", seed=8)]
-    optimizers = [sgd(model) for model in models]
-    for batches in pairs(3):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            loss_of(model, batches).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    for found, model in zip(outcome[0]["two"]["two"], models, strict=True):
-        assert_state(found, model)
-    losses = [(models[0](batch) - models[1](batch)).square().mean() for batch in make_batches(2)]
-    torch.stack(losses).mean().backward()
-    norm = torch.nn.utils.clip_grad_norm_([*models[0].parameters(), *models[1].parameters()], 0.05)
-    assert outcome[0]["two"]["norm"] == pytest.approx(float(norm), rel=1e-5)
-    for optimizer in optimizers:
-        optimizer.step()
-    for found, model in zip(outcome[0]["two"]["one"], models, strict=True):
-        assert_state(found, model)
+def test_a_teacher_may_be_sharded_next_to_a_student(world):
+    world(2).run(distil)
 
 
-@everything
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_model_may_be_evaluated_before_it_is_trained(outcome, stage):
-    model = make_model("odd")
-    found = outcome[0]["evaluate"][stage]
+def train_two(num_accelerators: int) -> None:
+    """Two models in turn, by one Accelerator or by two, then by one loss."""
+    first = begin(DeepSpeedPlugin(zero_stage=2))
+    accelerators = [first, first if num_accelerators == 1 else Accelerator()]
+    alone, models = ([make_model("odd"), make_model("odd", seed=8)] for _ in range(2))
+    data = torch.cat(make_batches(6))
+    prepared = [
+        one.prepare(model, sgd(model), DataLoader(data, batch_size=4))
+        for one, model in zip(accelerators, models, strict=True)
+    ]
+    alone_optimizers = [sgd(model) for model in alone]
+    optimizers = [optimizer for _, optimizer, _ in prepared]
+    ours, theirs = (model for model, *_ in prepared)
+    for batch, batches in zip(prepared[0][2], pairs(3), strict=True):
+        loss = theirs(batch).square().mean()  # before the other's `backward`
+        first.backward(ours(batch).square().mean())
+        steps(optimizers[0])
+        accelerators[1].backward(loss)
+        steps(optimizers[1])
+        for model, optimizer in zip(alone, alone_optimizers, strict=True):
+            step_alone(model, batches, optimizer)
+    if num_accelerators == 1:
+        batches = make_batches(2)
+        batch = batches[first.process_index]
+        first.backward((ours(batch) - theirs(batch)).square().mean())
+        norm = first.clip_grad_norm_([*ours.parameters(), *theirs.parameters()], 0.05)
+        losses = [(alone[0](each) - alone[1](each)).square().mean() for each in batches]
+        torch.stack(losses).mean().backward()
+        expected = nn.utils.clip_grad_norm_([*alone[0].parameters(), *alone[1].parameters()], 0.05)
+        assert float(norm) == pytest.approx(float(expected), rel=1e-5)
+        steps(*optimizers, *alone_optimizers)
+    for one, model, expected in zip(accelerators, (ours, theirs), alone, strict=True):
+        assert_weights(one, model, expected)
+
+
+@pytest.mark.parametrize("num_accelerators", [1, 2])
+def test_two_models_may_be_trained_in_turn_and_together(world, num_accelerators):
+    world(2).run(train_two, num_accelerators)
+
+
+def evaluate_first(stage: int) -> None:
+    accelerator, alone, bare = begin(plugin(stage)), make_model("odd"), make_model("odd")
+    batches = make_batches(2)
+    expected = alone(batches[0]).detach()
     with torch.no_grad():
-        expected = model(make_batches(1)[0])
-    torch.testing.assert_close(found["outputs"], expected)
-    torch.testing.assert_close(found["again"], expected)
-    loss_of(model, pairs(1)[0]).backward()
-    sgd(model).step()
-    assert_state(found["state"], model)
+        assert_equal(accelerator.prepare(bare)(batches[0]), expected, atol=1e-5)
+    model, optimizer = accelerator.prepare(bare, sgd(bare))
+    with torch.no_grad():
+        assert_equal(model(batches[0]), expected, atol=1e-5)
+    step(accelerator, model, batches, optimizer)
+    step_alone(alone, batches, sgd(alone))
+    assert_weights(accelerator, model, alone)
 
 
-@everything
-def test_layers_of_experts_are_gathered_in_full(outcome):
-    model = deepspeed_use.make_experts()
-    optimizer = sgd(model)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_may_be_evaluated_before_it_is_trained(world, stage):
+    world(2).run(evaluate_first, stage)
+
+
+class Expert(nn.Sequential):
+    """Layers by another name."""
+
+
+def make_experts() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 7), Expert(nn.Linear(7, 7)), nn.Linear(7, 1))
+
+
+def gather_experts_in_full() -> None:
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
+    accelerator = begin(DeepSpeedPlugin(hf_ds_config=config, transformer_moe_cls_names="Expert"))
+    alone, layers = make_experts(), make_experts()
+    model, optimizer = accelerator.prepare(layers, sgd(layers))
+    assert [bool(getattr(module, "_z3_leaf", False)) for module in layers] == [False, True, False]
+    alone_optimizer = sgd(alone)
     for batches in pairs(2):
-        loss_of(model, batches).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert outcome[0]["layers"]["marks"] == [False, True, False]
-    assert_state(outcome[0]["layers"]["state"], model)
+        step(accelerator, model, batches, optimizer)
+        step_alone(alone, batches, alone_optimizer)
+    assert_weights(accelerator, model, alone)
 
 
-@everything
-def test_features_in_another_dtype_than_the_parameters_are_named(outcome):
-    for found in outcome:
-        assert "parameters of the engine are torch.bfloat16" in found["dtypes"]
-        assert "`argument 0` is torch.float32" in found["dtypes"]
-        assert "`batch.to(torch.bfloat16)`" in found["dtypes"]
+def test_layers_of_experts_are_gathered_in_full(world):
+    world(2).run(gather_experts_in_full)
+
+
+def feed_another_dtype() -> None:
+    accelerator, model = begin(plugin(1, {"bf16": {"enabled": True}})), make_model("odd")
+    model, _ = accelerator.prepare(model, sgd(model))
+    with pytest.raises(ConfigError) as raised:
+        model(make_batches(1)[0])
+    for part in ("engine are torch.bfloat16", "`argument 0` is torch.float32", "`batch.to(torch.bfloat16)`"):
+        assert part in str(raised.value)
+
+
+def test_features_in_another_dtype_than_the_parameters_are_named(world):
+    world(2).run(feed_another_dtype)

@@ -28,7 +28,7 @@ COMMANDS = Registry("command", COMMAND_GROUP)
 OTHER_PROGRAMS = {"cat", "cp", "eval", "kill"}
 """Programs whose arguments are the reader's; those of `pip`, `accel`, `srun`, `docker`, `python` are looked at."""
 SLURM_OPTIONS = {"nodes", "ntasks-per-node", "gpus-per-node", "gpus-per-task"}
-NEEDS_OF_LAUNCHES = {"--gpu_ids": "the GPUs of this machine are"}
+NEEDS_OF_LAUNCHES = {"--gpu_ids": "asks for GPUs, but none is found"}
 """Flags for machines that a test has not, and what the launcher answers without them."""
 HERE_DOCUMENT = re.compile(r"(<<'(\w+)'\n).*?^\2$", re.MULTILINE | re.DOTALL)
 

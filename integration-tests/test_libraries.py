@@ -32,11 +32,13 @@ def num_processes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def launched(script: str, folder: Path) -> dict[str, Any]:
+def launched(script: str, folder: Path, *names: str) -> dict[str, Any]:
     """Return the losses of a script that the command starts in two processes."""
     words = ["-m", "accel_launch", "launch", "--cpu", "--num_processes=2", "--drop_in"]
     done = run_command(
-        [sys.executable, *words, str(SCRIPTS / f"{script}.py"), str(folder)], env=ENVIRON, timeout_s=400
+        [sys.executable, *words, str(SCRIPTS / f"{script}.py"), str(folder), *names],
+        env=ENVIRON,
+        timeout_s=400,
     )
     return reported(done)
 
@@ -55,14 +57,16 @@ def is_falling(losses: Sequence[float]) -> bool:
 
 
 def test_the_trainer_of_transformers(tmp_path):
-    alone, together = found_by("trainer", tmp_path / "alone"), launched("trainer", tmp_path)
+    names = ("plain", "adapters", "8 bits", "4 bits")
+    alone = found_by("trainer", tmp_path / "alone", *names, "evaluated", "evaluated, offloaded")
+    together = launched("trainer", tmp_path, *names)
     for found in alone, together:
-        assert is_falling(found["plain"])
-        assert found["adapters, resumed"] == found["adapters"]  # dropout included
-        assert is_falling(found["8 bits"])
-        assert is_falling(found["4 bits"])
-    assert together["plain"] == pytest.approx(alone["plain"], abs=1e-4)
-    assert alone["evaluated"][0] == alone["evaluated"][1]  # half of the second model is on the disk
+        for name in ("plain", "8 bits", "4 bits"):
+            assert is_falling(found[name]["losses"])
+        assert found["adapters"]["losses"] == found["adapters"]["more"]  # resumed, dropout included
+    assert together["plain"]["losses"] == pytest.approx(alone["plain"]["losses"], abs=1e-4)
+    whole, offloaded = (alone[name]["history"][0] for name in ("evaluated", "evaluated, offloaded"))
+    assert whole["eval_loss"] == offloaded["eval_loss"]  # half of the second model is on the disk
 
 
 def test_trl_fine_tunes(tmp_path, num_processes):

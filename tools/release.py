@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import filecmp
 import re
 import shutil
 import subprocess
@@ -101,25 +100,20 @@ def make(tag: str) -> None:
     """Build the source distribution of ``tag``'s package and, from that, its wheel into ``dist``; write its notes.
 
     Raises:
-        SetupError: If the tag does not fit the source, removals are not announced, or two builds differ.
+        SetupError: If the tag does not fit the source, or removals are not announced.
     """
-    package, again = package_of(tag), ROOT / "build" / "again"
+    package = package_of(tag)
     installed_hatch()
     notes = notes_of(package)
     NOTES.mkdir(parents=True, exist_ok=True)
     (NOTES / f"{tag}.md").write_text(notes + breakage_of(package, notes), encoding="utf-8")
-    for folder in (DIST, again):
-        command = [program_in(HATCH, "uv"), "build", "--quiet", "--out-dir", folder, package.folder]
-        must_run(command, environment_with(uv_variables()))
-    stem = f"{package.import_name}-{package.version}"
-    files = [f"{stem}-py3-none-any.whl", f"{stem}.tar.gz"]
-    if filecmp.cmpfiles(DIST, again, files, shallow=False)[0] != files:
-        raise SetupError(f"`{tag}`: two builds of one commit differ. Look for times or orders of files.")
-    shutil.rmtree(again)
-    has_site = f"{package.import_name}/site/index.html" in ZipFile(DIST / files[0]).namelist()
+    command = [program_in(HATCH, "uv"), "build", "--quiet", "--out-dir", DIST, package.folder]
+    must_run(command, environment_with(uv_variables()))
+    wheel = DIST / f"{package.import_name}-{package.version}-py3-none-any.whl"
+    has_site = f"{package.import_name}/site/index.html" in ZipFile(wheel).namelist()
     if INSTALLED.is_relative_to(package.folder) and not has_site:
-        raise SetupError(f"`{files[0]}` lacks the documentation: `python tools/dev.py docs --install`.")
-    say(f"{tag}: {', '.join(files)}")
+        raise SetupError(f"`{wheel.name}` lacks the documentation: `python tools/dev.py docs --install`.")
+    say(f"{tag}: {wheel.name}")
 
 
 def package_of(tag: str) -> Package:

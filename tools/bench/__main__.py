@@ -7,17 +7,14 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.bench.case import Case
-from tools.bench.measure import as_table, measure
+from tools.bench.cases import bigmodel, checkpoints, collectives, loops, parallel_steps, sharded_checkpoints
+from tools.bench.measure import Case, as_table, measure
 
-CASES = sorted(
-    file.stem for file in Path(__file__).with_name("cases").glob("*.py") if file.stem != "__init__"
-)
+MODULES = (loops, collectives, checkpoints, sharded_checkpoints, parallel_steps, bigmodel)
+CASES: dict[str, Case] = {name: case for module in MODULES for name, case in module.CASES.items()}
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,10 +31,8 @@ def main(words: Sequence[str]) -> int:
     print("  ".join(f"{name} {value}" for name, value in about.items()))
     results = {}
     for name in arguments.cases or CASES:
-        case: Case = import_module(f"tools.bench.cases.{name}").case
-        measurements = measure(case, num_rounds=arguments.rounds)
-        print(f"\n{name}: {as_table(case, measurements)}", flush=True)
-        results[name] = {"unit": case.unit, "results": list(map(asdict, measurements))}
+        results[name] = measure(CASES[name], num_rounds=arguments.rounds)
+        print(f"\n{name}: {as_table(CASES[name], results[name])}", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"circumstances": about, "cases": results}, indent=2) + "\n")
     return 0

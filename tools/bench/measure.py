@@ -6,71 +6,64 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
-
-from tools.bench.case import Case
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 LIMIT_S = 300
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """All numbers of one variant."""
+class Case:
+    """One thing to measure, in several variants.
 
-    variant: str
-    values: list[float] = field(default_factory=list)
+    Args:
+        title: The measurement, in one line.
+        unit: Of the number that each variant prints.
+        variants: Python source per variant; others are compared with the first. Each runs in a separate process and
+            prints one number as its last line.
+        prepare: Source to run once before the rounds, e.g. to fill caches.
+    """
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the quartiles, relative to the median."""
-        if len(self.values) < 2 or self.median == 0:
-            return 0.0
-        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
-        return (high - low) / 2 / self.median
+    title: str
+    unit: str
+    variants: Mapping[str, str]
+    prepare: str = ""
 
 
 def run_variant(source: str) -> float:
-    """Run ``source`` in a fresh Python; return the number it prints last, or the seconds it took."""
+    """Run ``source`` in a fresh Python and return the number it prints last."""
     # Bytecode may be written: pip compiled what it installed, ours would be compiled again in every run.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    begun = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ
-    )  # fmt: skip
-    duration_s = time.perf_counter() - begun
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ)
     if done.returncode != 0:
         raise RuntimeError(f"A variant failed ({done.returncode}):\n{source}\n{done.stderr}")
-    printed = done.stdout.strip().splitlines()
-    return float(printed[-1]) if printed else duration_s
+    return float(done.stdout.strip().splitlines()[-1])
 
 
-def measure(case: Case, *, num_rounds: int) -> list[Measurement]:
-    """Return one measurement per variant. The order turns each round: no variant always goes first."""
+def measure(case: Case, *, num_rounds: int) -> dict[str, list[float]]:
+    """Return the numbers of each variant. The order turns each round: no variant always goes first."""
     if case.prepare:
         run_variant(case.prepare)
-    measurements = {name: Measurement(name) for name in case.variants}
     names = list(case.variants)
     for name in names:
         run_variant(case.variants[name])  # one unmeasured run: files in the cache, bytecode written
+    numbers: dict[str, list[float]] = {name: [] for name in names}
     for number in range(num_rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            measurements[name].values.append(run_variant(case.variants[name]))
-    return list(measurements.values())
+            numbers[name].append(run_variant(case.variants[name]))
+    return numbers
 
 
-def as_table(case: Case, measurements: list[Measurement]) -> str:
-    """Return medians, spread and the ratio to the baseline as text."""
-    base = next(each.median for each in measurements if each.variant == case.baseline)
-    lines = [f"{case.title} ({case.unit}; {len(measurements[0].values)} rounds)"]
-    lines.append(f"  {'variant':<14}{'median':>12}{'spread':>9}{'/ ' + case.baseline:>16}")
-    for each in measurements:
+def as_table(case: Case, numbers: Mapping[str, list[float]]) -> str:
+    """Return the median, the lowest and the highest number of each variant, and its ratio to the first, as text."""
+    medians = {name: statistics.median(values) for name, values in numbers.items()}
+    baseline, base = next(iter(medians.items()))
+    lines = [f"{case.title} ({case.unit}; {len(numbers[baseline])} rounds)"]
+    for name, median in medians.items():
+        low, high = min(numbers[name]), max(numbers[name])
         lines.append(
-            f"  {each.variant:<14}{each.median:>12.4g}{each.spread:>9.1%}{each.median / base:>16.3f}"
+            f"  {name:<42} {median:.4g} ({low:.4g} to {high:.4g}), {median / base:.3f} of {baseline}"
         )
     return "\n".join(lines)

@@ -22,6 +22,7 @@ CACHE = ROOT / "build" / "torch_extensions"
 LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
 VARIABLES = {
     "DS_ACCELERATOR": "cpu",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # as its import sets it: no body of a test leaves that behind then
     "TORCH_EXTENSIONS_DIR": str(CACHE),
     "ACCEL_TEST_PEER_FOLDER": str(PEER_FOLDER),
     "ACCEL_TEST_OLDEST_DEEPSPEED": str(OLDEST_FOLDER),

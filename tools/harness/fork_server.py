@@ -1,20 +1,20 @@
 """Starts scripts by forking a process that has torch imported: tens of milliseconds instead of seconds.
 
 That process forks only from its one thread, before anything has used a thread pool. A child runs its program on the
-main thread of an ordinary interpreter and ends as Python ends, with exit handlers and finalization, see
-`COMPLETE_EXIT`.
+main thread of an ordinary interpreter. Threads, exit handlers and what the program holds end as in any script; then it
+ends at once, because freeing torch is most of what a script costs, see `COMPLETE_EXIT`.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import pickle
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -24,10 +24,10 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel_state.environment import restore, snapshot
 
@@ -42,18 +42,19 @@ PRELOADED = (
 """The imports of scripts that take most of their time. None of ours, whose imports are tested."""
 COMPLETE_EXIT = {"TEST_COMPLETE_EXIT": "true"}
 """Variables for a script whose end is the subject of a test: libraries are finalized as in any process."""
-_spared: dict[str, ModuleType] = {}
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVE = "import sys; from tools.harness.fork_server import serve; serve(*sys.argv[1:])"
+_FIRST = "import atexit; atexit.register(lambda: end()); from tools.harness.fork_server import end; "
+"""Registers the first exit handler, which is the last to run: before those of multiprocessing, for one."""
+_exit_code = 0
 
 
 class ForkedProcess:
     """A running script, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, report: socket.socket) -> None:
-        with report:
-            self._report: Any = report.makefile("rb", buffering=0)
-        self.pid = int(self._report.readline())
+    def __init__(self, report: Connection[None, int]) -> None:
+        self._report = report
+        self.pid = report.recv()
         self.returncode: int | None = None
         self._lock = threading.Lock()
 
@@ -67,10 +68,12 @@ class ForkedProcess:
         """Return the exit code at the end, or raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
         with self._lock:
             if self.returncode is None:
-                if not wait([self._report], timeout):
+                if not self._report.poll(timeout):
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-                said = self._report.readline()  # nothing: the server was killed
-                self.returncode = int(said or -signal.SIGKILL)
+                try:
+                    self.returncode = self._report.recv()
+                except EOFError:  # the server was killed
+                    self.returncode = -signal.SIGKILL
                 self._report.close()
             return self.returncode
 
@@ -94,9 +97,9 @@ class ForkServer:
             modules: Modules to import in addition to torch. They may not start threads.
             origin: A server to fork it from, which has torch imported.
         """
-        # Without a buffer: tests wait for the output of scripts, which a buffer would delay.
-        environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        argv = ["-c", _SERVE, *(modules if origin else PRELOADED)]
+        # Without a buffer, in C neither: tests wait for the output of scripts, and `end` flushes none of C's.
+        environ = {**snapshot(), "PYTHONUNBUFFERED": "1"}
+        argv = ["-c", _SERVE, *modules] if origin else ["-c", _FIRST + _SERVE, *PRELOADED]
         self._line, theirs = socket.socketpair()
         self._out = out = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
         with theirs:
@@ -132,7 +135,7 @@ class ForkServer:
             streams: Its standard input, output and error. Others stay open too, and their numbers in the
                 new process are added to its arguments.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs, tempfile.TemporaryFile() as request:
             pickle.dump((list(argv), dict(environ), str(cwd or Path.cwd())), request)
             request.seek(0)
@@ -166,14 +169,17 @@ def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
     """
     with _starting:
         if modules in _servers and _servers[modules].process.poll() is not None:
-            ended = _servers.pop(modules)
-            atexit.unregister(ended.close)
-            warnings.warn(f"The fork server of {modules} ended: {ended.ending()}", stacklevel=2)
-            ended.close()
+            warnings.warn(f"The fork server of {modules} ended: {_servers[modules].ending()}", stacklevel=2)
+            _servers.pop(modules).close()
         if modules not in _servers:
             _servers[modules] = ForkServer(modules, origin=fork_server() if modules else None)
-            atexit.register(_servers[modules].close)
         return _servers[modules]
+
+
+@atexit.register
+def _close_servers() -> None:
+    for server in reversed(_servers.values()):
+        server.close()
 
 
 def fork_server_pids() -> frozenset[int]:
@@ -183,13 +189,8 @@ def fork_server_pids() -> frozenset[int]:
 
 def serve(*modules: str) -> None:
     """Import modules and fork for each request until the client has ended; return in the children, with it run."""
-    # The first to be registered, and so the last to run. Python's default is lost in a process that has evaluated code
-    # in an exit handler, as libraries do.
-    atexit.register(_spare_libraries)
-    atexit.register(_end_by_interrupt)
     for name in modules:
         importlib.import_module(name)
-    _spared.update((name, module) for name, module in sys.modules.items() if _is_spared(name))
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as line:
@@ -201,21 +202,22 @@ def serve(*modules: str) -> None:
 
 def _next_program(line: socket.socket) -> list[int]:
     """Serve until the client has ended and return nothing; in each child, return the files of the program to run."""
-    reports: dict[int, int] = {}
-
-    def report_ends(*_: object) -> None:
-        while reports:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:  # this handler was interrupted by itself, and that one saw the last end
-                return
-            if pid == 0:
-                return
-            with suppress(OSError), os.fdopen(reports.pop(pid), "wb", buffering=0) as report:
-                report.write(b"%d\n" % os.waitstatus_to_exitcode(status))
-
-    signal.signal(signal.SIGCHLD, report_ends)
+    reports: dict[int, Connection[int, None]] = {}
+    ends, end = socket.socketpair()
+    end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(end.fileno())  # the end of a child wakes `select` up
     while True:
+        ready, _, _ = select.select([line, ends], [], [])
+        if ends in ready:
+            ends.recv(4096)
+            for pid in list(reports):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    with reports.pop(pid) as report, suppress(OSError):  # the client has ended
+                        report.send(os.waitstatus_to_exitcode(status))
+        if line not in ready:
+            continue
         files = socket.recv_fds(line, 1, 16)[1]
         if not files:
             for pid in reports:
@@ -224,20 +226,20 @@ def _next_program(line: socket.socket) -> list[int]:
                 except ProcessLookupError:  # it has not made its session yet
                     os.kill(pid, signal.SIGKILL)
             return []
-        report, *rest = files
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if (pid := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-            for each in (report, *reports.values()):
-                os.close(each)
-            return rest
-        for each in rest:
+            ends.close()
+            end.close()
+            for report in reports.values():
+                report.close()
+            os.close(files[0])
+            return files[1:]
+        reports[pid] = Connection(files[0])
+        for each in files[1:]:
             os.close(each)
-        reports[pid] = report
-        with suppress(OSError):  # the client has ended
-            os.write(report, b"%d\n" % pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        with suppress(OSError):
+            reports[pid].send(pid)
 
 
 def _run(request: int, *streams: int) -> None:
@@ -249,8 +251,6 @@ def _run(request: int, *streams: int) -> None:
     faulthandler.register(STACKS_SIGNAL)  # to standard error
     with os.fdopen(request, "rb") as file:
         (program, *arguments), environ, folder = pickle.load(file)
-    if environ.keys() & COMPLETE_EXIT.keys():
-        _spared.clear()
     restore(environ)
     os.chdir(folder)
     random.seed()
@@ -268,37 +268,31 @@ def _run(request: int, *streams: int) -> None:
     sys.argv = [program, *arguments, *map(str, streams[3:])]
     sys.path[0:1] = [place, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main
-    exec(compile(source, file_name, "exec"), main.__dict__)
+    global _exit_code
+    try:
+        exec(compile(source, file_name, "exec"), main.__dict__)
+    except SystemExit as ending:
+        code = ending.code
+        _exit_code = code if isinstance(code, int) else int(code is not None)  # Python prints a text
+        raise
+    except BaseException:
+        _exit_code = 1
+        raise
 
 
-def _is_spared(name: str) -> bool:
-    """Whether a module of a library is not finalized; ours are, and the one where torch keeps process groups."""
-    top = name.partition(".")[0]
-    is_ours = top.startswith("accel") or top == "__main__"
-    return not (is_ours or top in sys.stdlib_module_names or name == "torch.distributed.distributed_c10d")
-
-
-def _spare_libraries() -> None:
-    """Leave libraries that were imported before the fork to the kernel: freeing them is most of what a script costs.
-
-    What the program has imported and made is finalized.
-    """
-    if not _spared:
-        return
-    if sys.platform == "linux":
-        # After Python's end, instead of the destructors of torch's tables of operators.
-        libc = ctypes.CDLL(None)
-        libc.on_exit(libc._exit, None)
-        libc.on_exit(libc.fcloseall, None)
-    sys.setswitchinterval(1)  # no other thread imports one again in between
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_spared))
-    for name in _spared:
-        sys.modules.pop(name, None)
-
-
-def _end_by_interrupt() -> None:
-    """End as Python ends a script after an uncaught `KeyboardInterrupt`: by SIGINT."""
+def end() -> None:
+    """End as Python ends a script, but without freeing the libraries, unless the script is to have a complete exit."""
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        # Python's default is lost in a process that has evaluated code in an exit handler, as libraries do.
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    if snapshot().keys() & COMPLETE_EXIT.keys():
+        return
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)  # their frames hold objects of the script
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(_exit_code & 0xFF)

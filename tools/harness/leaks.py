@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from accel_state.environment import restore, snapshot
+from tools.harness.fork_server import fork_server_pids
 from tools.harness.scripts import is_alive, kill_tree
 
 # Written by pytest, coverage, and libraries at their import, in whichever test imports them first.
@@ -24,9 +25,7 @@ _IGNORED_PREFIXES = (
     "PYTEST_", "COV_", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "TF_",
 )  # fmt: skip
 _END_S = 2.0
-# The resource tracker of multiprocessing; and the process that compiles kernels for torch's compiler, which torch 2.9
-# starts when the compiler is imported.
-_LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker")
+_LIVES_AS_LONG_AS_PYTHON = "resource_tracker"  # of multiprocessing
 # Not SIGCHLD: torch sets a handler at the first loader with workers, and keeps it. Not SIGALRM: pytest-timeout's.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _NUM_NEW_MODULES = 100
@@ -71,31 +70,23 @@ class ProcessSnapshot:
     children: frozenset[int]
     threads: frozenset[threading.Thread]
     settings: Settings
-    idle_pids: frozenset[int]
 
     @classmethod
-    def now(cls, *, idle_pids: frozenset[int] = frozenset()) -> ProcessSnapshot:
-        """Record the state of this process.
+    def now(cls, *, workers: frozenset[int] = frozenset()) -> ProcessSnapshot:
+        """Record the state of this process, without its ``workers`` and their children, which have their own check."""
+        threads = frozenset(thread for thread in threading.enumerate() if not thread.daemon)
+        return cls(snapshot(), _descendants(workers), threads, _settings())
 
-        Args:
-            idle_pids: Child processes that start no processes until the next snapshot.
-        """
-        return cls(
-            environ=snapshot(),
-            children=_descendants(idle_pids),
-            threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon)
-            - _threads_of_compiler(),
-            settings=_settings(),
-            idle_pids=idle_pids,
-        )
-
-    def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
+    def leaks_since(self, *, workers: frozenset[int] = frozenset()) -> list[str]:
         """Return descriptions of added resources, after waiting for those that are about to end."""
-        now = ProcessSnapshot.now(idle_pids=self.idle_pids)
-        left = map(_left, sorted(now.children - self.children - allowed_pids))
+        now = ProcessSnapshot.now(workers=workers)
         added = {
-            "environment variables": _changed_variables(self.environ, now.environ),
-            "child processes": [child for child in left if child],
+            "environment variables": [
+                name
+                for name in sorted({*self.environ, *now.environ})
+                if self.environ.get(name) != now.environ.get(name) and not name.startswith(_IGNORED_PREFIXES)
+            ],
+            "child processes": list(filter(None, map(_left, sorted(now.children - self.children)))),
             "threads": [thread.name for thread in now.threads - self.threads if _outlives(thread)],
             "settings": [
                 name
@@ -105,24 +96,15 @@ class ProcessSnapshot:
         }
         return [f"{kind}: {', '.join(names)}" for kind, names in added.items() if names]
 
-    def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
+    def put_back(self, *, workers: frozenset[int] = frozenset()) -> None:
         """Undo what can be undone, so that a test that leaks does not fail the next one."""
         now = snapshot()
         kept = {key: value for key, value in now.items() if key.startswith(_IGNORED_PREFIXES)}
         restore({**self.environ, **kept})
         for value, set_to in self.settings.values():
             set_to(value)
-        for child in _descendants(self.idle_pids) - self.children - allowed_pids:
+        for child in _descendants(workers) - self.children:
             kill_tree(child)
-
-
-def _changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that were added, changed or removed, other than by libraries."""
-    return sorted(
-        key
-        for key in {*before, *after}
-        if before.get(key) != after.get(key) and not key.startswith(_IGNORED_PREFIXES)
-    )
 
 
 def _settings() -> Settings:
@@ -148,28 +130,29 @@ def _settings() -> Settings:
     return found
 
 
-def _descendants(idle_pids: frozenset[int]) -> frozenset[int]:
-    """Return the ids of all descendants of this process, zombies included; those of ``idle_pids`` may be missing."""
+def _descendants(workers: frozenset[int]) -> frozenset[int]:
+    """Return the ids of all descendants, zombies included, but no fork servers, and no ``workers`` and theirs."""
+    left_out = workers | fork_server_pids()
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
-        return frozenset(child.pid for child in psutil.Process().children(recursive=True))
+        return frozenset(child.pid for child in psutil.Process().children(recursive=True)) - left_out
     # Called twice per test: reading these entries takes a fraction of the time that all of /proc takes.
-    found: list[int] = []
-    unread = [os.getpid()]
+    found: set[int] = set()
+    unread = {os.getpid()}
     while unread:
-        children = _children(unread.pop())
-        found += children
-        unread += (child for child in children if child not in idle_pids)
-    return frozenset(found)
+        parent = unread.pop()
+        for thread in _names_in(f"/proc/{parent}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                with open(f"/proc/{parent}/task/{thread}/children", "rb", buffering=0) as file:  # noqa: PTH123
+                    unread |= set(map(int, file.read().split())) - workers
+        found |= unread
+    return frozenset(found - left_out)
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    with suppress(FileNotFoundError):  # it has ended
-        for thread in list(os.scandir(f"/proc/{pid}/task")):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                with open(f"{thread.path}/children", "rb", buffering=0) as file:  # noqa: PTH123 -- half the time
-                    children += map(int, file.read().split())
-    return children
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 -- half the time
+    except FileNotFoundError:
+        return []
 
 
 def has_process_group() -> bool:
@@ -193,18 +176,10 @@ def _left(pid: int) -> str | None:
         described = f"{pid} ({' '.join(child.cmdline())[:200]})"
     except psutil.NoSuchProcess:
         return None  # it has ended, or is a zombie
-    if any(name in described for name in _LIVE_AS_LONG_AS_PYTHON):
+    if _LIVES_AS_LONG_AS_PYTHON in described:
         return None
     psutil.wait_procs([child], timeout=_END_S)
     return described if is_alive(child) else None
-
-
-def _threads_of_compiler() -> frozenset[threading.Thread]:
-    """Return the threads that torch's compiler keeps once it has compiled something that was not in its cache."""
-    module = sys.modules.get("torch._inductor.async_compile")
-    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
-        return frozenset()
-    return frozenset(module.AsyncCompile.pool()._threads)
 
 
 def _outlives(thread: threading.Thread) -> bool:

@@ -26,7 +26,17 @@ class Block(nn.Module):
         return rows + self.dropout(self.down(torch.tanh(self.up(self.norm(rows)))))
 
 
-class Odd(nn.Module):
+class Chain(nn.Module):
+    """A model whose parts run in the order in which they were made; lists of blocks one block after the other."""
+
+    def forward(self, hidden: Tensor) -> Any:
+        for part in self.children():
+            for each in part if isinstance(part, nn.ModuleList) else [part]:
+                hidden = each(hidden)
+        return hidden
+
+
+class Odd(Chain):
     """Sizes that no number of ranks divides."""
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -35,12 +45,6 @@ class Odd(nn.Module):
         self.blocks = nn.ModuleList(Block(33, 50, dropout) for _ in range(3))
         self.norm = nn.LayerNorm(33)
         self.head = nn.Linear(33, 1)
-
-    def forward(self, rows: Tensor) -> Any:
-        rows = self.first(rows)
-        for block in self.blocks:
-            rows = block(rows)
-        return self.head(self.norm(rows))
 
 
 class Scaled(Odd):
@@ -54,7 +58,7 @@ class Scaled(Odd):
         return super().forward(rows) * self.scale
 
 
-class Tied(nn.Module):
+class Tied(Chain):
     """A language model whose embedding is its head."""
 
     def __init__(self) -> None:
@@ -66,14 +70,10 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, rows: Tensor) -> Any:
-        tokens = (rows.abs() * 100).long() % 19
-        hidden = self.embed(tokens)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(self.norm(hidden))
+        return super().forward((rows.abs() * 100).long() % 19)
 
 
-class Buffered(nn.Module):
+class Buffered(Chain):
     """Buffers inside and outside of the state dict, one of them made at random."""
 
     mix: Tensor
@@ -90,10 +90,7 @@ class Buffered(nn.Module):
 
     def forward(self, rows: Tensor) -> Any:
         self.count += 1
-        hidden = rows @ self.mix + self.offset
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden * self.scale
+        return super().forward(rows @ self.mix + self.offset) * self.scale
 
 
 class Adapted(nn.Module):
@@ -166,7 +163,7 @@ def _plan(
     }
 
 
-class Shared(nn.Module):
+class Shared(Chain):
     """A language model with a plan by which ranks share its layers; none of them divides its vocabulary."""
 
     parallel_plan: ClassVar[dict[str, Any]] = {
@@ -185,10 +182,7 @@ class Shared(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, rows: Tensor) -> Any:
-        hidden = self.embed((rows.abs() * 100).long() % 19)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(self.norm(hidden))
+        return super().forward((rows.abs() * 100).long() % 19)
 
 
 class SharedPacked(Shared):
@@ -259,7 +253,7 @@ class ExpertBlock(nn.Module):
         return rows + self.experts(normed, chosen, scores.softmax(-1).to(rows.dtype))
 
 
-class Mixture(nn.Module):
+class Mixture(Chain):
     """Layers with six experts; as the router prefers the first, some ranks get few tokens or none."""
 
     parallel_plan: ClassVar[dict[str, Any]] = {
@@ -273,12 +267,6 @@ class Mixture(nn.Module):
         self.first = nn.Linear(7, 10)
         self.blocks = nn.ModuleList(ExpertBlock(10, 6, StackedExperts) for _ in range(2))
         self.head = nn.Linear(10, 1)
-
-    def forward(self, rows: Tensor) -> Any:
-        rows = self.first(rows)
-        for block in self.blocks:
-            rows = block(rows)
-        return self.head(rows)
 
 
 class Tokens(Shared):

@@ -6,8 +6,8 @@ The `conftest.py` of the checkout loads it. A test that has to change variables 
 
 from __future__ import annotations
 
-import functools
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ import pytest
 
 from accel_state.environment import export
 from tools.harness.device import device_type
-from tools.harness.fork_server import fork_server_pids
 from tools.harness.leaks import ProcessSnapshot, freeze_imported_objects, has_process_group, reset_libraries
 from tools.harness.world import World
 
@@ -32,22 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "leaks_environment(*names): these variables are restored after the test"
     )
+    # Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
+    # machine, training that takes a second takes minutes. The compiler's would stay for as long as this process lives.
+    os.environ.update({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"})
     # A shell's `&` and `nohup` set them to be ignored, and children inherit that.
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
-
-
-def pytest_collection_finish() -> None:
-    """Limit torch to one thread, as in processes that tests start.
-
-    Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
-    machine, training that takes a second takes minutes.
-    """
-    if "torch" in sys.modules:
-        import torch
-
-        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -89,31 +79,30 @@ def device() -> Any:
 
 
 @pytest.fixture(scope="module")
-def _outcome_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
-    @functools.cache
-    def ended(job: Any) -> Future[Any]:
-        future = Future[Any]()
-        try:
-            future.set_result(job(tmp_path_factory.mktemp("job")))
-        except BaseException as error:  # noqa: BLE001 -- also a timeout: no other test waits for that again
-            future.set_exception(error)
-        return future
-
-    return lambda job: ended(job).result()
+def _outcomes() -> dict[Any, Future[Any]]:
+    return {}
 
 
 @pytest.fixture
-def outcome(request: pytest.FixtureRequest, _outcome_of: Callable[[Any], Any]) -> Any:
+def outcome(
+    request: pytest.FixtureRequest,
+    _outcomes: dict[Any, Future[Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
     A job is a function of a fresh folder, such as one that launches a script there. It runs before the first test that
     names it; tests of the file that name the same job share its result, or its error.
     """
-    before = ProcessSnapshot.now()
-    try:
-        return _outcome_of(request.param)
-    finally:
+    job = request.param
+    if job not in _outcomes:
+        before, _outcomes[job] = ProcessSnapshot.now(workers=_workers()), Future()
+        try:
+            _outcomes[job].set_result(job(tmp_path_factory.mktemp("job")))
+        except BaseException as error:  # noqa: BLE001 -- also a timeout: no other test waits for that again
+            _outcomes[job].set_exception(error)
         _fail_if_left(before, "The job")
+    return _outcomes[job].result()
 
 
 @pytest.fixture
@@ -128,9 +117,7 @@ def fresh_state() -> Iterator[None]:
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     freeze_imported_objects()
     reset_libraries()
-    before = ProcessSnapshot.now(
-        idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds()
-    )
+    before = ProcessSnapshot.now(workers=_workers())
     yield
     _forget_state()
     marker = request.node.get_closest_marker("leaks_environment")
@@ -139,13 +126,13 @@ def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _fail_if_left(before: ProcessSnapshot, whose: str) -> None:
-    if leaks := before.leaks_since(allowed_pids=_pids_of_worlds()):
-        before.put_back(allowed_pids=_pids_of_worlds())
+    if leaks := before.leaks_since(workers=_workers()):
+        before.put_back(workers=_workers())
         pytest.fail(f"{whose} left behind {'; '.join(leaks)}.", pytrace=False)
 
 
-def _pids_of_worlds() -> frozenset[int]:
-    return frozenset(pid for world in _worlds.values() for pid in world.pids) | fork_server_pids()
+def _workers() -> frozenset[int]:
+    return frozenset(pid for world in _worlds.values() for pid in world.pids)
 
 
 def _forget_state() -> None:

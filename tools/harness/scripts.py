@@ -43,7 +43,7 @@ class Script:
         """Start ``python *argv``: a file or ``-c`` and code, then arguments.
 
         Args:
-            env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, and it writes without a buffer.
+            env: Variables to add to this process's.
             preload: Modules that the process it is forked from has imported in addition to torch.
 
         Raises:
@@ -59,7 +59,7 @@ class Script:
         with Path(os.devnull).open("rb") as nothing:
             self.process: ForkedProcess | subprocess.Popen[bytes] = fork_server(preload).start(
                 tuple(map(str, argv)),
-                environ={**snapshot(), "OMP_NUM_THREADS": "1", **(env or {})},
+                environ={**snapshot(), **(env or {})},
                 cwd=cwd,
                 streams=(nothing, self._stdout, self._stderr),
             )
@@ -173,7 +173,7 @@ def run_script(
 
     Args:
         num_processes: How many ranks run it, on the CPU.
-        env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1.
+        env: Variables to add to this process's.
         cwd: The folder it runs in; this process's if omitted.
         timeout_s: After this time all started processes are killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
@@ -194,7 +194,7 @@ def accel_launch(
     """Run a script by the command ``accel launch``, on the CPU."""
     launch = [str(Path(sys.executable).with_name("accel")), "launch", "--cpu"]
     command = [*launch, "--num_processes", str(num_processes), str(script), *args]
-    return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, timeout_s=240)
+    return run_command(command, env=env, timeout_s=240)
 
 
 def torchrun(num_processes: int) -> tuple[str, ...]:

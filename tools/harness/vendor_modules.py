@@ -27,7 +27,7 @@ _OF_TORCH = _names(
 )
 """Functions that every vendor has adopted from `torch.cuda`."""
 
-_CASTING = frozenset({"get_amp_supported_dtype", "is_bf16_supported"})
+_FULL = _OF_TORCH | {"get_amp_supported_dtype", "is_bf16_supported", "mem_get_info"}
 _DOCUMENTED: dict[str, frozenset[str]] = {
     # https://docs.pytorch.org/docs/stable/cuda.html
     "cuda": _OF_TORCH
@@ -36,26 +36,20 @@ _DOCUMENTED: dict[str, frozenset[str]] = {
     "hpu": _names(
         "current_device device_count get_device_name is_available mem_get_info memory_allocated random synchronize"
     ),
-    "hpu.random": frozenset(
-        {"get_rng_state", "initial_seed", "manual_seed", "manual_seed_all", "set_rng_state"}
-    ),
-    # https://github.com/Cambricon/torch_mlu/blob/master/torch_mlu/mlu/__init__.py
-    "mlu": _OF_TORCH | _CASTING | {"mem_get_info"},
+    "hpu.random": _names("get_rng_state initial_seed manual_seed manual_seed_all set_rng_state"),
     # https://docs.pytorch.org/docs/stable/mps.html
     "mps": _names(
         "current_allocated_memory device_count driver_allocated_memory empty_cache get_rng_state is_available"
         " manual_seed recommended_max_memory seed set_rng_state synchronize"
     ),
-    # https://github.com/MooreThreads/torch_musa
-    "musa": _OF_TORCH | _CASTING | {"mem_get_info"},
     # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/torch/index.html; figures of memory are in `torch_neuronx`
     "neuron": _OF_TORCH - {"memory_allocated"} | {"get_amp_supported_dtype"},
-    # https://github.com/Ascend/pytorch/blob/master/torch_npu/npu/__init__.py
-    "npu": _OF_TORCH | _CASTING | {"mem_get_info"},
-    # The functions that DeepSpeed calls (deepspeed/accelerator/sdaa_accelerator.py), and `mem_get_info`
-    "sdaa": _OF_TORCH | _CASTING | {"mem_get_info"},
     # https://docs.pytorch.org/docs/stable/xpu.html
     "xpu": _OF_TORCH | {"get_device_properties", "is_bf16_supported", "mem_get_info"},
+    "mlu": _FULL,  # https://github.com/Cambricon/torch_mlu/blob/master/torch_mlu/mlu/__init__.py
+    "musa": _FULL,  # https://github.com/MooreThreads/torch_musa
+    "npu": _FULL,  # https://github.com/Ascend/pytorch/blob/master/torch_npu/npu/__init__.py
+    "sdaa": _FULL,  # what DeepSpeed calls (deepspeed/accelerator/sdaa_accelerator.py), and `mem_get_info`
 }
 
 

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from accel_state.errors import StateError
@@ -37,7 +36,6 @@ def main() -> NoReturn:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
     threading.Thread(target=_watch_parent, name="watch-parent", daemon=True).start()
-    torch.set_num_threads(1)
     device_type, rank, world_size, file_descriptor = sys.argv[1], *map(int, sys.argv[2:])
     line: Connection[Outcome, tuple[Call, str | None] | None] = Connection(file_descriptor)
     line.send(Outcome())
@@ -100,7 +98,12 @@ def _import(name: str, file: str) -> None:
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        folder = str(PurePath(file).parent)
+        sys.path.append(folder)  # as for a script: it may import what is next to it
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(folder)
 
 
 def _leave_groups() -> None:

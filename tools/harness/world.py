@@ -68,7 +68,7 @@ class _Rank(Script):
         self.line, their_line = Pipe()
         rank, size = str(number), str(world_size)
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        environ = {**snapshot(), **place, "OMP_NUM_THREADS": "1"}
+        environ = {**snapshot(), **place}
         argv = ["-c", _MAIN, device_type, rank, size]
         theirs, ours = os.pipe()
         self.lifeline = os.fdopen(ours, "wb", buffering=0)  # the worker ends when it closes, however we end
@@ -130,15 +130,19 @@ class World:
             BaseException: What the body raised, from the lowest rank that reported an error first.
         """
         call = Call(body.__module__, inspect.getfile(body), pickle.dumps((body, args, kwargs)))
-        self._start()
-        rendezvous = None
-        if not self._has_group:
-            assert self._meeting_place is not None
-            self._num_groups += 1
-            rendezvous = self._store = f"{self._meeting_place.name}/group-{self._num_groups}"
-        for rank in self._ranks:
-            rank.line.send((call, rendezvous))
-        outcomes = self._collect(timeout_s)
+        try:
+            self._start()
+            rendezvous = None
+            if not self._has_group:
+                assert self._meeting_place is not None
+                self._num_groups += 1
+                rendezvous = self._store = f"{self._meeting_place.name}/group-{self._num_groups}"
+            for rank in self._ranks:
+                rank.line.send((call, rendezvous))
+            outcomes = self._collect(timeout_s)
+        except BaseException:  # Ctrl-C and the end of a test's time, too: a rank may hang
+            self._end(timeout_s=0)
+            raise
         is_intact = all(outcome.has_intact_group for outcome in outcomes.values())
         if (store := Path(self._store)).exists():  # a rank alone needs none
             is_intact = is_intact and not _KEYS_OF_BODIES.search(store.read_bytes())
@@ -172,7 +176,6 @@ class World:
         self._ranks = [_Rank(number, self.size, self.device_type) for number in range(self.size)]
         for rank in self._ranks:
             if not rank.line.poll(_START_S):
-                self._end(timeout_s=0)
                 raise WorldError(f"Rank {rank.number} of {self.size} did not start within {_START_S:g} s.")
             self._receive(rank)
 
@@ -203,7 +206,6 @@ class World:
                     break
                 names = ", ".join(str(rank.number) for rank in late)
                 told = "\n".join(f"--- rank {each.number} {each.describe()}" for each in self._ranks)
-                self._end(timeout_s=0)
                 raise WorldError(
                     f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{told}"
                 )
@@ -214,9 +216,7 @@ class World:
             outcome: Outcome = rank.line.recv()
         except (EOFError, ConnectionResetError):
             rank.process.wait(timeout=10)
-            message = f"Rank {rank.number} of {self.size} {rank.describe()}"
-            self._end(timeout_s=0)
-            raise WorldError(message) from None
+            raise WorldError(f"Rank {rank.number} of {self.size} {rank.describe()}") from None
         return outcome
 
     def _raise_first_error(self, outcomes: dict[int, Outcome]) -> None:

@@ -36,8 +36,6 @@ def fold(items, /, start: int | None = None) -> int:
     [
         ("int | None = None", "int = 0", "-def fold(items, /, start: int | None = None) -> int"),
         ("def both(", "def two(", "-    property both -> tuple[int, str]"),
-        ('["Pair", "fold"]', '["fold"]', "-class Pair()"),
-        ("    right: str", "    right: str | None", "-    right: str"),
         ('"fold"]', '"fold", "unfold"]', "accel-ops: a public name cannot be had"),
         ("_private", "_hidden", None),
     ],

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tools import front_door
 from tools.running import SetupError
 
@@ -43,9 +41,3 @@ def test_what_follows_the_dashes_is_handed_on_and_an_error_of_the_set_up_is_one_
     assert front_door.main(["bench", "--", "-k", "gather", "--", "x"]) == 3
     assert front_door.main(["demo"]) == 1
     assert capsys.readouterr().err == "error: no way\n"
-
-
-def test_an_unknown_engine_is_refused_with_those_that_are_known(capsys):
-    with pytest.raises(SystemExit):
-        front_door.main(["test", "--engines", "slrum"])
-    assert "there is no engine `slrum`; known: aim, alone, clearml" in capsys.readouterr().err

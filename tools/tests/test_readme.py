@@ -1,4 +1,4 @@
-"""What the README shows is true to the last number, and its commands are in the order in which they work."""
+"""What the README shows is true to the last number."""
 
 import re
 
@@ -10,11 +10,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
 GPU = (ROOT / "docs" / "reference" / "gpu.md").read_text(encoding="utf-8")
 MEASURED = re.findall(r"^\| (?:`(\w+)`: )?([^|]*) \|(.*\d.*)\|$", README, re.MULTILINE)
-COMMANDS = [
-    line.partition("  #")[0].strip()
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-]
 
 
 @pytest.mark.parametrize(("case", "name", "cells"), MEASURED[1:], ids=[each[1] for each in MEASURED[1:]])
@@ -32,13 +27,3 @@ def test_every_figure_was_measured(case, name, cells):
         }
         for figure in [first, *more]:
             assert figure in shares or re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", where), figure
-
-
-def test_the_environment_is_made_and_active_before_accel_is_called():
-    """On a fresh clone there is no `accel`, and in `.venv` it is not on the path."""
-    made, active = COMMANDS.index("python tools/dev.py demo"), COMMANDS.index("source .venv/bin/activate")
-    first = next(
-        number for number, words in enumerate(COMMANDS) if words.startswith(("accel ", "python train.py"))
-    )
-    assert made < active < first
-    assert COMMANDS.index("python tools/dev.py test") > 0

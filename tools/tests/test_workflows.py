@@ -1,14 +1,11 @@
-"""What zizmor does not know of the workflows: that they test every package, and call what exists."""
+"""What zizmor does not know of the workflows: that they test every Python, torch and package."""
 
 import re
-import shlex
 import tomllib
-from importlib.util import find_spec
 
 import yaml
 
-from tools.front_door import build_parser
-from tools.workspace import ROOT, read_packages, requirement_name
+from tools.workspace import ROOT, read_packages
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 CI = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]
@@ -49,22 +46,3 @@ def test_every_package_is_in_every_matrix_of_packages():
     assert sorted(matrix_of("isolated")["package"]) == sorted(matrix_of("torch")["package"]) == names
     parts = {f"packages/{name}" for name in names} | {"tools/tests"}
     assert set(matrix_of("test")["part"]) == parts
-
-
-def test_ranges_of_siblings_have_three_parts():
-    """`~=0.1` would admit every version below 1.0."""
-    packages = read_packages()
-    declared = [each for package in packages.values() for each in package.dependencies]
-    ours = [each for each in declared if requirement_name(each) in packages]
-    assert [each for each in ours if not re.search(r"~=\s*\d+\.\d+\.\d+$", each)] == []
-
-
-def test_workflows_call_commands_and_modules_that_exist():
-    for file in WORKFLOWS.glob("*.yml"):
-        jobs = yaml.safe_load(file.read_text())["jobs"].values()
-        for run in [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]:
-            words = shlex.split(run.replace('"$TORCH"', "2.9").replace("$", ""))
-            if words[:2] == ["python", "tools/dev.py"]:
-                assert build_parser().parse_args(words[2:])
-            elif words[:2] == ["python", "-m"]:
-                assert words[2] == "pip" or find_spec(words[2]) is not None, words

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from accel_launch.cli import env, launch, main
 
 LIGHT = """
 import sys
+import time
 from accel_launch.cli import main
 code = main(sys.argv[1:])
 heavy = sorted({"torch", "numpy", "yaml", "psutil", "questionary", "accel_launch.rendezvous"} & set(sys.modules))
@@ -205,14 +208,16 @@ def test_ranks_continue_where_a_standard_stream_is_closed(tmp_path, no_user_conf
 
 def test_ctrl_c_is_no_traceback(tmp_path, no_user_config):
     """While a config file is read that never comes."""
-    pipe, link = tmp_path / "pipe", tmp_path / "c.yaml"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)  # as the shell's `<(…)` is one
-    command = [sys.executable, "-m", "accel_launch", "config", "show", "--config_file", str(link)]
+    reader, writer = os.pipe()
+    os.write(writer, b"debug: false\n")
+    command = [sys.executable, "-m", "accel_launch", "config", "show", "--config_file", f"/dev/fd/{reader}"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | no_user_config
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | no_user_config, pass_fds=(reader,)
     ) as child:
-        with open(pipe, "w"):  # opens once it is read
-            child.send_signal(signal.SIGINT)
-            assert child.stderr.read() == "error: Interrupted.\n"
+        while child.poll() is None and select.select([reader], [], [], 0)[0]:  # until it is read
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr.read() == "error: Interrupted.\n"
+    os.close(reader)
+    os.close(writer)
     assert child.returncode == 130

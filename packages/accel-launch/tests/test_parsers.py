@@ -27,6 +27,9 @@ def test_what_is_accepted_stays_as_it_is(parser, text):
         (parsers.pairs, "timeout="),
         (parsers.pairs, ""),
         (parsers.shell_words, "-i 'my key"),
+        (parsers.ranks, "3-1"),
+        (parsers.ranks, "0-99999999999"),
+        (parsers.ranks, "-1"),
     ],
 )
 def test_other_text_is_refused(parser, text):

@@ -140,3 +140,18 @@ def test_an_exception_in_words(exception, words):
 )
 def test_what_is_reported_of_a_lost_peer_is_no_first_cause(message, is_lost):
     assert FoundException("RuntimeError", message).is_about_a_lost_peer is is_lost
+
+
+def test_a_script_that_the_script_has_run_is_not_taken_for_it():
+    lines = """
+Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in <module>
+    raise RuntimeError(done.stderr)
+RuntimeError: it failed:
+Traceback (most recent call last):
+  File "/home/me/fetch.py", line 2, in <module>
+    fetch()
+TimeoutError: no answer
+""".splitlines()
+    assert find_exception(lines, ("python", "-u", "train.py")).type == "RuntimeError"
+    assert find_exception(lines, ("python", "-u", "./fetch.py")).type == "TimeoutError"

@@ -19,6 +19,7 @@ GPUS = ("0", "1", "2")
         ({"gpus": GPUS, "flags": {"gpu_ids": "all"}}, 3),
         ({"gpus": GPUS, "flags": {"gpu_ids": "all"}, "config": {"gpu_ids": "1"}}, 3),
         ({"flags": {"gpu_ids": "all"}}, 1),
+        ({"flags": {"gpu_ids": "0,1"}}, 2),
         ({"gpus": GPUS, "config": {"num_processes": -1}}, 3),
         ({"flags": {"use_cpu": "true", "num_processes": "2"}}, 2),
         ({"environ": {"ACCELERATE_NUM_PROCESSES": "5"}}, 5),
@@ -33,7 +34,7 @@ def test_number_of_processes(request_for, given, expected):
     ("given", "message"),
     [
         ({"flags": {"gpu_ids": "0,7"}, "gpus": GPUS}, "`--gpu_ids` is `0,7`, but the GPUs .* are: 0, 1, 2"),
-        ({"flags": {"gpu_ids": "0"}}, "are: none"),
+        ({"flags": {"num_processes": "999999999"}}, "999999999 processes .* at most 131072"),
         ({"flags": {"gpu_ids": "0", "num_processes": "2"}, "gpus": GPUS}, "names only 1 of its GPUs"),
         ({"config": {"num_machines": 0}}, "`num_machines` in `config.yaml` is `0`"),
         ({"config": {"num_machines": "two"}}, "whole number"),

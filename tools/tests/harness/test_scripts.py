@@ -28,6 +28,7 @@ print("to stderr", file=sys.stderr)
 """
 ENDINGS = {
     "exit code": ("raise SystemExit(3)", 3),
+    "text": ("raise SystemExit('no more')", 1),
     "error": ("raise KeyError('lost')", 1),
     "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
     "exit handler": ("import atexit; atexit.register(print, 'at the end')", 0),

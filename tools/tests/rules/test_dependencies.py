@@ -41,13 +41,6 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported(package):
 
 
 @each_package
-def test_what_is_declared_and_imported_by_name_is_named(package):
-    for name in {name.lower() for name in BY_NAME} & package.extra_names:
-        module = MODULES.get(name, name.replace("-", "_"))
-        assert re.search(rf"""(["']|(from|import) ){module}\b""", text_of(package), re.IGNORECASE), name
-
-
-@each_package
 @pytest.mark.parametrize("suffix", SIBLING)
 def test_siblings_in_strings_and_stubs_are_declared(package, suffix):
     declared = {

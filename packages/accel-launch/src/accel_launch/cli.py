@@ -85,7 +85,7 @@ def help_text() -> str:
         "Start one PyTorch script anywhere.\n\n"
         f"commands:\n{listed}\n\n"
         "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
-        "`accel COMMAND --help` tells more."
+        "`accel COMMAND --help` shows its flags."
     )
 
 
@@ -125,7 +125,7 @@ def make_parser(prog: str, command: Command, subparsers: Subparsers | None = Non
 
 
 def _without_traceback(action: Callable[[], int]) -> int:
-    """Return the exit code of ``action``, also where Ctrl-C ends it, or nobody reads its output any more."""
+    """Return the exit code of ``action``, also if Ctrl-C ends it or the reader of its output is gone."""
     _open_closed_streams()
     try:
         exit_code = action()
@@ -204,7 +204,7 @@ def _flags_of(parser: argparse.ArgumentParser, namespace: argparse.Namespace) ->
 
 
 def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
-    """Let ``--num-processes`` stand for ``--num_processes``, and the reverse; the help shows one of them."""
+    """Accept ``--num-processes`` for ``--num_processes``, and the reverse; the help shows one of them."""
     for action in parser._actions:
         for flag in action.option_strings:
             name = flag[2:]
@@ -220,15 +220,8 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
 class HelpFormatter(argparse.HelpFormatter):
     """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
 
-    def __init__(
-        self,
-        prog: str,
-        indent_increment: int = 2,
-        max_help_position: int = 30,
-        width: int | None = None,
-        **named: Any,
-    ) -> None:
-        super().__init__(prog, indent_increment, max_help_position, width, **named)
+    def __init__(self, prog: str, *, max_help_position: int = 30, **named: Any) -> None:
+        super().__init__(prog, max_help_position=max_help_position, **named)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())
@@ -238,7 +231,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _wrapped(line: str, width: int) -> str:
-    """Return a line that is too long as several: an example, and what it does, stand below each other."""
+    """Wrap a line that is too long; the meaning of an example is below it."""
     if len(line) <= width:
         return line
     text = line.lstrip()

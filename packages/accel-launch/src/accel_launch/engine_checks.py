@@ -1,4 +1,4 @@
-"""What is checked of an engine's settings together, and what the ranks are told of it where nobody said it."""
+"""Checks of an engine's settings together, and the defaults that the launcher passes to the ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError
 from accel_state.fsdp_versions import resharding_of, state_dict_type_of, strategy_of
 
-# What a DeepSpeed config of its own says too.
+# Settings that a DeepSpeed config file has, too.
 _SAID_BY_CONFIG = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -36,7 +36,7 @@ def check_deepspeed(settings: Mapping[str, Resolved]) -> None:
 
 
 def fields_of_config_file(settings: Mapping[str, Resolved]) -> tuple[str, ...]:
-    """Return the keys of ``deepspeed_config`` in the launcher's config file that a DeepSpeed config says too."""
+    """Return the keys of ``deepspeed_config`` in the launcher's config file that a DeepSpeed config has, too."""
     return tuple(
         (SETTINGS[name].config_key or "").removeprefix("deepspeed_config.")
         for name in _SAID_BY_CONFIG
@@ -45,13 +45,13 @@ def fields_of_config_file(settings: Mapping[str, Resolved]) -> tuple[str, ...]:
 
 
 def _check_beside_config(settings: Mapping[str, Resolved]) -> None:
-    """Refuse a config file of the launcher that says what the DeepSpeed config says; flags fill its ``auto``."""
+    """Refuse a launcher's config file with settings of the DeepSpeed config; flags fill its ``auto``."""
     fields = fields_of_config_file(settings)
     if fields:
         raise ConfigError(
             f"When using `deepspeed_config_file`, the config file of the launcher must not say what the DeepSpeed "
             f"config says: {', '.join(f'`{field}`' for field in fields)}. Take them out there and write them in "
-            f"`{settings['deepspeed_config_file'].value}`, or answer `accel config` anew."
+            f"`{settings['deepspeed_config_file'].value}`, or run `accel config` again."
         )
 
 
@@ -123,7 +123,7 @@ _TWO_NAMES = ("fsdp_sharding_strategy", "fsdp_reshard_after_forward")
 
 
 def fsdp_defaults(settings: Mapping[str, Resolved]) -> dict[str, Any]:
-    """Return the values of settings that nobody gave, but for those that would contradict one that was given."""
+    """Return the defaults of settings that were not given, unless one would contradict a given setting."""
     version = settings["fsdp_version"].value
     given = {name for name, found in settings.items() if found.source != "default"}
     if not given.isdisjoint(_TWO_NAMES):

@@ -59,7 +59,7 @@ class Vendor(NamedTuple):
     """One kind of accelerator.
 
     ``is_usable`` returns whether the installed torch supports it; ``visible`` those that a process with an environment
-    would see, by the names that ``variable`` has for them, on a machine whose files lie below a folder.
+    would see, by the names that ``variable`` has for them, on a machine whose files are below a folder.
     """
 
     name: str
@@ -105,7 +105,7 @@ def chosen(selection: str | None, present: Sequence[str], uuids: Sequence[str] =
     names none at all.
 
     Args:
-        selection: What the variable says; None chooses all.
+        selection: The value of the variable; None chooses all.
         present: The devices, by their numbers.
         uuids: Their unique names, of which the first letters are enough; empty if they are unknown.
     """
@@ -170,7 +170,7 @@ def nvidia(
     if selection is not None and first.startswith("GPU-") and not all(uuids):
         return tuple(part.strip() for part in selection.split(",") if part.strip())  # cannot be compared
     places = chosen(selection, ordinals(len(gpus)), uuids)
-    # CUDA shows a process at most one MIG instance, and no whole GPU beside it.
+    # CUDA shows a process at most one MIG instance, and no other GPU next to it.
     cut = [place for place in places if gpus[place].is_cut]
     return tuple(map(str, cut[:1] or places))
 
@@ -273,7 +273,7 @@ def is_built_for(platform: str) -> bool:
 
 
 def says_built_for(platform: str, version_file: Path) -> bool:
-    """Return what torch's ``version.py`` says of ``platform``."""
+    """Return whether torch was built for ``platform`` by its ``version.py``."""
     if not version_file.is_file():
         return True
     said = dict(_BUILT_FOR.findall(version_file.read_text(encoding="utf-8")))
@@ -310,7 +310,7 @@ def num_cpu_cores() -> int:
 
 
 def quota(group: str, *, root: Path) -> int | None:
-    """Return the cores that a control group may use, rounded up; None where nobody limits them.
+    """Return the cores that a control group may use, rounded up; None if there is no limit.
 
     Args:
         group: Its path below ``root``; the groups around it limit it too.
@@ -321,7 +321,7 @@ def quota(group: str, *, root: Path) -> int | None:
 
 
 def threads_of(num_cores: int, *, num_ranks: int, is_on_cpu: bool) -> int:
-    """Return the threads of each rank: its part of the cores, or one beside an accelerator, as torchrun has it."""
+    """Return the threads of each rank: its share of the cores, or one with an accelerator, as with torchrun."""
     return max(1, num_cores // num_ranks) if is_on_cpu else 1
 
 

@@ -1,6 +1,6 @@
-"""What the launcher says to the person at the terminal: answers on stdout, everything else on stderr.
+"""Messages to the user: answers on stdout, everything else on stderr.
 
-A program that was started with one of them closed says nothing there.
+If one of them was closed at the start, its messages are dropped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TextIO
 
 
 class ReaderGone(Exception):
-    """Nobody reads our standard output any more, as after `| head`."""
+    """The reader of our standard output is gone, as after `| head`."""
 
 
 def show(text: str) -> None:
     """Write an answer that was asked for.
 
     Raises:
-        ReaderGone: If nobody reads it; nothing more is said there then.
+        ReaderGone: If its reader is gone; later output is dropped.
     """
     if sys.stdout is not None:
         encoding = sys.stdout.encoding or "utf-8"
@@ -29,7 +29,7 @@ def show(text: str) -> None:
 
 
 def inform(text: str) -> None:
-    """Write one line about what is being done, beside the answer."""
+    """Write one line about what is being done."""
     _to_stderr(text)
 
 
@@ -45,12 +45,12 @@ def complain(text: str) -> None:
 
 def write_beside(line: str) -> None:
     """Write one line to stderr past all buffers, for a process that was forked and shares them."""
-    with suppress(OSError):  # a terminal that was closed, a full disk: a run goes on without being told of
+    with suppress(OSError):  # a terminal that was closed, a full disk: the run continues without the message
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def escaped(text: str) -> str:
-    """Return what a stranger wrote without characters that a terminal obeys."""
+    """Return text from another program with control characters escaped."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -66,10 +66,10 @@ def compact(numbers: Sequence[int]) -> str:
 
 
 def flush() -> None:
-    """Write out what was said.
+    """Flush standard output.
 
     Raises:
-        ReaderGone: If nobody reads it; nothing more is said there then.
+        ReaderGone: If its reader is gone; later output is dropped.
     """
     if sys.stdout is not None:
         with _told_of_the_reader():
@@ -86,7 +86,7 @@ def _told_of_the_reader() -> Iterator[None]:
 
 
 def _write_nowhere(stream: TextIO) -> None:
-    """Let what is still in the buffers of ``stream`` vanish: Python would complain of it at its end."""
+    """Discard the buffers of ``stream``, which Python would fail to write at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -98,5 +98,5 @@ def _to_stderr(line: str) -> None:
         try:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
-        except OSError:  # nobody is left to tell, and the exit code still says how it went
+        except OSError:  # there is no reader, and the exit code still shows the result
             _write_nowhere(sys.stderr)

@@ -16,6 +16,8 @@ _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 _REFERENCE = r"[A-Za-z_]\w*=[a-z0-9][-.a-z0-9]*:[-._a-zA-Z0-9]+"
 _REFERENCES = re.compile(rf"{_REFERENCE}(,{_REFERENCE})*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
+MOST_RANKS = 2**17
+"""More than any run has. A launch plans each of its ranks, for which a slip of the keyboard would take all memory."""
 
 
 def _match(pattern: re.Pattern[str], given: str) -> str:
@@ -28,6 +30,8 @@ def _to_ranks(given: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in given.split(","):
         first, _, last = part.partition("-")
+        if not int(first) <= int(last or first) < MOST_RANKS:
+            raise ValueError(given)
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 

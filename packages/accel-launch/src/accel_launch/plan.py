@@ -16,7 +16,7 @@ LOCAL_HOST = "localhost"
 class ProcessPlan:
     """One process to start. Its environment is the host's, less ``unset``, plus ``environ``, plus ``private``.
 
-    ``private`` holds variables whose values nobody may see.
+    ``private`` has variables whose values are never shown.
     ``rank`` is the rank that the process is; None for one that is more, or none at all.
     """
 
@@ -33,16 +33,16 @@ class ProcessPlan:
         object.__setattr__(self, "private", MappingProxyType(dict(self.private)))
 
     def environ_on(self, host_environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the whole environment of the process on a host whose own environment is ``host_environ``."""
+        """Return the environment of the process on a host with the environment ``host_environ``."""
         kept = {name: value for name, value in host_environ.items() if name not in self.unset}
         return kept | self.variables()
 
     def variables(self) -> dict[str, str]:
-        """Return all variables that it gets beside those of the host, with their values."""
+        """Return the variables that it gets in addition to those of the host, with their values."""
         return dict(self.environ) | dict(self.private)
 
     def with_variables(self, **variables: str) -> ProcessPlan:
-        """Return it with further variables, such as a port that was found while starting."""
+        """Return it with more variables, such as a port that was chosen at the start."""
         return replace(self, environ={**self.environ, **variables})
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What of the ranks' output is kept in files: ``tee`` as its flag says it, in ``folder``; None: in a new one."""
+    """The output of the ranks to keep in files: ``tee`` as in its flag, in ``folder`` or, if None, a new one."""
 
     tee: str = "0"
     folder: Path | None = None
@@ -74,9 +74,9 @@ class LaunchPlan:
     ``processes`` are those that the launcher itself starts; another program among them may start the ranks, whose
     number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found
     while starting. ``is_quiet`` leaves out the report on the screen that says how a run failed; ``report`` is a file
-    to write it to as JSON. ``max_restarts`` says how often all processes start again after one has failed.
-    ``prefix`` stands before each line of a rank on the screen, which shows those of ``shown_ranks`` only, if given.
-    ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
+    to write it to as JSON. ``max_restarts`` is how often all processes start again after one has failed.
+    ``prefix`` is written before each line of a rank on the screen, which shows those of ``shown_ranks`` only, if given.
+    ``options`` is what else this launcher needs to run the plan, ``secrets`` the part of that which is never shown.
     ``shown_option`` is the one that the description ends with.
     ``document`` is what it hands to another program instead of starting processes, for a file or a pipe; it is then
     the description, and nothing else.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from accel_launch.messages import compact, complain
@@ -24,9 +24,10 @@ _HEADER = "Traceback (most recent call last):"
 _GROUP_HEADER, _GROUP_MARGIN = f"  + Exception Group {_HEADER}", "  | "
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (?P<message>.*))?$")
+_RUNPY = "<frozen runpy>"
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 # Where code lives that the person did not write.
-_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/accel_\w+/")
+_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/accel_\w+/|/src/accel/")
 
 # What a rank says that lost another one: the cause is to be looked for there.
 _LOST_PEER = re.compile(
@@ -66,23 +67,29 @@ class FoundException:
         return bool(_LOST_PEER.search(f"{self.type}: {self.message}"))
 
 
-def find_exception(lines: Sequence[str]) -> FoundException | None:
-    """Return the exception whose traceback ends ``lines``, or None if there is none."""
+def find_exception(lines: Sequence[str], argv: Sequence[str] = ()) -> FoundException | None:
+    """Return the exception whose traceback ends ``lines``, of a process that ran ``argv``; None if there is none."""
     plain = [_RANK_PREFIX.sub("", line) for line in lines]
     headers = [index for index, line in enumerate(plain) if line in (_HEADER, _GROUP_HEADER)]
     if not headers:
         return _syntax_error(plain)
     # A message may hold a traceback, as of a remote call; what ends the script begins with the frame of its module.
-    header = next((index for index in reversed(headers) if _is_of_main_module(plain, index)), headers[-1])
+    # If it is that of another script, such as one that this script has run, the file tells them apart.
+    first_frames = {index: _first_frame(plain, index) for index in headers}
+    of_modules = [
+        index for index, (file, function) in first_frames.items() if function == "<module>" or file == _RUNPY
+    ]
+    names = {PurePath(word).name for word in argv} | ({_RUNPY} if "-m" in argv else set())
+    of_script = [index for index in of_modules if PurePath(first_frames[index][0]).name in names]
+    header = (of_script or of_modules or headers)[-1]
     margin = _GROUP_MARGIN if plain[header] == _GROUP_HEADER else ""
     return _in_block([line.removeprefix(margin) for line in plain[header + 1 :]])
 
 
-def _is_of_main_module(lines: Sequence[str], header: int) -> bool:
+def _first_frame(lines: Sequence[str], header: int) -> tuple[str, str]:
+    """Return the file and the function of the frame after a header; empty without one."""
     frames = (_FRAME.match(line.removeprefix(_GROUP_MARGIN)) for line in lines[header + 1 : header + 2])
-    return any(
-        frame and (frame["function"] == "<module>" or frame["file"] == "<frozen runpy>") for frame in frames
-    )
+    return next(((frame["file"], frame["function"] or "") for frame in frames if frame), ("", ""))
 
 
 def _in_block(block: Sequence[str]) -> FoundException | None:
@@ -140,7 +147,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
-        exception = self.exception
+        parts = ("type", "message", "file", "line", "function")
         return {
             "rank": self.rank,
             "host": self.host,
@@ -150,14 +157,7 @@ class RankReport:
             "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
             "reason": self.reason,
             "failed_at": self.failed_at and self.failed_at.isoformat(timespec="milliseconds"),
-            "exception": exception
-            and {
-                "type": exception.type,
-                "message": exception.message,
-                "file": exception.file,
-                "line": exception.line,
-                "function": exception.function,
-            },
+            "exception": self.exception and {part: getattr(self.exception, part) for part in parts},
             "last_lines": list(self.last_lines),
         }
 
@@ -201,6 +201,7 @@ class RankEnding:
 def make_report(
     ranks: Sequence[RankEnding],
     *,
+    argv: Sequence[str] = (),
     num_ranks: int | None = None,
     interrupted_by: int | None = None,
     num_memory_kills: int = 0,
@@ -212,11 +213,12 @@ def make_report(
 
     Args:
         ranks: The ranks of which the end is known.
+        argv: What they ran.
         num_ranks: How many the run had; as many as ``ranks`` if None.
         interrupted_by: The signal that ended the run, if one did.
         num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
     """
-    found = {rank.rank: find_exception(rank.ending.last_lines) for rank in ranks}
+    found = {rank.rank: find_exception(rank.ending.last_lines, argv) for rank in ranks}
     named = {match[1] for each in found.values() if each and (match := _NAMED_RANK.search(each.message))}
     weights = {rank.rank: _weight(rank, found[rank.rank], named) for rank in ranks}
     failed = [rank for rank in ranks if rank.ending.return_code != 0]
@@ -231,15 +233,25 @@ def make_report(
     has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
     before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
     left = _ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
-    reports = [
-        _rank_report(
-            *(rank, _outcome(rank, weights[rank.rank], first=cause)),
-            before_s=before_s,
-            has_left=rank.rank in left or (has_lost_peer and rank.ending.return_code == 0),
-            num_memory_kills=num_memory_kills,
+    reports = []
+    for rank in ranks:
+        ending, outcome_of_rank = rank.ending, _outcome(rank, weights[rank.rank], first=cause)
+        has_failed = ending.return_code != 0
+        was_failing = rank is cause and ending.was_ended and ending.return_code in _ENDED_BY_US
+        how = describe_ending(ending.return_code, num_memory_kills=num_memory_kills)
+        report = RankReport(
+            rank.rank,
+            rank.host,
+            outcome_of_rank,
+            ending.return_code,
+            "was failing" if was_failing else how,
+            found[rank.rank] if has_failed else None,
+            ending.last_lines[-_NUM_LAST_LINES:],
+            None if ending.failed_at is None else _moment(ending.failed_at),
+            had_ended=not has_failed and (ending.ended_at or math.inf) < before_s,
+            has_left=rank.rank in left or (has_lost_peer and not has_failed),
         )
-        for rank in ranks
-    ]
+        reports.append(report)
     return RunReport(
         outcome,
         _exit_code(first, cause, interrupted_by),
@@ -297,33 +309,13 @@ def _ranks_left(lines: Sequence[str]) -> set[int]:
     return {int(rank) for ranks in named for rank in ranks.split(", ")}
 
 
-def _rank_report(
-    rank: RankEnding, outcome: RankOutcome, *, before_s: float, has_left: bool, num_memory_kills: int
-) -> RankReport:
-    ending = rank.ending
-    was_failing = outcome == "failed first" and ending.was_ended and ending.return_code in _ENDED_BY_US
-    return RankReport(
-        rank.rank,
-        rank.host,
-        outcome,
-        ending.return_code,
-        "was failing"
-        if was_failing
-        else describe_ending(ending.return_code, num_memory_kills=num_memory_kills),
-        find_exception(ending.last_lines) if ending.return_code != 0 else None,
-        ending.last_lines[-_NUM_LAST_LINES:],
-        None if ending.failed_at is None else _moment(ending.failed_at),
-        ending.return_code == 0 and (ending.ended_at or math.inf) < before_s,
-        has_left,
-    )
-
-
 def _moment(monotonic_s: float) -> datetime:
     """Return what the clock on the wall said at a moment of `time.monotonic`."""
     return datetime.now(UTC) - timedelta(seconds=time.monotonic() - monotonic_s)
 
 
 _NUM_SHOWN_LINES = 6
+_NUM_SHOWN_CHARACTERS = 500  # of a message, and of each of these lines
 _MARKS = " ^~"  # Python writes them under a line, to point at a part of it
 
 
@@ -384,7 +376,7 @@ def describe(report: RunReport) -> str:
     last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
     if last_lines:
         lines.append(f"  The last lines of rank {first.rank}:")
-        lines += [f"    | {line}" for line in last_lines[-_NUM_SHOWN_LINES:]]
+        lines += [f"    | {_beginning(line)}" for line in last_lines[-_NUM_SHOWN_LINES:]]
     return "\n".join(lines)
 
 
@@ -405,7 +397,14 @@ def write_report(report: RunReport, file: Path) -> None:
 
 
 def _how(rank: RankReport) -> str:
-    return rank.reason if rank.exception is None else f"{rank.reason}: {rank.exception.describe()}"
+    if rank.exception is None:
+        return rank.reason
+    exception = replace(rank.exception, message=_beginning(rank.exception.message))
+    return f"{rank.reason}: {exception.describe()}"
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _NUM_SHOWN_CHARACTERS else f"{text[:_NUM_SHOWN_CHARACTERS]} …"
 
 
 def _named(ranks: Sequence[RankReport]) -> str:

@@ -15,6 +15,7 @@ from accel_launch.engine_checks import check_deepspeed, check_fsdp, fields_of_co
 from accel_launch.installation import INSTALL_FROM
 from accel_launch.machine import Machine, asked_for
 from accel_launch.options import OPTIONS
+from accel_launch.parsers import MOST_RANKS
 from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
@@ -27,12 +28,12 @@ CommandKind = Literal["script", "module", "executable"]
 
 # Set for each rank by whoever starts it, so never handed down as settings.
 _OF_THE_LAUNCHER = frozenset({"launcher", "num_processes", "master_addr", "master_port", "ray_address"})
-# What is checked of an engine's settings together, beside each one on its own.
+# Checks of an engine's settings together; each one is checked by its parser.
 _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,
     "FSDP": check_fsdp,
 }
-# What the ranks are told of an engine where nobody said it.
+# Defaults of an engine that are passed to the ranks.
 _DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {
     "FSDP": fsdp_defaults
 }
@@ -100,7 +101,7 @@ class LaunchRequest:
         return self.settings[name].value
 
     def is_given(self, name: str) -> bool:
-        """Tell whether somebody set it: a flag, the environment or the config file."""
+        """Whether it was set by a flag, the environment or the config file."""
         return self.settings[name].source != "default"
 
     def program(self) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ class LaunchRequest:
         return (*self.interpreter, "-u", *drop_in, *module, script, *arguments)
 
     def environ(self) -> dict[str, str]:
-        """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""
+        """Return the variables that carry to the ranks what was decided; of defaults, only those of an engine."""
         defaults = _DEFAULTS[self.engine](self.settings) if self.engine in _DEFAULTS else {}
         found = {SETTINGS[name].variable: SETTINGS[name].text_of(value) for name, value in defaults.items()}
         found |= {
@@ -162,7 +163,7 @@ class LaunchRequest:
         return found
 
     def describe(self) -> str:
-        """Say in a few words what is asked for, for messages."""
+        """Return what is asked for in a few words, for messages."""
         parts = [
             _counted(self.num_processes, "process", "processes"),
             _counted(self.num_machines, "machine", "machines"),
@@ -210,7 +211,7 @@ def make_request(
         cwd=cwd,
         kind=kind,
         interpreter=interpreter,
-        num_processes=_num_processes(settings, machine, num_machines),
+        num_processes=checked_number(_num_processes(settings, machine, num_machines)),
         num_machines=num_machines,
         machine_rank=_machine_rank(settings, num_machines),
         engine=engine,
@@ -227,6 +228,20 @@ def _drop_in() -> tuple[str, ...]:
 def chooses_gpus(gpu_ids: Resolved) -> bool:
     """Whether ``--gpu_ids`` or its key names some of the GPUs; ``all`` is what a launch does anyway."""
     return gpu_ids.source in ("flag", "config file") and gpu_ids.value != "all"
+
+
+def checked_number(num_processes: int) -> int:
+    """Return the number of processes of a launch.
+
+    Raises:
+        ConfigError: If it is absurd.
+    """
+    if num_processes > MOST_RANKS:
+        raise ConfigError(
+            f"{num_processes} processes are asked for, but a launch has at most {MOST_RANKS}. Check "
+            "`--num_processes`, `--num_machines` and the slots of `--hosts`."
+        )
+    return num_processes
 
 
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
@@ -251,12 +266,12 @@ def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_proc
     selection = settings["gpu_ids"]
     if not chooses_gpus(selection):
         return len(machine.gpus)
-    gpus = asked_for(selection.value, machine.gpus)
-    if len(gpus) != len(selection.value.split(",")):
+    gpus = tuple(selection.value.split(","))
+    # Without any, the ranks run elsewhere, or the launcher that starts them here refuses to.
+    if machine.gpus and asked_for(selection.value, machine.gpus) != tuple(map(str.strip, gpus)):
         raise ConfigError(
             f"`--gpu_ids` is `{selection.value}`, but the GPUs of this machine "
-            f"are: {', '.join(machine.gpus) or 'none'}. "
-            "Name some of these."
+            f"are: {', '.join(machine.gpus)}. Name some of these."
         )
     is_enough = num_local_processes is None or num_local_processes <= len(gpus)
     if not is_enough and not settings["share_gpus"].value:

@@ -39,7 +39,7 @@ class Resolved:
 def resolve(
     settings: Iterable[Setting], *, flags: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile
 ) -> dict[str, Resolved]:
-    """Return every setting's value by its name. A blank text says nothing, wherever it stands.
+    """Return every setting's value by its name. Blank text counts as not given.
 
     Args:
         settings: What to look up.
@@ -78,7 +78,7 @@ def choose_engine(settings: Mapping[str, Resolved], config: ConfigFile) -> str |
     """Return the engine's name as in a config file, None for plain PyTorch.
 
     Raises:
-        ConfigError: If two are asked for at once, or the config file names one that nobody knows.
+        ConfigError: If two are asked for at once, or the config file names an unknown one.
     """
     for switch in ("multi_gpu", "tpu"):
         if _is_on(settings["use_cpu"], "flag") and _is_on(settings[switch], "flag"):
@@ -151,16 +151,16 @@ def _is_on(setting: Resolved, source: str) -> bool:
 
 
 def _refuses(settings: Mapping[str, Resolved], engine: str | None) -> bool:
-    """Tell whether the environment says no to the engine of the config file, as `ACCELERATE_USE_FSDP=false`."""
+    """Whether the environment switches the engine of the config file off, as `ACCELERATE_USE_FSDP=false`."""
     switch = settings.get(SWITCH_OF_ENGINE.get(engine or "", ""))
     return switch is not None and switch.source == "environment" and not switch.value
 
 
 def _of_torchrun(settings: Mapping[str, Resolved]) -> dict[str, Resolved]:
-    """Return what ``--nproc_per_node`` and ``--rdzv_endpoint`` say in the terms of the other settings.
+    """Return the other settings that ``--nproc_per_node`` and ``--rdzv_endpoint`` imply.
 
     Raises:
-        ConfigError: If a flag says something else, or the endpoint has no port.
+        ConfigError: If a flag contradicts them, or the endpoint has no port.
     """
     if settings["standalone"].value and settings["num_machines"].value > 1:
         raise ConfigError("`--standalone` is for one machine. Leave it or `--num_machines` out.")

@@ -54,7 +54,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     "machines": (
         own("num_machines", count, 1, "Number of machines.", other_flags=("--nnodes",), unset_values=(1,)),
         own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", other_flags=("--node_rank",), unset_values=(0,), needs=("machines",)),
-        own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",)),
+        own("same_network", boolean, True, "All machines are on one local network; if a config file denies it, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",)),
         own("rdzv_backend", text, "static", "How the machines find each other: `static`, or one of torch's, such as `c10d`, by which whoever reaches the port can run code.", unset_values=("static",), needs=("machines",)),
         only_flag("rdzv_endpoint", text, None, "Address and port of machine 0, as torchrun has it, instead of `--main_process_ip` and `--main_process_port`.", metavar="ADDRESS:PORT", needs=("machines",)),
         only_flag("standalone", boolean, False, "One machine and a free port, as torchrun has it: what a launch does anyway.", is_switch=True),
@@ -93,7 +93,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     "mpi": (
         only_flag("use_mpirun", boolean, False, "Start the processes with `mpirun`.", is_switch=True),
-        own("mpirun_hostfile", text, None, "File that tells `mpirun` the machines.", config_key="mpirun_config.mpirun_hostfile"),
+        own("mpirun_hostfile", text, None, "File that lists the machines for `mpirun`.", config_key="mpirun_config.mpirun_hostfile"),
         own("mpirun_ccl", count, 1, "Number of oneCCL worker threads.", config_key="mpirun_config.mpirun_ccl"),
     ),
     "slurm": (
@@ -104,7 +104,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     "ray": (
         ray("address", text, None, "Ray cluster to run on, such as `10.0.0.1:6379`; without one, a cluster on this machine is started for the run.", variable="RAY_ADDRESS"),
-        ray("cpus_per_process", count, 1, "CPUs that Ray reserves for each process; beside them one GPU each, unless `--cpu` is given."),
+        ray("cpus_per_process", count, 1, "CPUs that Ray reserves for each process, in addition to one GPU each unless `--cpu` is given."),
         ray("resources", pairs, None, "Further resources for each process, such as `accelerator_type:A100=0.001`.", metavar="NAME=AMOUNT"),
         ray("runtime_env", text, None, "YAML or JSON file with Ray's `runtime_env`; with a `working_dir` there, the processes run in its copy.", metavar="FILE"),
         ray("wait_s", duration, 300.0, "Seconds to wait until the cluster has room for all processes."),
@@ -120,7 +120,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         kubernetes("memory", quantity, None, "Memory of each pod, such as `64Gi`."),
         kubernetes("working_dir", text, None, "Directory in the image to run in; the image's own if omitted."),
         kubernetes("secrets", secret_references, None, "Variables that come from secrets of the cluster, such as `HF_TOKEN=hugging-face:token`, with commas between."),
-        kubernetes("backoff_limit", index, 0, "How often the whole job is started again after a failure."),
+        kubernetes("backoff_limit", index, 0, "How often the job is started again after a failure."),
         kubernetes("manifest", text, None, "File to write the manifest to, instead of handing it to `kubectl`.", metavar="FILE"),
     ),
     "tpu": (

@@ -1,23 +1,12 @@
 """Settings that are given, but that this launch does not use."""
 
 # ruff: noqa: E501 -- a row is a line
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import NamedTuple
 
 from accel_launch.config.file import is_inert
-from accel_launch.launchers.selection import (
-    BUILT_IN,
-    CHOSEN_BY_NAME,
-    OWNERS,
-    Launcher,
-    row_of,
-    select_launcher,
-    without_launcher,
-)
+from accel_launch.launchers import selection
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_launch.resolution import SAGEMAKER
@@ -25,69 +14,57 @@ from accel_state.environment import Setting
 from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 # Keys that are read by something else than a setting of the launch: the engine, SageMaker, `accel tpu-config`.
-_READ_ELSEWHERE = frozenset(
-    {"additional_args", "command_file", "commands", "compute_environment", "distributed_type"}
-)
-
-
-class Condition(NamedTuple):
-    """What a setting needs; ``otherwise`` completes the sentence "`--flag` has no effect …".
-
-    It holds where the launcher has its name in the column ``uses``, is of another package, or ``holds`` returns true.
-    """
-
-    otherwise: str
-    holds: Callable[[LaunchRequest], bool] | None = None
-    is_of_launcher: bool = False
-
-
-def _engine(name: str, request: LaunchRequest) -> bool:
-    return request.engine == name
-
-
-def _value(setting: str, values: tuple[object, ...], request: LaunchRequest) -> bool:
-    return request.value(setting) in values
-
-
-def _has_machines(request: LaunchRequest) -> bool:
-    return request.num_machines > 1 or request.outer_rank is not None
+_READ_ELSEWHERE = {"additional_args", "command_file", "commands", "compute_environment", "distributed_type"}
 
 
 # fmt: off
-CONDITIONS: Mapping[str, Condition] = {
-    "ao": Condition("without `--fp8_backend ao`", partial(_value, "fp8_backend", ("NO", "AO"))),
-    "bf16": Condition("without bf16", partial(_value, "mixed_precision", ("bf16",))),
-    "deepspeed": Condition("without `--use_deepspeed`", partial(_engine, "DEEPSPEED")),
-    "dynamo_backend": Condition("without `--dynamo_backend`", lambda request: request.value("dynamo_backend") != "NO"),
-    "fp8": Condition("without `--mixed_precision fp8`", partial(_value, "mixed_precision", ("fp8",))),
-    "fsdp": Condition("without `--use_fsdp`", partial(_engine, "FSDP")),
-    "gpu": Condition("on the CPU", partial(_value, "use_cpu", (False,))),
-    "hidden_xpu": Condition("any more: XPUs are found without it"),
-    "ipex": Condition(f"any more: {IN_PLACE_OF_IPEX}"),
-    "machines": Condition("on one machine", _has_machines, is_of_launcher=True),
-    "megatron_lm": Condition("without `--use_megatron_lm`", partial(_engine, "MEGATRON_LM")),
-    "msamp": Condition("any more: MS-AMP needs torch 2.1"),
-    "num_machines": Condition("on one machine", lambda request: request.num_machines > 1),
-    "parallelism_config": Condition("without `--use_parallelism_config`", partial(_value, "use_parallelism_config", (True,))),
-    "own_ranks": Condition("where another program starts the ranks", is_of_launcher=True),
-    "rendezvous": Condition("where machines do not meet by `--rdzv_backend`", is_of_launcher=True),
-    "sagemaker": Condition("outside of SageMaker", partial(_engine, SAGEMAKER)),
-    "size_based_wrap": Condition("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", partial(_value, "fsdp_auto_wrap_policy", ("SIZE_BASED_WRAP",))),
-    "te": Condition("without `--fp8_backend te`", partial(_value, "fp8_backend", ("NO", "TE"))),
-    "tpu": Condition("without `--tpu`", partial(_engine, "XLA")),
-    "tpu_pod": Condition("without `--tpu_cluster`", is_of_launcher=True),
+CONDITIONS: Mapping[str, tuple[str, Callable[[LaunchRequest], bool] | None]] = {
+    "ao": ("without `--fp8_backend ao`", lambda request: request.value("fp8_backend") in ("NO", "AO")),
+    "bf16": ("without bf16", lambda request: request.value("mixed_precision") == "bf16"),
+    "deepspeed": ("without `--use_deepspeed`", lambda request: bool(request.value("use_deepspeed"))),
+    "dynamo_backend": ("without `--dynamo_backend`", lambda request: request.value("dynamo_backend") != "NO"),
+    "fp8": ("without `--mixed_precision fp8`", lambda request: request.value("mixed_precision") == "fp8"),
+    "fsdp": ("without `--use_fsdp`", lambda request: bool(request.value("use_fsdp"))),
+    "gpu": ("on the CPU", lambda request: not request.value("use_cpu")),
+    "hidden_xpu": ("any more: XPUs are found without it", None),
+    "ipex": (f"any more: {IN_PLACE_OF_IPEX}", None),
+    "machines": ("on one machine", lambda request: request.num_machines > 1 or request.outer_rank is not None),
+    "megatron_lm": ("without `--use_megatron_lm`", lambda request: bool(request.value("use_megatron_lm"))),
+    "msamp": ("any more: MS-AMP needs torch 2.1", None),
+    "num_machines": ("on one machine", lambda request: request.num_machines > 1),
+    "own_ranks": ("where another program starts the ranks", None),
+    "parallelism_config": ("without `--use_parallelism_config`", lambda request: bool(request.value("use_parallelism_config"))),
+    "rendezvous": ("where machines do not meet by `--rdzv_backend`", None),
+    "sagemaker": ("outside of SageMaker", lambda request: request.engine == SAGEMAKER),
+    "size_based_wrap": ("without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`", lambda request: request.value("fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"),
+    "te": ("without `--fp8_backend te`", lambda request: request.value("fp8_backend") in ("NO", "TE")),
+    "tpu": ("without `--tpu`", lambda request: bool(request.value("tpu"))),
+    "tpu_pod": ("without `--tpu_cluster`", None),
 }
-"""What settings need, by the names in their column `needs`."""
+"""The names in `needs` of settings: the end of "`--flag` has no effect …", and when that is not so, by any launcher.
+
+A launcher fulfills those that its row names, too.
+"""
 # fmt: on
 
 
 def unused_settings(request: LaunchRequest) -> list[str]:
     """Return one sentence for each flag and config key that asks for something this launch does not use."""
-    return [
-        *_flags_and_keys(request, select_launcher(request)),
-        *_other_keys(request),
-        *_overridden_gpu_ids(request),
-    ]
+    launcher, file, values = selection.select_launcher(request), request.config.path, request.config.values
+    unused = []
+    for setting in OPTIONS:
+        resolved, key = request.settings[setting.name], setting.config_key
+        is_flag = resolved.source == "flag" and resolved.value not in setting.launch.unset_values
+        is_in_file = (
+            resolved.source == "config file" and key is not None and not is_inert(key, values.get(key))
+        )
+        if (is_flag or is_in_file) and (lacking := _lacking(setting, request, launcher)):
+            given = f"`{setting.flag}`" if is_flag else f"`{key}` in `{file}`"
+            unused.append(f"{given} has no effect {lacking}.")
+    known = {setting.config_key for setting in OPTIONS} | _READ_ELSEWHERE
+    strangers = (key for key, value in values.items() if key not in known and not is_inert(key, value))
+    unused += [f"`{key}` in `{file}` has no effect on this launch." for key in strangers]
+    return [*unused, *_overridden_gpu_ids(request)]
 
 
 def shared_needs(settings: Iterable[Setting]) -> str | None:
@@ -97,38 +74,22 @@ def shared_needs(settings: Iterable[Setting]) -> str | None:
 
 
 def _first_need(setting: Setting) -> str | None:
-    if setting.name in CHOSEN_BY_NAME:  # of other launchers, one of the settings asks for it
-        return without_launcher(OWNERS[setting.name])
-    return CONDITIONS[setting.launch.needs[0]].otherwise if setting.launch.needs else None
+    if setting.name in selection.CHOSEN_BY_NAME:  # of other launchers, one of the settings asks for it
+        return selection.without_launcher(selection.OWNERS[setting.name])
+    return CONDITIONS[setting.launch.needs[0]][0] if setting.launch.needs else None
 
 
-def _flags_and_keys(request: LaunchRequest, launcher: Launcher) -> Iterator[str]:
-    for setting in OPTIONS:
-        source = request.settings[setting.name].source
-        given = f"`{setting.flag}`"
-        if source == "config file":
-            given = f"`{setting.config_key}` in `{request.config.path}`"
-        if source == "flag" or (
-            source == "config file"
-            and setting.config_key is not None
-            and not is_inert(setting.config_key, request.config.values.get(setting.config_key))
-        ):
-            lacking = _lacking(setting, request, launcher)
-            if lacking is not None:
-                yield f"{given} has no effect {lacking}."
-
-
-def _lacking(setting: Setting, request: LaunchRequest, launcher: Launcher) -> str | None:
+def _lacking(setting: Setting, request: LaunchRequest, launcher: selection.Launcher) -> str | None:
     """Return what the launch lacks to use a setting, None if nothing."""
-    owner, row = OWNERS.get(setting.name), row_of(launcher)
-    if owner is not None and owner != launcher.name and (row is not None or owner not in BUILT_IN):
-        return without_launcher(owner, request)
+    owner, row = selection.OWNERS.get(setting.name), selection.row_of(launcher)
+    is_for_it = owner in (None, launcher.name) or (row is selection.OF_OTHERS and owner in selection.BUILT_IN)
+    if owner is not None and not is_for_it:
+        return selection.without_launcher(owner, request)
     for name in setting.launch.needs:
-        condition = CONDITIONS[name]
-        is_used = condition.is_of_launcher and (row is None or name in row.uses)
-        if not is_used and not (condition.holds is not None and condition.holds(request)):
-            return condition.otherwise
-    return row.place if row is not None and setting.name in row.unused else None
+        otherwise, holds = CONDITIONS[name]
+        if name not in row.uses and not (holds and holds(request)):
+            return otherwise
+    return row.place if setting.name in row.unused else None
 
 
 def _overridden_gpu_ids(request: LaunchRequest) -> Iterator[str]:
@@ -139,10 +100,3 @@ def _overridden_gpu_ids(request: LaunchRequest) -> Iterator[str]:
             f"`gpu_ids` in `{request.config.path}` is `{asked}`, but the variable `CUDA_VISIBLE_DEVICES` says "
             f"`{gpu_ids.value}`, which wins. Use `--gpu_ids` to choose others."
         )
-
-
-def _other_keys(request: LaunchRequest) -> Iterator[str]:
-    known = {setting.config_key for setting in OPTIONS} | _READ_ELSEWHERE
-    for key, value in request.config.values.items():
-        if key not in known and not is_inert(key, value):
-            yield f"`{key}` in `{request.config.path}` has no effect on this launch."

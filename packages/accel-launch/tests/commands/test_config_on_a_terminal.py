@@ -113,7 +113,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("How many machines", ENTER),
             ("Check the operations", ENTER),
             ("mpirun", "yes" + ENTER),
-            ("Which file tells mpirun", "/etc/hosts.mpi" + ENTER),
+            ("Which file lists mpirun", "/etc/hosts.mpi" + ENTER),
             ("oneCCL", "2" + ENTER),
             ("torch.compile", ENTER),
             ("DeepSpeed", ENTER),

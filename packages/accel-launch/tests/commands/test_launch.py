@@ -102,9 +102,9 @@ def test_dry_run_shows_people_what_would_start(workplace, capsys):
         ),
         (["--cpu", "--report", "no/r.json", "train.py"], 1, "error: The folder of `--report "),
         (
-            ["--gpu_ids", "abc", "train.py"],
+            ["--cpu", "--num_processes", "2", "--show_ranks", "0,5", "train.py"],
             1,
-            "error: `--gpu_ids` is `abc`, but the GPUs of this machine are: ",
+            "error: `--show_ranks` names rank 5, but the ranks of this run go from 0 to 1.",
         ),
         (["--rdzv_conf", "timeout", "train.py"], 1, "but it must be `KEY=VALUE`, or several"),
         (["--hosts", "a", "--ssh_options=-i 'key", "train.py"], 1, "with each quote closed"),
@@ -224,16 +224,29 @@ def test_gpus_that_are_requested_and_not_found_are_a_warning(
         assert NO_GPU not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--multi_gpu"], ["--gpu_ids", "all"]])
-def test_gpus_that_a_flag_requests_and_that_are_not_found_start_nothing(workplace, monkeypatch, capfd, flags):
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        (["--multi_gpu"], "--multi_gpu"),
+        (["--gpu_ids", "all"], "--gpu_ids"),
+        (["--gpu_ids", "0,1"], "--gpu_ids"),
+        (["--config_file", "c.yaml"], "gpu_ids: 0,1"),
+    ],
+)
+def test_gpus_that_are_named_and_not_found_start_nothing(workplace, monkeypatch, capfd, flags, asked):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (workplace / "train.py").write_text("print('trained')\n")
+    (workplace / "c.yaml").write_text("gpu_ids: 0,1\n")
     assert main(["launch", *flags, "train.py"]) == 1
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(
-        f"error: `{flags[0]}` asks for GPUs, but none is found on this machine, and"
-    )
+    assert captured.err.startswith(f"error: `{asked}` asks for GPUs, but none is found on this machine, and")
+
+
+def test_gpus_of_other_machines_are_named_where_there_are_none(planned, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    plan = planned("--slurm", "--gpu_ids", "0,1", "train.py")
+    assert "--gpu_ids=0,1" in plan["options"]["script"]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +291,7 @@ def test_a_command_line_of_torchrun_is_understood(planned):
         (["--prefix"], ["[rank0] from 0", "[rank1] from 1"]),
         (["--show_ranks", "1"], ["from 1"]),
         (["--show_ranks", "0", "--prefix"], ["[rank0] from 0"]),
+        (["--log_dir", "logs", "--prefix"], ["[rank0] from 0", "[rank1] from 1"]),
     ],
 )
 def test_the_screen_shows_which_rank_wrote_a_line_and_only_those_of_interest(workplace, capfd, flags, shown):

@@ -114,7 +114,7 @@ def test_a_file_of_version_2_needs_nothing():
 
 
 def test_a_file_without_fsdp_is_refused():
-    with pytest.raises(ConfigError, match="`config.yaml` says nothing of FSDP"):
+    with pytest.raises(ConfigError, match="`config.yaml` has no FSDP settings"):
         convert(distributed_type="MULTI_GPU")
 
 
@@ -188,7 +188,10 @@ def test_the_users_own_file_is_converted_where_none_is_named(old, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config_file", "old.yaml"], "Say where to write: `--output_file FILE`, or `--overwrite`"),
+        (
+            ["--config_file", "old.yaml"],
+            "The file to write is missing. Give `--output_file FILE`, or `--overwrite`",
+        ),
         (["--config_file", "old.yaml", "--output_file", "there.yaml"], "`there.yaml` exists already"),
         (["--config_file", "missing.yaml", "--overwrite"], "`missing.yaml` does not exist"),
         (["--overwrite"], "There is no config file to convert"),

@@ -155,8 +155,10 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path):
 
 def test_a_named_pipe_is_refused_and_what_a_shell_substitutes_is_read(tmp_path):
     os.mkfifo(tmp_path / "c.yaml")
-    with pytest.raises(ConfigError, match="cannot be read: it is a pipe"):
-        read_config(tmp_path / "c.yaml")
+    (tmp_path / "link.yaml").symlink_to("c.yaml")
+    for name in ("c.yaml", "link.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read: it is a pipe"):
+            read_config(tmp_path / name)
     reader, writer = os.pipe()
     os.write(writer, b"num_processes: 2\n")
     os.close(writer)

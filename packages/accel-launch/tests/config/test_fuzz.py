@@ -224,6 +224,13 @@ def test_a_key_twice_in_a_section_is_refused(tmp_path, name, text):
         read_config(tmp_path / name)
 
 
+def test_a_key_that_is_merged_in_may_be_given_again(tmp_path, capsys):
+    text = "fsdp_config:\n  <<: {fsdp_version: 1}\n  fsdp_version: 2\n"
+    (tmp_path / "c.yaml").write_text(text)
+    assert read_config(tmp_path / "c.yaml").values == {"fsdp_config.fsdp_version": 2}
+    assert capsys.readouterr().err == ""
+
+
 def test_no_shell_is_involved():
     """Words from a file are arguments of programs, never text for a shell."""
     shells = []

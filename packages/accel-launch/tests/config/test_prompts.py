@@ -4,15 +4,15 @@ import io
 
 import pytest
 
-from accel_launch.config.prompts import PlainAsker, make_asker, place_of
+from accel_launch.config.prompts import Asker, make_asker, place_of
 from accel_state.errors import ConfigError
 
 
 @pytest.fixture
 def typed(monkeypatch):
-    def type_in(text: str) -> PlainAsker:
+    def type_in(text: str) -> Asker:
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        return PlainAsker()
+        return Asker()
 
     return type_in
 
@@ -59,4 +59,4 @@ def test_a_closed_input_is_one_that_has_ended(monkeypatch):
 
 def test_what_is_piped_is_asked_plainly(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert type(make_asker({"TERM": "xterm"})) is PlainAsker
+    assert type(make_asker({"TERM": "xterm"})) is Asker

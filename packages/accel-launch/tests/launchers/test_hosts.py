@@ -24,6 +24,12 @@ def test_hosts_are_read_from_a_file(request_for, tmp_path):
     assert hosts_of(request_for(flags={"hostfile": str(file)})) == (Host("h1", 2), Host("h2", 2), Host("h3"))
 
 
+def test_a_file_that_is_no_text_names_no_host(request_for, tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match="hosts` cannot be read: it is no text in UTF-8. Check the file"):
+        hosts_of(request_for(flags={"hostfile": str(tmp_path / "hosts")}))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -67,6 +73,7 @@ def test_each_host_runs_equally_many_processes(request_for, flags, number):
         ({"hosts": "a:1,b:2"}, r"the same number of processes, but theirs are \[1, 2\]"),
         ({"hosts": "a,b", "num_processes": "3"}, "`--num_processes` is 3, .* there are 2 hosts"),
         ({"hosts": "a:2,b:2", "num_processes": "6"}, "2 hosts with 2 each"),
+        ({"hosts": "a:999999999"}, "999999999 processes .* at most 131072"),
     ],
 )
 def test_processes_that_cannot_be_shared_are_refused(request_for, flags, message):

@@ -138,7 +138,7 @@ def test_a_manifest_holds_no_secrets(request_for):
 
 def test_a_pod_of_tpus_gets_no_secrets(request_for):
     flags = {"tpu": "true", "tpu_cluster": "true", "tpu_name": "pod"}
-    with pytest.raises(ConfigError, match="would stand on the command lines of `gcloud`"):
+    with pytest.raises(ConfigError, match="would be on the command lines of `gcloud`"):
         TPUPodLauncher().plan(request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE))
 
 

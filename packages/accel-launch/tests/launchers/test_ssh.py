@@ -132,7 +132,7 @@ def test_hosts_start_again_together_and_keep_prefixed_output_in_files(request_fo
     flags = {"prefix": "true", "show_ranks": "1", "log_dir": "logs", "role": "actor", "max_restarts": "1"}
     assert SSHLauncher().run(plan(request_for, script, hosts="h1,h2", **flags)) == 0
     out, err = capfd.readouterr()
-    assert "[h2] [actor0]:attempt 1 1 actor" in out.splitlines()
+    assert "[h2] [rank1] attempt 1 1 actor" in out.splitlines()
     assert "[h1]" not in out
     assert "All ranks start again (1 of 1)." in err
     kept = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("logs/*/*/0/stdout.log")}
@@ -279,15 +279,15 @@ def test_threads_are_those_of_the_host(request_for, tmp_path, fake_ssh, monkeypa
 
 # What hosts answer instead of what they were asked, and the last that is shown of it.
 ANSWERS = {
-    "echo hello": "said nothing there, but its shell: hello",
-    "echo '[]'": "said nothing there, but its shell: \\[\\]",
-    "echo '{}'": "said nothing there, but its shell: {}",
-    "printf '%0100000d' 0 | tr 0 '['": "said nothing there, but its shell: \\[\\[\\[",
-    'echo \'{"python": 3, "directory": 1, "script": [], "packages": "", "free_port": "x"}\'': "said nothing there",
-    "printf '\\033[2J\\007'": r"its shell: \\x1b\[2J\\x07",
+    "echo hello": "did not answer there: hello",
+    "echo '[]'": "did not answer there: \\[\\]",
+    "echo '{}'": "did not answer there: {}",
+    "printf '%0100000d' 0 | tr 0 '['": "did not answer there: \\[\\[\\[",
+    'echo \'{"python": 3, "directory": 1, "script": [], "packages": "", "free_port": "x"}\'': "did not answer there",
+    "printf '\\033[2J\\007'": r"there: \\x1b\[2J\\x07",
     "head -c 100000000 /dev/zero": "wrote more than 1 MiB there",
     "printf '\\377\\376'; exit 3": "cannot be run there: ",
-    "exit 0": "said nothing there, but its shell: exit code 0",
+    "exit 0": "did not answer there: exit code 0",
 }
 
 

@@ -28,5 +28,5 @@ def test_a_missing_program_is_named_with_a_hint(tmp_path):
 
 def test_a_program_that_does_not_answer_leaves_the_job_in_doubt(tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "_TIMEOUT_S", 0.2)
-    with pytest.raises(LaunchError, match=r"did not answer within 0\.2 s, so nobody knows"):
+    with pytest.raises(LaunchError, match=r"did not answer within 0\.2 s, so it is not known"):
         submitted(tmp_path, "sleep", "20")

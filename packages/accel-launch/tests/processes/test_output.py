@@ -102,12 +102,29 @@ def test_a_line_of_a_hundred_chunks_is_not_copied_for_each_of_them(screen):
     output.close()
 
 
-def test_a_line_that_begins_with_a_record_separator_is_shown(screen):
-    output = Output(is_by_line=True, stdout=screen.out, stderr=screen.err)
-    os.write(output.stdout, b'\x1e{"json": "text sequence"}\n' + MESSAGE_MARK + b"{}\n")
+@pytest.mark.parametrize("brings_messages", [False, True])
+def test_only_messages_of_programs_that_send_them_are_not_shown(screen, brings_messages):
+    output = Output(is_by_line=True, brings_messages=brings_messages, stdout=screen.out, stderr=screen.err)
+    text, message = b'\x1e{"json": "text sequence"}\n', MESSAGE_MARK + b"{}\n"
+    os.write(output.stdout, text + message)
     output.started()
     output.close()
-    assert screen.read()[0] == b'\x1e{"json": "text sequence"}\n'
+    assert screen.read()[0] == (text if brings_messages else text + message)
+
+
+def test_a_line_without_end_is_shown_in_pieces(tmp_path):
+    with (tmp_path / "screen").open("wb", buffering=0) as screen:
+        output = Output(is_by_line=True, prefix="> ", stdout=screen.fileno(), stderr=screen.fileno())
+        (channel,) = output.channels
+        for _ in range(10):
+            os.write(output.stdout, b"." * 60_000)
+            output.drain()
+            assert len(channel.pending) < 2**19
+        output.started()
+        output.close()
+    shown = (tmp_path / "screen").read_bytes()
+    assert shown.startswith(b"> ...")
+    assert shown.count(b".") == 600_000
 
 
 def test_of_an_endless_line_the_beginning_is_remembered_and_what_was_written_over_is_not():
@@ -174,6 +191,16 @@ def test_only_the_end_is_kept_however_much_is_written():
     assert lines[-2] == "999"
     assert len(lines) <= 201
     assert len(lines[-1]) <= 2**18
+
+
+def test_of_a_message_longer_than_what_is_kept_the_beginning_of_its_traceback_is_remembered():
+    tail = Tail()
+    tail.feed(b"step 1\n" * 500)
+    tail.feed(b"Traceback (most recent call last):\n  File 'a.py'\nValueError: the first line\n")
+    tail.feed(b"more\n" * 300)
+    lines = tail.lines()
+    assert lines[:3] == ("Traceback (most recent call last):", "  File 'a.py'", "ValueError: the first line")
+    assert lines[3:] == ("more",) * 300
 
 
 def test_the_moment_of_the_first_traceback_is_noted_even_if_it_comes_in_pieces():

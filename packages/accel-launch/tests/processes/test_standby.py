@@ -17,8 +17,7 @@ from accel_launch.launchers.local import free_port
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.output import log_folder
-from accel_launch.processes.supervision import run_processes
-from accel_launch.processes.supervisor import RunEnding
+from accel_launch.processes.supervision import RunEnding, run_processes
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux gives forks of a standby to the launcher"

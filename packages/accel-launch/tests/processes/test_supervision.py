@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.supervision import run_processes
-from accel_launch.processes.supervisor import RunEnding
+from accel_launch.processes.supervision import RunEnding, run_processes
 
 # A launcher in little: supervises the programs it is given and prints how they ended.
 SUPERVISOR = """

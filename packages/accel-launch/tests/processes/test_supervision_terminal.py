@@ -235,7 +235,7 @@ def test_a_run_that_fg_brings_to_the_foreground_can_read_the_keyboard(shell, tmp
 
 
 def test_without_a_terminal_there_is_none_to_lend():
-    code = "import os; from accel_launch.processes.supervision import lend_terminal; print(lend_terminal(os.getpgrp()))"
+    code = "import os; from accel_launch.processes.guard import Terminal; print(Terminal.of_this_session())"
     done = subprocess.run(
         [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, check=True
     )

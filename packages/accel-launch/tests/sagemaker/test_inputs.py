@@ -47,7 +47,7 @@ def test_the_script_reads_the_same_again(text):
         ("--epochs 3 --fast", "`--fast` has no value"),
         ("data.csv --epochs 3", "`data.csv` has no name"),
         ("--dtypes fp16 int8", "`int8` has no name, or is a second value"),
-        ("--a 1 --a 2", "`--a` stands twice"),
+        ("--a 1 --a 2", "`--a` is given twice"),
         ("-- x", "`--` has no name"),
     ],
 )

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from accel_trackers.values import is_tensor
+from accel_trackers.values import in_containers, is_tensor
 
 
 def pictures(images: Any) -> list[Any]:
@@ -71,8 +71,4 @@ def picture_of(figure: Any) -> Any:
 
 def rendered(value: Any) -> Any:
     """Replace figures, which may be redrawn later, by images of their current state, also in dicts and lists."""
-    if type(value) is dict:
-        return {key: rendered(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(rendered(inner) for inner in value)
-    return picture_of(value) if is_figure(value) else value
+    return in_containers(lambda each: picture_of(each) if is_figure(each) else each, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -47,14 +47,16 @@ def as_plain_data(value: Any) -> Any:
 
 def with_numbers(values: Any) -> Any:
     """Replace one-element tensors (on any device) and arrays by numbers, also in dicts and lists."""
-    number = as_number(values)
-    if number is not None:
-        return number
-    if type(values) is dict:
-        return {name: with_numbers(value) for name, value in values.items()}
-    if type(values) in (list, tuple):
-        return type(values)(with_numbers(value) for value in values)
-    return values
+    return in_containers(lambda value: value if (number := as_number(value)) is None else number, values)
+
+
+def in_containers(replace: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``replace`` of ``value``, or of what is in a dict, list or tuple, however deep."""
+    if type(value) is dict:
+        return {key: in_containers(replace, inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(in_containers(replace, inner) for inner in value)
+    return replace(value)
 
 
 def as_array(values: Any) -> Any:
@@ -99,13 +101,7 @@ def frozen(value: Any) -> Any:
 
 def thawed(value: Any) -> Any:
     """Return the value of a snapshot by `frozen`, with one-element tensors as numbers and other tensors on the CPU."""
-    if isinstance(value, _FrozenTensor):
-        return value.thaw()
-    if type(value) is dict:
-        return {key: thawed(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(thawed(inner) for inner in value)
-    return value
+    return in_containers(lambda each: each.thaw() if isinstance(each, _FrozenTensor) else each, value)
 
 
 class _FrozenTensor:

@@ -55,7 +55,7 @@ command = CompletionCommand()
 
 
 def completions(words: Sequence[str]) -> list[str]:
-    """Return what the last of these words may become; the others stand between ``accel`` and it."""
+    """Return the completions of the last word; the words before it follow ``accel``."""
     *before, current = words or [""]
     return [
         word for word in _words_after(before, is_flag=current.startswith("-")) if word.startswith(current)

@@ -21,7 +21,7 @@ from accel_launch.options import add_options, given_flags
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
-_PLACE = "where the config file lies; your own place (`HF_HOME`, `XDG_CACHE_HOME`, `~/.cache`) if omitted"
+_PLACE = "path of the config file; the default path (`HF_HOME`, `XDG_CACHE_HOME`, `~/.cache`) if omitted"
 _INTERRUPTED = 130
 _Parsers: TypeAlias = Sequence[argparse.ArgumentParser]
 _Actions: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -50,7 +50,7 @@ class ConfigCommand:
         shown.add_argument(
             "--deepspeed",
             action="store_true",
-            help="show the DeepSpeed config instead, and who says each value",
+            help="show the DeepSpeed config instead, and the source of each value",
         )
         shown.usage = "accel config show [options] [flags of accel launch]"
         shown.epilog = "The flags are those of `accel launch`, which `accel launch --help all` lists."

@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_launch.cli import HelpFormatter
 from accel_launch.config.file import find_config
-from accel_launch.launchers.selection import Launcher, accepting_launchers, row_of
+from accel_launch.launchers.selection import OF_OTHERS, Launcher, accepting_launchers, row_of
 from accel_launch.machine import Machine, find_accelerators, num_cpu_cores
 from accel_launch.messages import inform, show, warn
 from accel_launch.options import OPTIONS, TOPICS, add_option, add_options, given_flags
@@ -40,7 +40,7 @@ A setting comes from its flag, else the environment, else the config file, else 
 What follows SCRIPT is the script's, also what looks like a flag of ours.
 """
 ALL = "all"
-"""The topic that stands for all of them."""
+"""The topic that means all of them."""
 _COMMON = ("help", "config_file", "module", "dry_run")
 
 
@@ -61,7 +61,7 @@ class LaunchCommand:
             arguments.refuse("there is nothing to launch; name a script")
         request = request_of(arguments)
         launcher, *others = accepting_launchers(request)
-        passed_over = [other.name for other in others if row_of(other) is None]
+        passed_over = [other.name for other in others if row_of(other) is OF_OTHERS]
         if passed_over:
             names = ", ".join(f"`{name}`" for name in passed_over)
             inform(
@@ -109,8 +109,19 @@ def request_of(arguments: argparse.Namespace) -> LaunchRequest:
 
 
 def plan_of(request: LaunchRequest, launcher: Launcher) -> LaunchPlan:
-    """Return what ``launcher`` is going to do, with the variables that ``--env`` names."""
-    return launcher.plan(request).with_private(request.named_variables())
+    """Return what ``launcher`` is going to do, with the variables that ``--env`` names.
+
+    Raises:
+        ConfigError: If the settings ask for what the launcher cannot do, or for the output of ranks that do not exist.
+    """
+    plan = launcher.plan(request).with_private(request.named_variables())
+    last = max(plan.shown_ranks or (0,))
+    if plan.num_ranks and last >= plan.num_ranks:
+        raise ConfigError(
+            f"`--show_ranks` names rank {last}, but the ranks of this run go from 0 to {plan.num_ranks - 1}. "
+            "Name some of these."
+        )
+    return plan
 
 
 def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
@@ -134,11 +145,12 @@ def check_gpus(request: LaunchRequest, launcher: Launcher, *, is_run: bool) -> N
     Raises:
         ConfigError: If ranks on this machine are to use GPUs, but it has none.
     """
-    row = row_of(launcher)
-    if request.machine.gpus or request.value("use_cpu") or row is None or not row.starts_ranks_here:
+    if request.machine.gpus or request.value("use_cpu") or not row_of(launcher).starts_ranks_here:
         return
     kind = str(request.config.values.get("distributed_type"))
     asked = [f"--{name}" for name in ("multi_gpu", "gpu_ids") if request.settings[name].source == "flag"]
+    if request.settings["gpu_ids"].source == "config file":
+        asked.append(f"gpu_ids: {request.value('gpu_ids')}")
     is_refused = bool(asked) and is_run
     if kind.startswith("MULTI_") and kind != "MULTI_CPU" and request.engine is None:
         asked.append(f"distributed_type: {kind}")
@@ -157,14 +169,14 @@ def check_engine_installed(request: LaunchRequest, launcher: Launcher) -> None:
         NotAvailableError: If the ranks would run with the packages of this process.
     """
     row = row_of(launcher)
-    if request.engine != "DEEPSPEED" or (row is not None and row.checks_engine):
+    if request.engine != "DEEPSPEED" or row.checks_engine:
         return
     from accel_state.availability import why_not
 
     reason = why_not("deepspeed")
     if reason is None:
         return
-    if request.kind != "executable" and row is not None and row.starts_ranks_here:
+    if request.kind != "executable" and row.starts_ranks_here:
         raise NotAvailableError(f"`--use_deepspeed` needs DeepSpeed, and nothing was started. {reason}")
     warn(f"`--use_deepspeed` needs DeepSpeed where the ranks run; here: {reason}")
 
@@ -182,9 +194,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--no_python", action="store_true", help="SCRIPT is a program of its own, not Python's."
     )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="Leave out the sentence that tells how a run failed."
-    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="Leave out the report of a failure.")
     parser.add_argument("--json", action="store_true", help="With --dry-run, print it as JSON.")
     add_options(parser)
 

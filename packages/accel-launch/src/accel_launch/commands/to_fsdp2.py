@@ -38,15 +38,15 @@ class Conversion:
 
 
 def to_version_2(config: ConfigFile) -> Conversion | None:
-    """Return what the file says for version 2; None if it is for version 2 already.
+    """Return the file's settings for version 2; None if it is for version 2 already.
 
     Raises:
-        ConfigError: If it says nothing of FSDP, or asks for what version 2 does not have.
+        ConfigError: If it has no FSDP settings, or asks for what version 2 does not have.
     """
     has_section = any(key.startswith(_SECTION) for key in config.values)
     if config.values.get("distributed_type") != "FSDP" and not has_section:
         raise ConfigError(
-            f"`{config.path}` says nothing of FSDP, so there is nothing to convert. "
+            f"`{config.path}` has no FSDP settings, so there is nothing to convert. "
             "Name a config file with FSDP."
         )
     settings = {setting.name: setting for setting in OPTIONS}
@@ -118,7 +118,7 @@ def _checkpoints(kind: str | None) -> tuple[dict[str, Any], list[str]]:
     key = f"{_SECTION}fsdp_state_dict_type"
     if kind is None:
         return {key: "FULL_STATE_DICT"}, [
-            f"`{key}: FULL_STATE_DICT` says the default of version 1; that of version 2 is SHARDED_STATE_DICT."
+            f"`{key}: FULL_STATE_DICT` keeps the default of version 1; that of version 2 is SHARDED_STATE_DICT."
         ]
     if kind == "LOCAL_STATE_DICT":
         return {key: "SHARDED_STATE_DICT"}, [
@@ -173,7 +173,7 @@ def _target(arguments: argparse.Namespace, source: Path) -> Path:
     if arguments.output_file is None:
         if not arguments.overwrite:
             raise ConfigError(
-                f"Say where to write: `--output_file FILE`, or `--overwrite` to replace `{source}` itself."
+                f"The file to write is missing. Give `--output_file FILE`, or `--overwrite` to replace `{source}`."
             )
         return source
     target = Path(arguments.output_file).expanduser()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.config.file import ConfigFile, find_config, read_text_file
 from accel_launch.gcloud import INSTALL, PROGRAM, PYTHON_OF_PODS, on_all_workers
 from accel_launch.installation import INSTALL_FROM, PACKAGES
 from accel_launch.launchers.submission import require_program
@@ -121,10 +121,10 @@ def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
 
 def _lines_of(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text_file(path).splitlines()
+    except OSError as error:
         raise ConfigError(
-            f"The file of commands `{path}` cannot be read: {error}. Check its path."
+            f"The file of commands `{path}` cannot be read: {error.strerror}. Check the file and its path."
         ) from error
     return [line.strip() for line in lines if line.strip()]
 

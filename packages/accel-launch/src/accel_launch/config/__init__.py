@@ -1,1 +1,1 @@
-"""The config file: where it lies, what may be in it, and reading it."""
+"""The config file: its path, its keys and values, reading and writing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from accel_state.environment import read
 from accel_state.environment.parsers import boolean, names
 from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
-# Values by which a file says "not used"; they are accepted for every key.
+# Values that mean "not used"; they are accepted for every key.
 INERT_VALUES: tuple[Any, ...] = (None, False, "no", "NO", "", "none", [], {})
 
 # Other spellings, and what they are called here.
@@ -189,11 +188,20 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
 
 
 def read_text_file(path: Path) -> str:
-    """Return the text of a small file; one that is larger than 256 KiB, or a pipe, is an `OSError`."""
-    if stat.S_ISFIFO(path.lstat().st_mode):
+    """Return the text of a small file.
+
+    Raises:
+        OSError: Also if it is larger than 256 KiB, a named pipe, or no text.
+    """
+    if Path(
+        os.path.realpath(path)
+    ).is_fifo():  # the pipes of a shell's `<(…)` have a writer, and no real path
         raise OSError(errno.EINVAL, "it is a pipe")
-    with path.open(encoding="utf-8") as file:
-        text = file.read(_MAX_CHARACTERS + 1)
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, "it is no text in UTF-8") from error
     if len(text) > _MAX_CHARACTERS:
         raise OSError(errno.EFBIG, f"it is larger than {_MAX_CHARACTERS >> 10} KiB")
     return text
@@ -209,11 +217,7 @@ def _text_of(path: Path) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"The config file `{path}` cannot be read: {error.strerror}. Check its path and permissions."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"The config file `{path}` cannot be read: it is no text in UTF-8. Save it as UTF-8."
+            f"The config file `{path}` cannot be read: {error.strerror}. Check the file, its path and its permissions."
         ) from error
 
 
@@ -253,8 +257,9 @@ def _from_yaml(text: str, repeated: list[tuple[dict[Any, Any], str]]) -> Any:
         """Notes repeated keys, which YAML forbids and the package accepts."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-        loader.flatten_mapping(node)
+        # Before `flatten_mapping` adds the keys of `<<`, which those of the section may repeat.
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        loader.flatten_mapping(node)
         return _noted(dict(loader.construct_mapping(node, deep=True)), keys, repeated)
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
@@ -276,12 +281,12 @@ def _noted(
 
 
 def is_unset(key: str, value: Any) -> bool:
-    """Tell whether a key with this value leaves the choice to the next in line, as if it were not there."""
+    """Whether a key with this value has no effect on the setting, as if it were missing."""
     return value is None or _is_one_of(value, PLAIN_KEYS.get(key, ()))
 
 
 def is_inert(key: str, value: Any) -> bool:
-    """Tell whether a key with this value asks for nothing."""
+    """Whether a key with this value asks for nothing."""
     return is_unset(key, value) or _is_one_of(value, INERT_VALUES)
 
 
@@ -295,10 +300,10 @@ _MOST_VALUES = 10_000
 
 
 def problem_of(key: str, value: Any) -> str | None:
-    """Say what is wrong with the kind of a key's value, None if nothing is.
+    """Return what is wrong with the kind of a key's value, None if nothing is.
 
     Only the kind is looked at: a scalar, a list of them for keys that hold several, a mapping for those that hold
-    one. Whether the value itself makes sense is for the setting to say.
+    one. The setting checks the value.
     """
     if isinstance(value, dict) and value and key not in MAPPING_KEYS:
         return "it must be a single value, but it holds keys of its own"

@@ -5,35 +5,21 @@ from __future__ import annotations
 import string
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from accel_launch.messages import show
 from accel_state.errors import ConfigError, did_you_mean
 
 
-class Asker(Protocol):
-    """Asks a person; blocks until there is an answer."""
+class Asker:
+    """Prints a question and reads a line, until there is an answer; an empty line takes the default."""
 
     def text(self, question: str, *, default: str) -> str:
-        """Return the line that was typed, ``default`` if it is empty."""
-        ...
-
-    def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
-        """Return the place of the label that was chosen."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Show a line, such as why an answer was not taken."""
-        ...
-
-
-class PlainAsker:
-    """Prints a question and reads one line; an empty line takes the default."""
-
-    def text(self, question: str, *, default: str) -> str:
+        """Return the line that was typed."""
         return self._line(f"{question} [{default}]: " if default else f"{question}: ", question) or default
 
     def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
+        """Return the place of the label that was chosen."""
         self.say(question)
         for place, label in enumerate(labels):
             self.say(f"  {place}  {label}")
@@ -45,6 +31,7 @@ class PlainAsker:
             self.say(f"`{given}` is none of these.{did_you_mean(given, labels)}")
 
     def say(self, line: str) -> None:
+        """Show a line, such as why an answer was not taken."""
         show(line)
 
     def _line(self, shown: str, question: str) -> str:
@@ -57,7 +44,7 @@ class PlainAsker:
             ) from None
 
 
-class MenuAsker(PlainAsker):
+class MenuAsker(Asker):
     """Asks on a terminal: choices are a menu, through which arrow keys and the key before each label move."""
 
     def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
@@ -80,7 +67,7 @@ class MenuAsker(PlainAsker):
 def make_asker(environ: Mapping[str, str]) -> Asker:
     """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
     is_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-    return MenuAsker() if is_terminal and environ.get("TERM", "dumb") != "dumb" else PlainAsker()
+    return MenuAsker() if is_terminal and environ.get("TERM", "dumb") != "dumb" else Asker()
 
 
 def place_of(given: str, labels: Sequence[str]) -> int | None:

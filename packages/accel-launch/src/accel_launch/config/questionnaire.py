@@ -158,7 +158,7 @@ QUESTIONS: tuple[Question, ...] = (
     yes_no("debug", "Check the operations between processes while running, for debugging?", _multi),
     yes_no("use_cpu", "Run on the CPU only, even where there is an accelerator?", _plain),
     yes_no("?mpirun", "Start the processes with mpirun?", _cpu),
-    of_setting("mpirun_hostfile", "Which file tells mpirun the machines?", answered("?mpirun"), "~/hostfile"),
+    of_setting("mpirun_hostfile", "Which file lists mpirun's machines?", answered("?mpirun"), "~/hostfile"),
     of_setting("mpirun_ccl", "How many oneCCL worker threads?", both(answered("?mpirun"), _cpu)),
     # SageMaker
     of_setting("sagemaker_profile", "Which AWS profile signs in?", _sagemaker, "default"),
@@ -168,7 +168,7 @@ QUESTIONS: tuple[Question, ...] = (
     of_setting("sagemaker_image_uri", "Which image?", answered("?image")),
     yes_no("?inputs", "Hand over input channels?", _sagemaker),
     of_setting("sagemaker_inputs_file", "Which file lists them?", answered("?inputs"), "sagemaker_inputs.tsv"),
-    yes_no("?metrics", "Let SageMaker watch metrics?", _sagemaker),
+    yes_no("?metrics", "Should SageMaker watch metrics?", _sagemaker),
     of_setting("sagemaker_metrics_file", "Which file lists them?", answered("?metrics"), "sagemaker_metrics_definition.tsv"),
     Question("?sagemaker_kind", "What is the distributed mode?", choice(*_KINDS), "NO", _sagemaker, _KINDS),
     of_setting("sagemaker_instance_type", "Which kind of machine?", _sagemaker, lambda answers: "ml.p3.2xlarge" if answers["?sagemaker_kind"] == "NO" else "ml.p3.16xlarge"),

@@ -34,7 +34,7 @@ def rows_of(*, flags: Mapping[str, str], environ: Mapping[str, str], config: Con
 
 
 def as_text(rows: list[Row], *, config: ConfigFile, is_all: bool) -> str:
-    """Return the rows as a table under headings; without ``is_all``, only what somebody set."""
+    """Return the rows as a table under headings; without ``is_all``, only those that are not defaults."""
     shown = [row for row in rows if is_all or row.source != "default"]
     lines = [f"config file: {config.path or 'none'}"]
     widths = [max((len(row[column]) for row in shown), default=0) for column in (1, 2)]
@@ -83,7 +83,7 @@ VIEW_GROUP = "accel.engine_views"
 
 
 class ViewRow(NamedTuple):
-    """One key of an engine's config: its value as text, and who says it."""
+    """One key of an engine's config: its value as text, and its source."""
 
     name: str
     value: str
@@ -91,7 +91,7 @@ class ViewRow(NamedTuple):
 
 
 class EngineView(Protocol):
-    """Shows an engine's config: gets each setting that somebody gave, with who gave it, by name."""
+    """Shows an engine's config: gets each setting that was given, with its source, by name."""
 
     def __call__(self, given: Mapping[str, tuple[Any, str]]) -> Iterable[tuple[str, str, str]]:
         """Return key, value and origin of each key, in the order of the config.

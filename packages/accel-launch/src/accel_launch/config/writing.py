@@ -49,7 +49,7 @@ BASIS_SAGEMAKER: Mapping[str, Any] = MappingProxyType(
         if setting.config_key is not None and setting.default is not None
     }
 )
-# Keys that files have as lists; several values of any other stand in one text, with commas between them.
+# Keys that files have as lists; several values of any other key are one text, with commas between them.
 _WRITTEN_AS_LISTS = frozenset(
     {"commands", "fp8_config.override_linear_precision"}
     | {setting.config_key for setting in OPTIONS if setting.launch.separator is not None}

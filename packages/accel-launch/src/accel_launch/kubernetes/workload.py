@@ -14,7 +14,7 @@ from accel_state.errors import ConfigError
 
 # The Python of the image.
 _INTERPRETER = ("python3",)
-# Said anew for the pods, or of this machine alone.
+# Set for the pods, or only valid on this machine.
 _LEFT_OUT = frozenset(
     {
         "num_processes",
@@ -60,7 +60,7 @@ def workload_of(request: LaunchRequest, *, index_variable: str) -> Workload:
     """Return what ``request`` asks for on Kubernetes, where each pod finds its index in ``index_variable``.
 
     Raises:
-        ConfigError: If the image or the size of the pods is not said, or the name is too long.
+        ConfigError: If the image or the size of the pods is missing, or the name is too long.
     """
     image: str | None = request.value("kubernetes_image")
     if not image:
@@ -101,7 +101,7 @@ def _size_of_pods(request: LaunchRequest) -> tuple[int, int]:
         return gpus or 0, num_local or 1
     if gpus is None and num_local is None:
         raise ConfigError(
-            "How large the pods are cannot be told from this machine. Give `--num_processes` (of all machines) or "
+            "The size of the pods is not known on this machine. Give `--num_processes` (of all machines) or "
             "`--kubernetes_gpus_per_node`, or `--cpu`."
         )
     num_gpus = num_local if gpus is None else gpus
@@ -116,7 +116,7 @@ def _size_of_pods(request: LaunchRequest) -> tuple[int, int]:
 
 def _command(request: LaunchRequest, *, num_local: int, port: int, index_variable: str) -> tuple[str, ...]:
     words = relaunch_command(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
-    # In a manifest `$(NAME)` stands for a variable, and `$$` for the sign itself.
+    # In a manifest `$(NAME)` is the value of a variable, and `$$` is a dollar sign.
     words = tuple(word.replace("$", "$$") for word in words)
     own: tuple[str, ...] = (
         f"--num_processes={num_local * request.num_machines}",
@@ -133,7 +133,7 @@ def _command(request: LaunchRequest, *, num_local: int, port: int, index_variabl
 
 
 def _environ(request: LaunchRequest, secrets: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Return the variables that stand in the manifest: those that other machines get, and settings without a flag."""
+    """Return the variables in the manifest: those that other machines get, and settings without a flag."""
     of_settings = request.environ()
     without_flag = {setting.variable for setting in OPTIONS if not setting.flag}
     found = forwarded_to_images(request.machine.environ)

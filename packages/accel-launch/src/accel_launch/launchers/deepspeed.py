@@ -23,7 +23,7 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
 ENVIRONMENT_FILE = ".deepspeed_env"
-# The runner forwards whatever begins so by itself, MLFLOW_TRACKING_PASSWORD for one.
+# The runner forwards all variables with this prefix, such as MLFLOW_TRACKING_PASSWORD.
 _KEPT_FROM_RUNNER = "MLFLOW"
 # The runner writes values into a command line for a shell, between double quotes.
 _UNSAFE = re.compile(r"[\"$`\\\n]")
@@ -34,7 +34,7 @@ class Way:
     """How DeepSpeed reaches the machines: its word for it, and what it can do there.
 
     With ``counts`` it takes a number of machines and processes, or filters; otherwise its hostfile decides.
-    With ``tells_ranks`` it tells them where they meet. ``runs_only_scripts`` leaves out modules and programs.
+    With ``tells_ranks`` it passes them the rendezvous. ``runs_only_scripts`` leaves out modules and programs.
     With ``forwards`` it sends variables; otherwise the command is given on each machine. ``mpi_flags`` are for the
     program in between.
     """
@@ -76,7 +76,7 @@ class DeepSpeedLauncher(BuiltInLauncher):
             argv=(
                 *(*request.interpreter, "-m", "deepspeed.launcher.runner"),
                 *_flags(request, way),
-                "--no_local_rank",  # the variable says it; scripts need no such argument
+                "--no_local_rank",  # the variable has it; scripts need no such argument
                 *_kind(request, way),
                 *request.command,
             ),
@@ -114,7 +114,7 @@ class DeepSpeedLauncher(BuiltInLauncher):
             warn(
                 f"{', '.join(f'`{name}`' for name in held_back)} may hold a secret, or what a shell would read, and "
                 f"stays on this machine. To send it to the others, write it into `{ENVIRONMENT_FILE}`; DeepSpeed's "
-                "runner puts what stands there on command lines."
+                "runner puts its content on command lines."
             )
         with tempfile.TemporaryDirectory(prefix="accel-deepspeed-") as folder:
             file = Path(folder) / ENVIRONMENT_FILE

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from accel_launch.config.file import read_text_file
-from accel_launch.request import LaunchRequest, chooses_gpus
+from accel_launch.request import LaunchRequest, checked_number, chooses_gpus
 from accel_state.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")
@@ -16,7 +16,7 @@ _LINE = re.compile(rf"(?P<name>{_NAME.pattern})(?:(?::|\s+slots\s*=\s*)(?P<slots
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, as ``ssh`` knows it, and how many processes it is to run, if said."""
+    """A machine, as ``ssh`` knows it, and its number of processes, if given."""
 
     name: str
     slots: int | None = None
@@ -61,13 +61,13 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
     if len(slots) > 1:
         raise ConfigError(f"All hosts must run the same number of processes, but theirs are {sorted(slots)}.")
     asked: int | None = request.value("num_processes")
-    here = slots.pop() if slots else None
+    here = checked_number(slots.pop() * len(hosts)) // len(hosts) if slots else None
     if (
         asked is not None
         and machines.value == 1
         and request.settings["num_processes"].source == "config file"
     ):
-        asked *= len(hosts)  # a file for one machine says how many that one runs
+        asked *= len(hosts)  # in a file for one machine it is the number on that machine
     if asked is None:
         return here or _num_unasked(request)
     if asked % len(hosts) or (here is not None and asked != here * len(hosts)):
@@ -94,7 +94,7 @@ def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
         lines = read_text_file(request.cwd / file).splitlines()
     except OSError as error:
         raise ConfigError(
-            f"The hostfile `{file}` cannot be read: {error.strerror}. Check its path."
+            f"The hostfile `{file}` cannot be read: {error.strerror}. Check the file and its path."
         ) from error
     texts = [line.partition("#")[0].strip() for line in lines]
     hosts = tuple(_host(text, _LINE, f"the hostfile `{file}`") for text in texts if text)

@@ -25,7 +25,7 @@ from accel_state.open_files import raise_open_file_limit
 
 # Variables of torchrun's that keep what a person has set.
 _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
-# The files that the launcher has open for a rank's output and the end of its process, and for itself.
+# The files that the launcher has open for a rank's output and the end of its process, and others.
 _FILES_OF_RANK, _OTHER_FILES = 4, 16
 # Elsewhere two sockets cannot be bound to one port, unless both ask for more than torch's store does.
 _SHARES_PORTS = sys.platform == "linux"
@@ -51,7 +51,7 @@ def plan_here(
     master_addr: str = "127.0.0.1",
     run_id: str = "none",
 ) -> LaunchPlan:
-    """Return the plan of a launcher that starts the ranks of this machine itself.
+    """Return the plan of a launcher that starts the ranks of this machine.
 
     Raises:
         ConfigError: If the machine has fewer accelerators than ranks, or may not open files enough for so many.
@@ -71,7 +71,7 @@ def plan_here(
 
 
 def output_settings(request: LaunchRequest) -> dict[str, Any]:
-    """Return what a plan says of restarts, and of the ranks' output on the screen and in files."""
+    """Return the fields of a plan for restarts, and for the ranks' output on the screen and in files."""
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
@@ -118,7 +118,7 @@ def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tup
 def plan_programs(
     name: str, request: LaunchRequest, programs: Iterable[ProcessPlan], *, num_ranks: int, **rest: Any
 ) -> LaunchPlan:
-    """Return the plan of a launcher whose programs are the ranks or start ``num_ranks``; ``rest`` is further fields."""
+    """Return the plan of a launcher whose programs are the ranks or start ``num_ranks``; ``rest`` is other fields."""
     return LaunchPlan(
         name,
         tuple(programs),
@@ -149,7 +149,7 @@ def rank_variables(
     max_restarts: int = 0,
     run_id: str = "none",
 ) -> dict[str, str]:
-    """Return the variables by which torchrun tells a rank who it is."""
+    """Return the variables that identify a rank, as torchrun sets them."""
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -210,7 +210,7 @@ def report_file(request: LaunchRequest) -> Path | None:
     """Return the file that the report of this machine goes to, if any.
 
     Machines often share a folder, so each but the first writes its number into the name:
-    ``report.machine-1.json`` beside ``report.json``.
+    ``report.machine-1.json`` next to ``report.json``.
     """
     asked: str | None = request.value("report")
     if asked is None:
@@ -268,6 +268,7 @@ def run_here(
         return 1 if ending.interrupted_by is None else 128 + ending.interrupted_by
     report = make_report(
         ranks,
+        argv=plan.processes[0].argv,
         num_ranks=plan.num_ranks if has_own_ranks else None,
         interrupted_by=ending.interrupted_by,
         num_memory_kills=ending.num_memory_kills,
@@ -277,10 +278,10 @@ def run_here(
 
 @contextmanager
 def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> Iterator[int]:
-    """Yield ``port``, or a free one for None, which nobody else is given meanwhile.
+    """Yield ``port``, or a free one for None, reserved during the block.
 
     On Linux it is bound but not listened to, and marked as reusable, so that rank 0 can still take it. Elsewhere it
-    is only found, and somebody else may take it before rank 0 does.
+    is not reserved, and another process may take it before rank 0 does.
 
     Raises:
         LaunchError: If ``port`` is taken; it names what it was ``asked_with``.
@@ -302,7 +303,7 @@ def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> I
 
 
 def free_port() -> int:
-    """Return a port that nobody listens to at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

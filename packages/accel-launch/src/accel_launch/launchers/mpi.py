@@ -79,7 +79,7 @@ class MPILauncher(BuiltInLauncher):
         """Plan what all implementations have in common; `with_options_of` adds the rest when the run starts.
 
         Raises:
-            ConfigError: If several machines are asked for, but not said where they meet.
+            ConfigError: If several machines are asked for without the address of rank 0.
         """
         hostfile: str | None = request.value("mpirun_hostfile")
         environ = _environ(request, is_on_machines=hostfile is not None)
@@ -137,7 +137,7 @@ def installed_implementation() -> Implementation:
 
 
 def implementation_of(version_text: str) -> Implementation:
-    """Return whose ``mpirun --version`` says ``version_text``."""
+    """Return the implementation whose ``mpirun --version`` prints ``version_text``."""
     for mpi in IMPLEMENTATIONS.values():
         if mpi.sign in version_text:
             return mpi

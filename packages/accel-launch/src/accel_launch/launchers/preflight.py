@@ -51,7 +51,7 @@ def check_hosts(
     script: str | None,
     is_compared: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return what each host says of itself; warn where Python or packages differ a little from those of the first.
+    """Return the answer of each host; warn if Python or packages differ a little from those of the first.
 
     The machine that this one is counts only for what it starts: the version of the launcher.
 
@@ -137,4 +137,4 @@ def _answer(process: subprocess.Popen[bytes], end_s: float, python: str) -> dict
         return f"`{python} -m accel_launch` cannot be run there: {last_line}"
     # Start-up files of the shell there may write lines, too.
     answers = filter(None, (read_table(line, _TYPES) for line in reversed(lines)))
-    return next(answers, None) or f"`{python} -m accel_launch` said nothing there, but its shell: {last_line}"
+    return next(answers, None) or f"`{python} -m accel_launch` did not answer there: {last_line}"

@@ -83,7 +83,7 @@ class RayLauncher(BuiltInLauncher):
                 "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install ray`."
             )
         ending = run_processes(
-            [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
+            [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray_driver"), Path.cwd())],
             host_environ=snapshot(),
             grace_period_s=plan.grace_period_s + _SLACK_S,
             orders=[lambda attempt: _order(plan)],
@@ -96,6 +96,7 @@ class RayLauncher(BuiltInLauncher):
             return code if ending.interrupted_by is None else 128 + ending.interrupted_by
         report = make_report(
             endings.ranks,
+            argv=plan.processes[0].argv,
             interrupted_by=ending.interrupted_by,
             num_memory_kills=endings.num_memory_kills,
         )

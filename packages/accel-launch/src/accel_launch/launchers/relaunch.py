@@ -1,4 +1,4 @@
-"""What a launch on another machine is told: the flags and variables of this one."""
+"""The flags and variables of this launch for a launch on another machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def shown_to_all(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what may stand on a command line, or go through a program that puts it there: no secrets."""
+    """Return what may be on a command line, or go through a program that puts it there: no secrets."""
     found = library_variables(environ, named=FORWARDED)
     return {name: value for name, value in found.items() if not is_secret(name, value)}
 
@@ -75,9 +75,9 @@ def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:
 
 _KINDS = {"script": (), "module": ("-m",), "executable": ("--no_python",)}
 _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
-# Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
+# Settings whose variables are about this machine, even if they were not set for a launch.
 OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
-# Chosen here, so the other `accel launch` chooses anew: by the same name it would launch another of its kind.
+# Chosen here; the other `accel launch` chooses again, because the same name would launch another of its kind.
 _CHOSEN_HERE = CHOSEN_BY_NAME | {"launcher"}
 
 
@@ -90,8 +90,8 @@ def relaunch_command(
 ) -> tuple[str, ...]:
     """Return the command that asks for what ``request`` asks for, less the settings in ``without``.
 
-    No secret stands in it. Of the variables that ``--env`` names it has the names, for whoever starts the command to
-    hand the values on; with ``is_self_contained`` it says nothing of them.
+    It contains no secret. It has the names of the variables of ``--env``, so that the caller can pass on their values;
+    with ``is_self_contained`` it has none of them.
 
     Args:
         request: What is asked for.

@@ -157,6 +157,7 @@ BUILT_IN: Mapping[str, Row] = {
     "kubernetes": Row(_never, "`--launcher kubernetes`", _always, topic="kubernetes", uses=("own_ranks", "rendezvous"), place="on Kubernetes", unused=_CHOSEN_THERE | {"report"}),
 }
 # fmt: on
+OF_OTHERS = Row(_never, uses=tuple(name for row in BUILT_IN.values() for name in row.uses))
 OWNERS: Mapping[str, str] = {
     setting.name: name
     for name, row in BUILT_IN.items()
@@ -184,9 +185,9 @@ def _first_of_ours(request: LaunchRequest) -> str:
     return next(name for name, row in BUILT_IN.items() if row.starts(request))
 
 
-def row_of(launcher: Launcher) -> Row | None:
-    """Return the row of one of our launchers, None for one of another package."""
-    return BUILT_IN.get(launcher.name)
+def row_of(launcher: Launcher) -> Row:
+    """Return the row of a launcher; that of all launchers of other packages is `OF_OTHERS`."""
+    return BUILT_IN.get(launcher.name, OF_OTHERS)
 
 
 def select_launcher(request: LaunchRequest, registry: Registry[type[Launcher]] | None = None) -> Launcher:

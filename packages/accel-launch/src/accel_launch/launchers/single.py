@@ -46,14 +46,14 @@ def _run_unsupervised(plan: LaunchPlan) -> int:
             ):  # the console has sent it to the script, too, which ends as it likes
                 script.wait()
     ending = RankEnding(0, socket.gethostname(), ChildEnding(script.returncode))
-    return tell(make_report([ending]), is_quiet=plan.is_quiet, file=plan.report)
+    return tell(make_report([ending], argv=process.argv), is_quiet=plan.is_quiet, file=plan.report)
 
 
 def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
-    """Return what a rank of an outer run has to be told beside what ``mpirun`` or ``srun`` tells it: where ranks meet.
+    """Return the variables of a rank of an outer run that ``mpirun`` or ``srun`` does not set: the rendezvous.
 
     Raises:
-        ConfigError: If nobody says where ranks on several machines meet.
+        ConfigError: If the address of rank 0 is missing for ranks on several machines.
     """
     place = request.outer_rank
     if place is None:

@@ -23,7 +23,7 @@ _END_S = 30
 
 # SLURM sends the batch script a SIGTERM before a job ends. The launcher hands it on, the ranks may save, and then
 # the job queues again under its own number; so it does when the script asks for it by its exit code
-# (`handle_preemption`). The number of an array's last task is that of the whole array, hence the longer name.
+# (`handle_preemption`). The number of an array's last task is that of the array, hence the longer name.
 _REQUEUE = """\
 job="$SLURM_JOB_ID"
 [ -z "$SLURM_ARRAY_JOB_ID" ] || job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -48,7 +48,7 @@ exit "$code"
 
 
 class SLURMLauncher(BuiltInLauncher):
-    """Hands a batch script to ``sbatch``; within the job `accel launch` finds its nodes by itself."""
+    """Hands a batch script to ``sbatch``; in the job, `accel launch` finds its nodes."""
 
     name: ClassVar[str] = "slurm"
 

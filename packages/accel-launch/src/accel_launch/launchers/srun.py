@@ -52,7 +52,7 @@ class SRunLauncher(BuiltInLauncher):
             (process,),
             num_ranks=asked or num_nodes * request.num_processes,
             grace_period_s=grace_period_s + _SLACK_S,
-            is_quiet=True,  # each node tells of its own ranks
+            is_quiet=True,  # each node reports on its own ranks
         )
 
     def run(self, plan: LaunchPlan) -> int:
@@ -70,7 +70,7 @@ class SRunLauncher(BuiltInLauncher):
 def _cpus_of_task(environ: Mapping[str, str]) -> list[str]:
     """Return the flag that gives the task of each node all CPUs that the job has there.
 
-    Without it a task has one, since SLURM 22.05: ``srun`` no longer takes over what ``sbatch`` was told.
+    Without it a task has one, since SLURM 22.05: ``srun`` no longer takes over the options of ``sbatch``.
     """
     per_node = environ.get("SLURM_JOB_CPUS_PER_NODE")  # such as `64(x2),32`
     if per_node is None or "SRUN_CPUS_PER_TASK" in environ:

@@ -19,8 +19,7 @@ from accel_launch.messages import complain, escaped
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, describe_ending
-from accel_launch.processes.supervision import run_processes
-from accel_launch.processes.supervisor import RunEnding
+from accel_launch.processes.supervision import RunEnding, run_processes
 from accel_launch.remote_protocol import Endings, Order
 from accel_launch.report import RankEnding, make_report, tell
 from accel_launch.request import LaunchRequest, interpreter_command
@@ -178,7 +177,12 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
         else:
             ranks += [replace(rank, host=host.address) for rank in endings.ranks]
             num_memory_kills += endings.num_memory_kills
-    report = make_report(ranks, interrupted_by=ending.interrupted_by, num_memory_kills=num_memory_kills)
+    report = make_report(
+        ranks,
+        argv=plan.processes[0].argv,
+        interrupted_by=ending.interrupted_by,
+        num_memory_kills=num_memory_kills,
+    )
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
     if ending.interrupted_by is None:
         for host, child in lost:

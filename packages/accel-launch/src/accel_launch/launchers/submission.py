@@ -21,13 +21,13 @@ def require_program(name: str, *, asked_by: str, otherwise: str) -> None:
 
 
 def submit(program: ProcessPlan, job: str, *, asked_by: str, otherwise: str) -> str:
-    """Return what ``program`` says when it has taken ``job`` from its standard input.
+    """Return the output of ``program``, which reads ``job`` from its standard input.
 
     Args:
         program: What to run.
         job: The text of the job.
         asked_by: The flag that needs the program, for errors.
-        otherwise: What somebody who does not have the program can do, in a sentence.
+        otherwise: A hint for users without the program, in a sentence.
 
     Raises:
         NotAvailableError: If the program is not installed.
@@ -48,7 +48,7 @@ def submit(program: ProcessPlan, job: str, *, asked_by: str, otherwise: str) -> 
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"`{name}` did not answer within {_TIMEOUT_S} s, so nobody knows whether it has taken the job. Look "
+            f"`{name}` did not answer within {_TIMEOUT_S} s, so it is not known whether it has taken the job. Look "
             "whether the job is there before you submit it again."
         ) from error
     if done.returncode != 0:

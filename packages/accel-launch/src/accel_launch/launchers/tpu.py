@@ -30,7 +30,7 @@ class TPULauncher(BuiltInLauncher):
             argv=(
                 *request.interpreter,
                 "-u",
-                "-P",  # a `torch.py` beside the script is none of the launcher's business
+                "-P",  # a `torch.py` next to the script is not torch
                 "-m",
                 "accel_launch.xla_spawn",
                 f"--function={request.value('main_training_function')}",

@@ -26,7 +26,7 @@ class TPUPodLauncher(BuiltInLauncher):
     """Runs ``accel launch --tpu --no_tpu_cluster`` on each machine, in the directory of the same name there.
 
     Script and packages must be there already (``accel tpu-config`` brings them). What reaches the machines is the
-    command line alone: no file and no variable of this one, beside those that ``--env`` names.
+    command line only: no file, and no variable except those of ``--env``.
     """
 
     name: ClassVar[str] = "tpu-pod"
@@ -67,7 +67,7 @@ def command_line(request: LaunchRequest) -> str:
     launch = (*there[:4], "--no_tpu_cluster", *there[4:])
     named = public_variables(
         request.named_variables(),
-        where="it would stand on the command lines of `gcloud` and of the machines",
+        where="it would be on the command lines of `gcloud` and of the machines",
         otherwise="Write it into a file there with `accel tpu-config`, for the script to read.",
     )
     variables = [f"{name}={value}" for name, value in named.items()]

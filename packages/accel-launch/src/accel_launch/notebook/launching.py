@@ -8,7 +8,7 @@ from typing import Any
 from accel_launch.launchers.local import held_port
 from accel_launch.machine import find_accelerators
 from accel_launch.notebook.fork_checks import check_gpus_survive_a_fork, check_no_accelerator
-from accel_launch.notebook.ranks import Agents, run_forks
+from accel_launch.notebook.ranks import run_forks
 from accel_launch.notebook.tpu import run_on_tpu
 from accel_launch.processes.supervision import require_fork
 from accel_state.environment import find_setting, patch_environment, snapshot
@@ -89,9 +89,16 @@ def notebook_launcher(
         check_gpus_survive_a_fork()
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
-    agents = Agents(
+    endpoint = _meeting_place(rdzv_endpoint, f"{master_addr}:{port}" if port else "", rdzv_backend)
+    if port and node_rank == 0:
+        with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
+            pass
+    run_forks(
+        function,
+        args,
+        settings,
         number,
-        endpoint=_meeting_place(rdzv_endpoint, f"{master_addr}:{port}" if port else "", rdzv_backend),
+        endpoint=endpoint,
         backend=rdzv_backend,
         conf=rdzv_conf,
         run_id=rdzv_id,
@@ -99,11 +106,8 @@ def notebook_launcher(
         num_machines=num_nodes,
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
+        prefix_template=log_line_prefix_template,
     )
-    if port and node_rank == 0:
-        with held_port(port, asked_with="use_port"):  # only to refuse a port that is taken
-            pass
-    run_forks(function, args, settings, agents, prefix_template=log_line_prefix_template)
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
@@ -125,7 +129,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     require_fork("`debug_launcher`")
     _check_number(num_processes)
     check_no_accelerator("debug_launcher")
-    run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, Agents(num_processes))
+    run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, num_processes)
 
 
 def _number(asked: int | None, gpus: Sequence[str]) -> int:

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
@@ -33,7 +32,6 @@ from accel_state.errors import LaunchError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-    from torch.distributed.launcher.api import LaunchConfig
 
 FORKED = {"FORK_LAUNCHED": "1"}
 """What `PartialState.fork_launched` is read from."""
@@ -50,66 +48,38 @@ _SIGNALS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
-    """How torch's agents, one on each of ``num_machines``, meet and start ``num_here`` forks again.
-
-    They meet at ``endpoint``: a free port of this machine if empty.
-    """
-
-    num_here: int
-    endpoint: str = ""
-    backend: str = "static"
-    conf: Mapping[str, Any] | None = None
-    run_id: str = "none"
-    machine_rank: int = 0
-    num_machines: int = 1
-    max_restarts: int = 0
-    monitor_interval: float = 0.1
-
-    def launch_config(self, folder: str) -> LaunchConfig:
-        """Return it as torch's settings of a launch, which may write into ``folder``."""
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-        from torch.distributed.launcher.api import LaunchConfig
-
-        backend, settings = meeting_settings(self.backend, self.machine_rank, "")
-        return LaunchConfig(
-            self.num_machines,
-            self.num_machines,
-            self.num_here,
-            logs_specs=DefaultLogsSpecs(folder),
-            run_id=self.run_id,
-            role=_ROLE,
-            rdzv_endpoint=self.endpoint,
-            rdzv_backend=backend,
-            rdzv_configs=dict(pair.split("=") for pair in settings.split(",") if pair)
-            | dict(self.conf or {}),
-            max_restarts=self.max_restarts,
-            monitor_interval=self.monitor_interval,
-            start_method="fork",
-            local_addr=address_towards(self.endpoint),
-        )
-
-
 def run_forks(
     function: Callable[..., Any],
     args: Sequence[Any],
     variables: Mapping[str, str],
-    agents: Agents,
+    num_here: int,
     *,
+    endpoint: str = "",
+    backend: str = "static",
+    conf: Mapping[str, Any] | None = None,
+    run_id: str = "none",
+    machine_rank: int = 0,
+    num_machines: int = 1,
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
     prefix_template: str | None = None,
 ) -> None:
     """Call the function in forks of this process, which have ``variables``, until all have ended.
+
+    torch's agents, one on each of ``num_machines``, start ``num_here`` forks each. They meet at ``endpoint``, a free
+    port of this machine if empty.
 
     Raises:
         LaunchError: If one fails, or machines do not meet.
         KeyboardInterrupt: If the run is interrupted.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.launcher.api import LaunchConfig
 
     from accel_launch.elastic_agent import MEETING_ERRORS, run_ranks, why_no_meeting
 
-    agents = replace(agents, endpoint=agents.endpoint or f"127.0.0.1:{free_port()}")
+    endpoint = endpoint or f"127.0.0.1:{free_port()}"
+    backend_of_torch, of_backend = meeting_settings(backend, machine_rank, "")
     unset = dict.fromkeys(variables_of_outer_run(snapshot()))
     with (
         TemporaryDirectory(prefix="accel-notebook-") as name,
@@ -117,11 +87,26 @@ def run_forks(
         _quiet_torch(),
         _signals_and_children_restored(),
     ):
+        config = LaunchConfig(
+            num_machines,
+            num_machines,
+            num_here,
+            logs_specs=DefaultLogsSpecs(name),
+            run_id=run_id,
+            role=_ROLE,
+            rdzv_endpoint=endpoint,
+            rdzv_backend=backend_of_torch,
+            rdzv_configs=dict(pair.split("=") for pair in of_backend.split(",") if pair) | dict(conf or {}),
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            start_method="fork",
+            local_addr=address_towards(endpoint),
+        )
         call = (function, args, Path(name), os.getpid(), prefix_template or "")
         try:
-            result = run_ranks(agents.launch_config(name), _call, call)
+            result = run_ranks(config, _call, call)
         except MEETING_ERRORS as error:
-            raise LaunchError(why_no_meeting(error, agents.backend, agents.endpoint)) from None
+            raise LaunchError(why_no_meeting(error, backend, endpoint)) from None
         except SignalException as error:
             ended_by = int(error.sigval)
         else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel_launch.messages import compact, write_beside
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.child import Child
 from accel_launch.processes.output import LogFolder, Output
@@ -31,6 +33,8 @@ _TRACKER_PATIENCE_S = 2.0
 _PATIENCE_S = 0.1
 # How often it is looked whether anything is left of children that have ended.
 _LOOK_INTERVAL_S = 0.1
+# When somebody who has pressed Ctrl-C learns what the run waits for.
+_NOTICE_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,54 +60,63 @@ class Restarts:
 
         return Standby(plans, self.logs.path / "imports.json") if can_be_forked(plans) else None
 
-    def child(
+    def children(
         self,
-        plan: ProcessPlan,
-        place: int,
-        *,
+        plans: Sequence[ProcessPlan],
+        prefixes: Sequence[str],
+        orders: Sequence[Callable[[int], bytes] | None],
         attempt: int,
-        prefix: str,
-        is_by_line: bool,
-        orders: Callable[[int], bytes] | None,
-    ) -> Child:
-        """Return the process at ``place`` in an attempt, counted from 0, with the variables that torchrun sets."""
+    ) -> list[Child]:
+        """Return the processes of an attempt, counted from 0, with the variables that torchrun sets."""
         attempt += self.attempt
-        variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)} if attempt else {}
-        logs = None if self.logs is None else self.logs.of(attempt, place)
-        if logs is not None:
-            variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)
-        is_shown = self.shown_ranks is None or plan.rank is None or plan.rank in self.shown_ranks
-        output = Output(prefix=prefix, is_by_line=is_by_line, logs=logs, is_shown=is_shown)
-        told = None if orders is None else orders(attempt)
-        return Child(plan.with_variables(**variables), output, orders=told)
+        children = []
+        for place, (plan, prefix, order) in enumerate(zip(plans, prefixes, orders, strict=True)):
+            variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)} if attempt else {}
+            logs = None if self.logs is None else self.logs.of(attempt, place)
+            if logs is not None:
+                variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)
+            output = Output(
+                prefix=prefix.replace("${rank}", str(plan.rank)),
+                is_by_line=len(plans) > 1 or self.is_by_line,
+                logs=logs,
+                is_shown=self.shown_ranks is None or plan.rank is None or plan.rank in self.shown_ranks,
+                brings_messages=self.is_by_line or order is not None,
+            )
+            told = None if order is None else order(attempt)
+            children.append(Child(plan.with_variables(**variables), output, orders=told))
+        return children
 
 
 NO_RESTARTS = Restarts()
 
 
 class Attempt:
-    """The ``children`` of one start, in the process group of this process.
+    """The children of this process, all of which, with what they start themselves, are descendants of it.
 
-    Once one of them has failed, the others have the grace period to end. The ``standby`` outlives them.
+    The public methods that take a signal, 0 if there is none, are the steps that follow an event.
     """
 
     def __init__(
-        self, children: Sequence[Child], *, grace_period_s: float, standby: Standby | None = None
+        self,
+        children: Sequence[Child],
+        *,
+        grace_period_s: float,
+        gives_notice: bool,
+        standby: Standby | None = None,
     ) -> None:
         self.children = children
+        self.interrupted_by: int | None = None
+        self._is_abandoned = False
         self._standby = standby
         self._grace_period_s = grace_period_s
+        self._gives_notice = gives_notice
         self._deadline: float | None = None
+        self._notice_at: float | None = None
 
     @property
     def running(self) -> list[Child]:
         """The children that still run."""
         return [child for child in self.children if child.is_running]
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether no child has failed, or was made to end."""
-        return not any(child.has_failed or child.was_ended for child in self.children)
 
     @property
     def first_failure(self) -> Child | None:
@@ -112,9 +125,41 @@ class Attempt:
         return min(failing, key=lambda child: child.ending().failed_at or 0.0, default=None)
 
     @property
+    def is_ending(self) -> bool:
+        """Whether a grace period has begun."""
+        return self._deadline is not None
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether no other attempt may follow."""
+        return self.interrupted_by is not None or self._is_abandoned
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a child runs, or anything else of an attempt that must leave nothing behind."""
+        return bool(self.running) or (self.is_ending and bool(self._rest()))
+
+    @property
     def time_left_s(self) -> float:
         """Seconds until what still runs is killed."""
         return float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def is_notice_due(self) -> bool:
+        """Whether it is time for `give_notice`."""
+        return self._notice_at is not None and time.monotonic() >= self._notice_at
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for the next event at most, None for any time."""
+        times_s = [self.time_left_s] if self.is_ending else []
+        if self._notice_at is not None:
+            times_s.append(max(0.0, self._notice_at - time.monotonic()))
+        if any(child.output.has_pending for child in self.children):
+            times_s.append(_PATIENCE_S)
+        if not self.running:
+            times_s.append(_LOOK_INTERVAL_S)
+        return min(times_s, default=None)
 
     def start(self, host_environ: Mapping[str, str], selector: selectors.BaseSelector) -> None:
         """Start the children, and let ``selector`` wait for what they write.
@@ -129,33 +174,19 @@ class Attempt:
             child.start(host_environ, standby=self._standby)
         adopt_orphans()
 
+    def flush(self) -> None:
+        """Pass on lines that are not complete."""
+        for child in self.children:
+            child.output.flush()
+
     def close(self, selector: selectors.BaseSelector) -> None:
         """Pass on the rest of what the children wrote."""
         for child in self.children:
             child.close(before=selector.unregister)
         self._deadline = None
 
-    def has_work(self, *, is_interrupted: bool) -> bool:
-        """Tell whether a child runs, or anything of an attempt that must leave nothing behind."""
-        if self.running:
-            return True
-        if self.has_succeeded and not is_interrupted:
-            return False  # what it has left in the background may go on
-        if self._deadline is None:
-            self.kill()
-        return bool(self._rest())
-
-    def wait_s(self) -> float | None:
-        """Return how long to wait for the next event at most, None for any time."""
-        times_s = [] if self._deadline is None else [self.time_left_s]
-        if any(child.output.has_pending for child in self.children):
-            times_s.append(_PATIENCE_S)
-        if not self.running:
-            times_s.append(_LOOK_INTERVAL_S)
-        return min(times_s, default=None)
-
-    def reap(self) -> None:
-        """Take note of children that have ended; orphans that we have adopted only have to be waited for."""
+    def reap(self) -> Iterator[Child]:
+        """Return children as they turn out to have ended; orphans that we have adopted only have to be waited for."""
         while (ended := _next_ended()) is not None:
             pid, status = ended
             if self._standby is not None and self._standby.pid == pid:
@@ -163,19 +194,16 @@ class Attempt:
             for child in self.children:
                 if child.pid == pid:
                     child.note_end(status)
-                    if child.has_failed:
-                        self.end_others()
+                    yield child
 
-    def end_others(self) -> None:
-        """Ask the children that still run to end, unless that has been done."""
-        if self._deadline is None and self.running:
-            self.start_grace_period()
-            for child in self.children:
-                child.was_ended = child.is_running
-            self.send(signal.SIGTERM)
+    def note_signal(self, signum: int) -> None:
+        """Remember that the run was ended by a signal; somebody who pressed Ctrl-C gets a notice."""
+        self.interrupted_by = signum
+        if signum == signal.SIGINT and self._gives_notice:
+            self._notice_at = time.monotonic() + _NOTICE_AFTER_S
 
-    def start_grace_period(self) -> None:
-        """Let everything be killed after the grace period, if not before."""
+    def start_grace_period(self, signum: int = 0) -> None:
+        """Let the grace period begin, unless it has."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace_period_s
 
@@ -196,12 +224,32 @@ class Attempt:
         own = [child.pid for child in self.children]
         signal_jobs((process for process in self._rest() if process.pid not in own), signum)
 
-    def kill(self) -> None:
+    def end_children(self, signum: int = 0) -> None:
+        """Send SIGTERM to the children that still run."""
+        for child in self.children:
+            child.was_ended = child.is_running
+        self.send(signal.SIGTERM)
+
+    def abandon(self, signum: int = 0) -> None:
+        """Let no other attempt follow."""
+        self._is_abandoned = True
+
+    def kill(self, signum: int = 0) -> None:
         """Kill everything that is left, now."""
         while rest := self._rest():
             kill(rest)
             time.sleep(_KILL_INTERVAL_S)
-            self.reap()
+            for _ in self.reap():
+                pass
+
+    def give_notice(self, signum: int = 0) -> None:
+        """Write what the run waits for after a Ctrl-C, and how to end it."""
+        self._notice_at = None
+        if self.has_work:
+            ranks = [child.plan.rank for child in self.running if child.plan.rank is not None]
+            who = f"rank{'s' if len(ranks) > 1 else ''} {compact(ranks)}" if ranks else "what still runs"
+            left_s = math.ceil(self.time_left_s)
+            write_beside(f"Waiting up to {left_s} s for {who} to end. Press Ctrl-C again to end the run now.")
 
     def _rest(self) -> list[psutil.Process]:
         standby = None if self._standby is None else self._standby.pid

@@ -5,6 +5,7 @@ What it writes to is a terminal where ours is one, so that progress bars and col
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -30,6 +31,7 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
 _NUM_CHARACTERS = 2000  # of a line in reports
+_LONGEST_MESSAGE_S = 5.0  # how long the exception that ends a program takes to be written
 _LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
 # A worker of a loader that crashes writes a NUL before the traceback (torch 2.13).
@@ -61,6 +63,9 @@ class Tail:
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=_MAX_LINES)
+        self._traceback: list[bytes] = []
+        self._num_lines = _MAX_LINES  # since the last traceback began, at `_began_at`
+        self._began_at = -math.inf
         self._partial = b""
         self.traceback_at: float | None = None
 
@@ -69,17 +74,31 @@ class Tail:
         now = time.monotonic()
         if self.traceback_at is not None and now - self.traceback_at > _LONGEST_END_S:
             self.traceback_at = None  # it goes on: the exception was handled
-        if self.traceback_at is None and _TRACEBACK in self._partial + chunk:
+        has_traceback = _TRACEBACK in self._partial + chunk
+        if self.traceback_at is None and has_traceback:
             self.traceback_at = now
         *complete, self._partial = (self._partial + chunk.translate(None, _UNPRINTABLE)).split(b"\n")
         self._lines.extend(complete)
+        starts = [place for place, line in enumerate(complete) if _TRACEBACK in line] if has_traceback else []
+        if starts:
+            complete = complete[starts[-1] :]
+            self._traceback, self._num_lines, self._began_at = [], 0, now
+        elif now - self._began_at > _LONGEST_MESSAGE_S:
+            self._traceback = []
+        if self._num_lines < _MAX_LINES:
+            self._traceback += complete[:_MAX_LINES]
+        self._num_lines += len(complete)
         if len(self._partial) > _MAX_PARTIAL:
             written_over = self._partial.rstrip(b"\r").rfind(b"\r") + 1
             self._partial = self._partial[written_over:][:_MAX_PARTIAL]
 
     def lines(self) -> tuple[str, ...]:
-        """Return the lines, oldest first, as text; of a line that was written over, what stood there last."""
-        whole = [*self._lines, self._partial] if self._partial else self._lines
+        """Return the lines, oldest first, as text; of a line that was written over, what stood there last.
+
+        A message may be longer than what is remembered: the beginning of the last traceback stands before the rest.
+        """
+        before = self._traceback[: max(0, self._num_lines - len(self._lines))]
+        whole = [*before, *self._lines, *filter(None, [self._partial])]
         texts = (line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip() for line in whole)
         mark = MESSAGE_MARK.decode()
         return tuple(text if text.startswith(mark) else text[:_NUM_CHARACTERS] for text in texts if text)
@@ -90,7 +109,7 @@ class Channel:
     """One way from a process to one of our own outputs.
 
     By line, others that write to the same place cannot come in between; ``pending`` is the line not yet whole.
-    ``log`` gets a copy of everything.
+    ``log`` gets a copy of everything. Where it ``brings_messages``, lines with `MESSAGE_MARK` are not shown.
     """
 
     reader: int
@@ -103,6 +122,7 @@ class Channel:
     pending: bytearray = field(default_factory=bytearray)
     is_open: bool = True
     is_shown: bool = True
+    brings_messages: bool = False
 
     def pump(self) -> bool:
         """Pass on what is there without waiting for more; return whether there was anything."""
@@ -144,7 +164,12 @@ class Channel:
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         lines = complete_lines(self.pending, chunk)
-        return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
+        if len(self.pending) > _MAX_PARTIAL:
+            lines.append(bytes(self.pending))
+            self.pending.clear()
+        if self.brings_messages:
+            lines = [line for line in lines if not line.startswith(MESSAGE_MARK)]
+        return b"".join(self.prefix + line for line in lines)
 
     def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data if self.is_shown else b"")
@@ -165,7 +190,7 @@ class Output:
     """The outputs of one process: start it with `stdout` and `stderr`, then call `started`.
 
     What it writes goes to the screen if ``is_shown``. With ``logs`` the streams that they name are kept in files, and
-    have their prefix on the screen.
+    have their prefix on the screen, unless there is another one.
     """
 
     def __init__(
@@ -175,6 +200,7 @@ class Output:
         is_by_line: bool = False,
         logs: RankLogs | None = None,
         is_shown: bool = True,
+        brings_messages: bool = False,
         stdout: int = _STDOUT,
         stderr: int = _STDERR,
     ) -> None:
@@ -186,11 +212,12 @@ class Output:
             destinations, files = (stdout, stderr), (logs.stdout, logs.stderr)
         self.channels: list[Channel] = []
         for destination, file in zip(destinations, files, strict=True):
-            shown = prefix if logs is None or file is None else logs.prefix
+            shown = prefix or ("" if logs is None or file is None else logs.prefix)
             log = None if file is None else LogFile(file)
             by_line = is_by_line or bool(shown)
             way = _open_way(destination)
-            channel = Channel(*way, destination, self.tail, shown.encode(), by_line, log, is_shown=is_shown)
+            channel = Channel(*way, destination, self.tail, shown.encode(), by_line, log)
+            channel.is_shown, channel.brings_messages = is_shown, brings_messages
             self.channels.append(channel)
         self.stdout, self.stderr = self.channels[0].writer, self.channels[-1].writer
 

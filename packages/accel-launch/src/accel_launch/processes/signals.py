@@ -18,6 +18,8 @@ def known_signals(*names: str) -> tuple[signal.Signals, ...]:
 ENDING_SIGNALS = known_signals("SIGINT", "SIGTERM", "SIGHUP")
 # They mean what the program takes them for, and do not end a run.
 USER_SIGNALS = known_signals("SIGUSR1", "SIGUSR2")
+# What stops a background process that reads or sets the terminal.
+TERMINAL_STOPS = known_signals("SIGTTIN", "SIGTTOU")
 FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 

@@ -24,7 +24,7 @@ def hyperparameters_of(arguments: Sequence[str]) -> dict[str, Hyperparameter]:
     reads the same: ``1.10`` and ``007`` stay texts.
 
     Raises:
-        ConfigError: If an argument has no name, no value, several, or stands twice.
+        ConfigError: If an argument has no name, no value, several values, or is given twice.
     """
     found: dict[str, Hyperparameter] = {}
     waiting = list(arguments)
@@ -46,7 +46,7 @@ def hyperparameters_of(arguments: Sequence[str]) -> dict[str, Hyperparameter]:
         name = word.lstrip("-")
         if name in found:
             raise ConfigError(
-                f"The argument `{word}` stands twice, but SageMaker hands over one value for each name. "
+                f"The argument `{word}` is given twice, but SageMaker passes one value for each name. "
                 "Give it once."
             )
         found[name] = _typed(value)
@@ -64,7 +64,7 @@ def _typed(text: str) -> Hyperparameter:
     return number if is_same and isfinite(number) else text
 
 
-# A heading has a plain word where a place or a pattern would stand.
+# A heading has a plain word in place of a path or a pattern.
 _HEADING = re.compile(r"[A-Za-z_ ]+")
 
 
@@ -89,9 +89,9 @@ def metrics_of(path: Path) -> list[dict[str, str]]:
 def _pairs(path: Path, what: str) -> list[tuple[str, str]]:
     try:
         lines = read_text_file(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"The file `{path}`, with {what}, cannot be read: {error}. Check its path."
+            f"The file `{path}`, with {what}, cannot be read: {error.strerror}. Check the file and its path."
         ) from error
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):

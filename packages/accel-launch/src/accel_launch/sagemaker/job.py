@@ -94,7 +94,7 @@ def _requirements(folder: Path, *, image: str | None) -> str | None:
         if re.match(r"accel(?![\w.-]*/)(-\w+)?\s*([\[=<>~!;#]|$)", line):
             raise ConfigError(
                 f"`{line.strip()}` in `{file}` would be installed from an index, where the name may be another "
-                f"project's. Name a file or an address in its place: `./NAME.whl` beside it, from {INSTALL_FROM}."
+                f"project's. Name a file or an address in its place: `./NAME.whl` next to it, from {INSTALL_FROM}."
             )
     named = {
         name.replace("_", "-") for name in re.findall(r"\b(accel(?:_[a-z]+)?)-\d\S*\.whl", "\n".join(own))
@@ -118,7 +118,7 @@ def _program(request: LaunchRequest) -> dict[str, Any]:
             "`--no_python` out and name a `.py` file."
         )
     path = Path(script)
-    # The whole folder goes there.
+    # All of the folder is uploaded.
     return {
         "entry_point": path.name,
         "source_dir": str(request.cwd / path.parent),

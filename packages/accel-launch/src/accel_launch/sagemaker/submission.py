@@ -24,7 +24,7 @@ _LISTED = {"base_framework_version": "pytorch2.8.0", "version": "4.56.2", "py_ve
 def submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
     """Start ``job``, show what it writes until it ends, and return 0.
 
-    An interrupt ends the watching, not the job; a line says how to stop that.
+    An interrupt ends the log, not the job; a line shows how to stop the job.
 
     Args:
         job: What `job_of` made.
@@ -56,7 +56,7 @@ def _submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
 
 
 def _with_requirements(job: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """Return the job with what is to be installed in ``file``, which goes there beside the script."""
+    """Return the job with its requirements in ``file``, which is uploaded with the script."""
     if job["requirements"] is None:
         return job
     file.write_text(job["requirements"], encoding="utf-8")
@@ -109,7 +109,7 @@ def _with_container(estimator: Mapping[str, Any], region: str) -> Mapping[str, A
 
 
 def _settings() -> dict[str, Any]:
-    """Return the person's own settings of the SDK; where they say nothing of it, it reports its use to nobody."""
+    """Return the user's settings of the SDK; by default, without telemetry."""
     settings: dict[str, Any] = import_module("sagemaker.config").load_sagemaker_config() or {}
     settings.setdefault("SchemaVersion", "1.0")
     modules = settings.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})

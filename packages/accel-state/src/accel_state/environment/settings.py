@@ -36,7 +36,7 @@ class LaunchColumns(NamedTuple):
 
     Attributes:
         needs: Conditions without which a launch does not use it, by their names in the launcher.
-        unset_values: Values of the config key that count as unset.
+        unset_values: Values of the config key that count as unset; the flag with one of them asks for nothing.
         default_text: The default in the help, if a launch decides it.
         separator: Joins the texts of a flag that may be given several times; None if it may not.
         is_secret: Whether its value must not be shown.

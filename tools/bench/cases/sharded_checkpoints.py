@@ -1,8 +1,11 @@
-"""Pieces of source that cases about saves and loads of sharded models share."""
+"""Saves and loads of a model of 402 MB that two gloo processes share, to the end on both of them.
 
-from __future__ import annotations
+What accel and torch's DCP (`sync_files=True`) write is on the disk then. Accelerate and torch's `save_file` leave it in
+the page cache; the variants with fsync do not. Loads are from the page cache; accel also looks through its manifest.
+"""
 
-from tools.bench.loops import FAREWELL, TWO_RANKS
+from tools.bench.measure import Case
+from tools.bench.two_ranks import FAREWELL, TWO_RANKS
 
 MODEL = """
 import torch
@@ -169,3 +172,49 @@ if rank == 0:
 def variant(prepared: str, measured: str) -> str:
     """Return the source of a variant."""
     return TWO_RANKS + MODEL + prepared + measured + END + FAREWELL
+
+
+CASES = {
+    "fsdp2_full_save": Case(
+        "a full save of 402 MB that two processes share, the median of five",
+        "s",
+        {
+            "peer, fsync": variant(PEER.format(kind="FULL") + WITH_FSYNC, TIMED),
+            "peer": variant(PEER.format(kind="FULL"), TIMED),
+            "ours": variant(OURS.format(kind="FULL"), TIMED),
+            "raw, fsync": variant(RAW + RAW_SAVE["FULL"] + WITH_FSYNC, TIMED),
+        },
+    ),
+    "fsdp2_full_save_memory": Case(
+        "memory that a full save of 402 MB takes above the start, by rank (the largest tensor: 8 MiB)",
+        "MiB",
+        {
+            f"{name}, {who}": variant(prepared, MEASURED.format(rank=rank))
+            for name, prepared in (
+                ("ours", OURS.format(kind="FULL")),
+                ("raw", RAW + RAW_SAVE["FULL"]),
+                ("peer", PEER.format(kind="FULL")),
+            )
+            for rank, who in enumerate(("writer", "other"))
+        },
+    ),
+    "fsdp2_sharded_save": Case(
+        "a sharded save of 402 MB by two processes, the median of five",
+        "s",
+        {
+            "raw DCP": variant(RAW + RAW_SAVE["SHARDED"], TIMED),
+            "ours": variant(OURS.format(kind="SHARDED"), TIMED),
+            "peer, fsync": variant(PEER.format(kind="SHARDED") + WITH_FSYNC, TIMED),
+            "peer": variant(PEER.format(kind="SHARDED"), TIMED),
+        },
+    ),
+    "fsdp2_sharded_load": Case(
+        "loading a sharded checkpoint of 402 MB by two processes, the median of five",
+        "s",
+        {
+            "raw DCP": variant(RAW + RAW_SAVE["SHARDED"], TIMED_LOADS),
+            "ours": variant(OURS.format(kind="SHARDED"), TIMED_LOADS),
+            "peer": variant(PEER.format(kind="SHARDED"), TIMED_LOADS),
+        },
+    ),
+}
