@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
         if isinstance(spec.rdzv_handler, StaticRendezvous):
             self._remaining_restarts = spec.max_restarts - spec.rdzv_handler.num_restarts
         if self._plans and sys.platform == "linux":  # commands start again: nothing is left of them before
-            Attempt((), grace_period_s=0, standby=self._standby).kill()
+            Attempt((), grace_period_s=0, gives_notice=False, standby=self._standby).kill()
         self._plans.clear()
         while self._standby is not None and self._standby.is_awaited():
             time.sleep(_POLL_INTERVAL_S)
