@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     option = add(test, f"engines:\n{engines}\n\n{to.format('pytest', 'test -- -k gather -x')}")
     option("paths", nargs="*", help="what to test, e.g. packages/accel-ops; all if left out")
     option("--engines", nargs="*", type=one_of(ENGINES, "engine"), metavar="NAME",
-           help="test engines instead, all but `disks` if none is named; installs what they need")  # fmt: skip
+           help="engines instead, all but disks and restarts if none is named; installs what they need")  # fmt: skip
     option = add(check)
     option(
         "names", nargs="*", metavar="CHECK", type=one_of(CHECKS, "check"), help=f"any of: {', '.join(CHECKS)}"

@@ -1,4 +1,5 @@
-"""What `tools.bench.restarts` trains: ``restarted_training.py FOLDER STEPS_BETWEEN_SAVES``, until it is ended.
+"""What `tools.bench.restarts` trains: ``restarted_training.py FOLDER STEPS_BETWEEN_SAVES NUM_WORKERS``, until it is
+ended.
 
 Rank 0 writes a line per step to ``FOLDER/steps``: the time, the number of the attempt, the step, the loss. Each rank
 writes its process to ``FOLDER/rank_N``.
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel import Accelerator, ProjectConfiguration
 
-folder, steps_between_saves = Path(sys.argv[1]), int(sys.argv[2])
+folder, steps_between_saves, num_workers = Path(sys.argv[1]), *map(int, sys.argv[2:])
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 (folder / f"rank_{os.environ['RANK']}").write_text(str(os.getpid()))
 torch.set_num_threads(1)
@@ -30,9 +31,8 @@ accelerator = Accelerator(
 )
 model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
 data = TensorDataset(torch.randn(4096, 512))
-model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.AdamW(model.parameters()), DataLoader(data, batch_size=32, shuffle=True)
-)
+loader = DataLoader(data, batch_size=32, shuffle=True, num_workers=num_workers)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
 
 
 class Count:

@@ -1,12 +1,13 @@
-"""Kill a rank every few seconds: ``python -m tools.bench.restarts``, inside the environment of the tests.
+"""Kill ranks every few seconds: ``python -m tools.bench.restarts``, inside the environment of the tests.
 
 Measures for each launcher the seconds from a kill to the first new step, and the goodput: the share of the time that
-was spent on steps that count. Checks that losses are those of a training without kills.
+was spent on steps that count. Checks that losses are those of a training without kills, and what is left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shlex
@@ -16,20 +17,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from accel_launch.launchers.local import free_port
+
 _SCRIPT = Path(__file__).with_name("restarted_training.py")
 _NUM_RESTARTS = 10_000
+_ACCEL = (
+    f"{sys.executable} -m accel_launch launch --cpu --num_processes 2 --quiet --max_restarts {_NUM_RESTARTS}"
+)
+_ACCEL_MACHINE = (
+    f"{_ACCEL} --num_machines 2 --main_process_ip 127.0.0.1 --main_process_port PORT --machine_rank"
+)
+_TORCHRUN = f"{sys.executable} -m torch.distributed.run --max_restarts {_NUM_RESTARTS}"
+_TORCHRUN_MACHINE = (
+    f"{_TORCHRUN} --nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:PORT --local_addr 127.0.0.1"
+)
+# The commands that each gives, one for each machine.
 LAUNCHERS = {
-    "accel": f"{sys.executable} -m accel_launch launch --cpu --num_processes 2 --quiet --max_restarts {_NUM_RESTARTS}",
-    "torchrun": f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 --max_restarts {_NUM_RESTARTS}",
+    "accel": [_ACCEL],
+    "accel-cold": [f"{_ACCEL} --no_python env {sys.executable} -u"],  # there is no standby for `env`
+    "accel-machines": [f"{_ACCEL_MACHINE} {rank}" for rank in range(2)],
+    "torchrun": [f"{_TORCHRUN} --nproc_per_node 2"],
+    "torchrun-machines": [_TORCHRUN_MACHINE] * 2,
 }
+_VICTIMS = ((0,), (1,), (0, 1))
 _PATIENCE_S = 600.0
+_IMPORT = """
+import importlib, json, sys
+from contextlib import suppress
+for name in json.loads(input()):
+    with suppress(ImportError, KeyError):
+        importlib.import_module(name)
+print(flush=True)
+input()
+"""
 
 
 @dataclass(frozen=True)
@@ -43,19 +70,34 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """The open files and the memory of the processes that start the ranks.
+
+    ``standby_mib`` is the memory of the first standby, also what it shares, ``with_ranks_mib`` what it and its ranks
+    take together; None without one.
+    """
+
+    num_descriptors: int
+    memory_mib: float
+    standby_mib: float | None
+    with_ranks_mib: float | None
+
+
+@dataclass(frozen=True)
 class Progress:
     """The steps of one training, and the seconds from each kill to the first step after it.
 
-    ``left`` are the processes that the launcher has left behind, ``num_descriptors`` and ``memory_mib`` what the
-    process that restarts the ranks has open and uses after the first and after the last kill.
+    ``usages`` are those before the first kill and after each. ``left`` are the processes and the shared memory that
+    the launchers have left behind. ``import_mib`` is the memory of a process that has imported what the standby has,
+    None without one.
     """
 
     seconds: float
     steps: tuple[Step, ...]
     recoveries_s: tuple[float, ...]
-    num_descriptors: tuple[int, int]
-    memory_mib: tuple[float, float]
-    left: tuple[int, ...]
+    usages: tuple[Usage, ...]
+    import_mib: float | None
+    left: tuple[str, ...]
     output: str
 
     @property
@@ -81,64 +123,132 @@ class Progress:
 
 
 def train(
-    command: Sequence[str],
+    commands: Sequence[str],
     *,
-    seconds: float,
+    seconds: float = 0.0,
     gap_s: float | None = None,
     num_kills: int | None = None,
+    num_steps: int = 0,
     steps_between_saves: int = 20,
+    num_workers: int = 0,
 ) -> Progress:
-    """Train for ``seconds`` after the first step, killing a rank each ``gap_s``, or until ``num_kills`` are made."""
+    """Train for ``seconds`` after the first step, killing a rank or both each ``gap_s``, or ``num_kills`` times.
+
+    It trains on until ``num_steps`` are made. ``num_workers`` load the batches of each rank, into shared memory.
+    """
     choice = random.Random(0)
-    with tempfile.TemporaryDirectory() as place:
+    shared_before = _shared_memory()
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
-        log = (folder / "log").open("w+")
-        launcher = subprocess.Popen(
-            [*command, str(_SCRIPT), place, str(steps_between_saves)], stdout=log, stderr=log
-        )
+        log = stack.enter_context((folder / "log").open("w+"))
+        arguments = [str(_SCRIPT), place, str(steps_between_saves), str(num_workers)]
+        port = str(free_port())
+        launchers = [
+            psutil.Popen([*shlex.split(each.replace("PORT", port)), *arguments], stdout=log, stderr=log)
+            for each in commands
+        ]
         try:
-            first = _wait_for_attempt(launcher, folder, 0)
-            supervisor = psutil.Process(int((folder / "rank_0").read_text())).parent()
-            assert supervisor is not None
+            first = _wait_for_step(launchers, folder)
             recoveries: list[float] = []
-            usages = [_usage(supervisor)]
+            usages = [_usage(launchers, folder)]
             while gap_s is not None and (
                 time.time() + gap_s < first.at + seconds if num_kills is None else len(recoveries) < num_kills
             ):
                 time.sleep(gap_s)
                 latest = _steps(folder)[-1].attempt
-                victim = int((folder / f"rank_{choice.randrange(2)}").read_text())
-                os.kill(victim, signal.SIGKILL)
                 killed_at = time.time()
-                recoveries.append(_wait_for_attempt(launcher, folder, latest + 1).at - killed_at)
-                usages.append(_usage(supervisor))
+                for rank in choice.choice(_VICTIMS):
+                    with suppress(ProcessLookupError):  # its launcher was faster
+                        os.kill(_ranks(folder)[rank], signal.SIGKILL)
+                recoveries.append(_wait_for_step(launchers, folder, attempt=latest + 1).at - killed_at)
+                usages.append(_usage(launchers, folder))
             if num_kills is None:
                 time.sleep(max(0.0, first.at + seconds - time.time()))
+            _wait_for_step(launchers, folder, step=num_steps)
             last = time.time()
-            family = psutil.Process(launcher.pid).children(recursive=True)
+            modules = _imported(_ranks(folder)[0])
+            family = _family(launchers)
         finally:
-            launcher.terminate()
-            try:
-                launcher.wait(60)
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-                raise
+            for launcher in launchers:
+                launcher.terminate()
+            _, alive = psutil.wait_procs(launchers, timeout=60)
+            for process in alive:
+                process.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
         log.seek(0)
-        once, often = usages[min(1, len(usages) - 1)], usages[-1]
         return Progress(
             last - first.at,
             tuple(_steps(folder)),
             tuple(recoveries),
-            (once[0], often[0]),
-            (once[1], often[1]),
-            tuple(process.pid for process in alive),
+            tuple(usages),
+            _memory_of_import(modules) if modules else None,
+            (*map(str, alive), *sorted(_shared_memory() - shared_before - _mapped())),
             log.read(),
         )
 
 
-def _usage(process: psutil.Process) -> tuple[int, float]:
-    return process.num_fds(), process.memory_info().rss / 2**20
+def _ranks(folder: Path) -> list[int]:
+    return [int((folder / f"rank_{rank}").read_text()) for rank in range(2)]
+
+
+def _family(launchers: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [each for launcher in launchers for each in (launcher, *launcher.children(recursive=True))]
+
+
+def _usage(launchers: Sequence[psutil.Process], folder: Path) -> Usage:
+    ranks = [psutil.Process(pid) for pid in _ranks(folder)]
+    of_ranks = {each.pid for rank in ranks for each in (rank, *rank.children(recursive=True))}
+    keepers = [each for each in _family(launchers) if each.pid not in of_ranks]
+    standbys = [each.pid for each in keepers if any("standby_program" in word for word in each.cmdline())]
+    together = [*standbys, *(rank.pid for rank in ranks)]
+    return Usage(
+        sum(each.num_fds() for each in keepers),
+        sum(each.memory_info().rss for each in keepers) / 2**20,
+        _memory_mib(standbys[0], "Rss") if standbys else None,
+        sum(_memory_mib(pid, "Pss") for pid in together) if standbys else None,
+    )
+
+
+def _memory_mib(pid: int, kind: str) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
+
+
+def _imported(rank: int) -> list[str]:
+    """Return the modules that the rank has reported to a launcher that keeps a standby."""
+    report = psutil.Process(rank).environ().get("ACCEL_IMPORTS_REPORT")
+    return list(json.loads(Path(report).read_text())[0]) if report and Path(report).exists() else []
+
+
+def _memory_of_import(modules: Sequence[str]) -> float:
+    command = [sys.executable, "-c", _IMPORT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(modules) + "\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        memory_mib = _memory_mib(process.pid, "Rss")
+        process.stdin.write("\n")
+    return memory_mib
+
+
+def _shared_memory() -> set[str]:
+    """Return the shared memory, semaphores and queues of the machine: files of POSIX, numbers of System V."""
+    tables = [Path("/proc/sysvipc", kind) for kind in ("shm", "sem", "msg")]
+    numbers = {
+        f"{table}: {line.split()[1]}" for table in tables for line in table.read_text().splitlines()[1:]
+    }
+    return numbers | {str(file) for file in Path("/dev/shm").iterdir()}  # noqa: S108
+
+
+def _mapped() -> set[str]:
+    """Return the files that some process has mapped: they are in use, by others."""
+    files: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            files |= {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines()}
+    return files
 
 
 def _steps(folder: Path) -> list[Step]:
@@ -147,17 +257,19 @@ def _steps(folder: Path) -> list[Step]:
     return [Step(float(at), int(attempt), int(step), loss) for at, attempt, step, loss in fields]
 
 
-def _wait_for_attempt(launcher: subprocess.Popen[bytes], folder: Path, attempt: int) -> Step:
-    """Return the first step of an attempt, or of a later one."""
+def _wait_for_step(
+    launchers: Collection[psutil.Popen], folder: Path, *, attempt: int = 0, step: int = 0
+) -> Step:
+    """Return the first step of an attempt, or of a later one, that is ``step`` or a later one."""
     end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end and launcher.poll() is None:
+    while time.monotonic() < end and all(launcher.poll() is None for launcher in launchers):
         with suppress(FileNotFoundError):
             for each in _steps(folder):
-                if each.attempt >= attempt:
+                if each.attempt >= attempt and each.step >= step:
                     return each
         time.sleep(0.02)
     told = (folder / "log").read_text()[-2000:]
-    raise RuntimeError(f"The launcher made no step of attempt {attempt}: {told}")
+    raise RuntimeError(f"The launcher did not get to step {step} of attempt {attempt}: {told}")
 
 
 def main(words: Sequence[str]) -> int:
@@ -167,24 +279,34 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--gap", type=float, default=15.0, help="seconds between kills")
     parser.add_argument("--kills", type=int, help="number of kills, instead of --seconds")
     parser.add_argument("--launcher", action="append", metavar="NAME=COMMAND", help="others to compare with")
-    parser.add_argument("--only", nargs="*", help="the names of launchers to measure")
+    parser.add_argument(
+        "--only", nargs="*", help=f"the names of launchers to measure: {', '.join(LAUNCHERS)}"
+    )
     given = parser.parse_args(words)
-    launchers = LAUNCHERS | dict(each.split("=", 1) for each in given.launcher or ())
-    launchers = {name: command for name, command in launchers.items() if name in (given.only or launchers)}
-    undisturbed = train(shlex.split(LAUNCHERS["accel"]), seconds=min(given.seconds, 60.0))
+    others = dict(each.split("=", 1) for each in given.launcher or ())
+    launchers = LAUNCHERS | {name: [command] for name, command in others.items()}
+    launchers = {name: commands for name, commands in launchers.items() if name in (given.only or launchers)}
+    undisturbed = train(LAUNCHERS["accel"], seconds=min(given.seconds, 60.0))
     print(f"undisturbed: {1 / undisturbed.step_s:.1f} steps/s, load {os.getloadavg()[0]:.1f}", flush=True)
-    for name, command in launchers.items():
-        got = train(shlex.split(command), seconds=given.seconds, gap_s=given.gap, num_kills=given.kills)
+    for name, commands in launchers.items():
+        got = train(commands, seconds=given.seconds, gap_s=given.gap, num_kills=given.kills)
         same = all(
             losses == undisturbed.losses.get(step, losses) and len(losses) == 1
             for step, losses in got.losses.items()
         )
+        once, often = got.usages[min(1, len(got.usages) - 1)], got.usages[-1]
+        standby = "none"
+        if often.standby_mib is not None and got.import_mib is not None:
+            standby = (
+                f"{often.standby_mib:.0f} MiB ({often.standby_mib / got.import_mib:.2f} of one import; "
+                f"{often.with_ranks_mib:.0f} MiB with its ranks)"
+            )
         print(
             f"{name}: {len(got.recoveries_s)} kills, {statistics.median(got.recoveries_s):.2f} s to the first new step "
-            f"({min(got.recoveries_s):.2f} to {max(got.recoveries_s):.2f}), goodput "
-            f"{got.goodput:.0%}, losses {'equal' if same else 'DIFFER'}, descriptors "
-            f"{got.num_descriptors}, memory {got.memory_mib[0]:.0f} to {got.memory_mib[1]:.0f} MiB, "
-            f"{len(got.left)} processes left, load {os.getloadavg()[0]:.1f}",
+            f"({min(got.recoveries_s):.2f} to {max(got.recoveries_s):.2f}), goodput {got.goodput:.1%}, losses "
+            f"{'equal' if same else 'DIFFER'}, descriptors {once.num_descriptors} to {often.num_descriptors}, memory "
+            f"{once.memory_mib:.0f} to {often.memory_mib:.0f} MiB, standby {standby}, left {list(got.left)}, "
+            f"load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
     return 0

@@ -92,6 +92,9 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "pyright": Engine("what pyright and editors see of the public names", Environment("engines")),
     "ray": Engine("launches on real Ray clusters of one and two nodes", Environment("clusters")),
+    "restarts": Engine(
+        "two hundred kills of the ranks of a training, in ten minutes; runs only if it is named"
+    ),
     "sagemaker": Engine(
         "jobs submitted with Amazon's SDK to moto's server on loopback", Environment("engines")
     ),
@@ -125,8 +128,8 @@ ENGINES: Mapping[str, Engine] = {
         num_workers=2,
     ),
 }
-ONLY_IF_NAMED = ("disks",)
-"""Their set-up takes longer than the tests of all others."""
+ONLY_IF_NAMED = ("disks", "restarts")
+"""They take as long as the tests of all others."""
 
 
 def marked_files(name: str) -> list[str]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":  # a Ctrl-C can get lost while torch is imported
@@ -20,7 +24,8 @@ if __name__ == "__main__":  # a Ctrl-C can get lost while torch is imported
 from torch.distributed import DistError, run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -28,31 +33,110 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from accel_launch.launchers.elastic import address_towards
 from accel_launch.messages import complain
+from accel_launch.plan import ProcessPlan
+from accel_launch.processes.attempt import Attempt, adopt_orphans
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.signals import ENDING_SIGNALS, blocked
+from accel_launch.processes.standby import Standby, can_be_forked
 from accel_launch.remote_protocol import Endings
 from accel_launch.report import RankEnding
 from accel_launch.static_rendezvous import BACKEND, StaticRendezvous
+from accel_state.imports_report import REPORT_VARIABLE
 
+_POLL_INTERVAL_S = 0.01
 MEETING_ERRORS = (RendezvousError, DistError, ValueError)
+
+
+class _Fork:
+    """A rank that was forked from a standby: what torch uses of a `Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._return_code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._return_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._return_code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._return_code
+
+    def wait(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(_POLL_INTERVAL_S)
+
+
+class _Rank(SubprocessHandler):
+    """A rank that its agent starts, or forks from the standby."""
+
+    def __init__(self, agent: Agent, **given: Any) -> None:
+        self._agent = agent
+        super().__init__(**given)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        streams = [
+            0,
+            self._stdout.fileno() if self._stdout else 1,
+            self._stderr.fileno() if self._stderr else 2,
+        ]
+        pid = self._agent.fork(ProcessPlan(args, Path.cwd(), env | self._agent.variables), streams)
+        return super()._popen(args, env | self._agent.variables) if pid is None else _Fork(pid)
 
 
 class Agent(LocalElasticAgent):
     """torch's agent, whose machines count the same restarts if they meet in a `StaticRendezvous`.
 
-    Forks start with signals blocked and unblock them: torch turns a signal into an exception, and Python drops
-    exceptions around a fork, so that a Ctrl-C would be lost; one between a fork and its registration would leave a
-    process that nothing ends.
+    Ranks that start again are forked from a standby, where that is possible.
     """
 
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *args: Any, **options: Any) -> None:
+        super().__init__(spec, logs_specs, *args, **options)
+        self._report = Path(logs_specs.root_log_dir, "imports.json")
+        self._plans: list[ProcessPlan] = []
+        self._standby: Standby | None = None
+        self.variables = {REPORT_VARIABLE: str(self._report)} if spec.max_restarts else {}
+        """The variables of its ranks beside those that torch sets."""
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        meeting = worker_group.spec.rdzv_handler
-        if isinstance(meeting, StaticRendezvous):
-            self._remaining_restarts = worker_group.spec.max_restarts - meeting.num_restarts
-        is_forked = not isinstance(worker_group.spec.entrypoint, str)
-        with blocked(ENDING_SIGNALS if is_forked else ()):
+        spec = worker_group.spec
+        if isinstance(spec.rdzv_handler, StaticRendezvous):
+            self._remaining_restarts = spec.max_restarts - spec.rdzv_handler.num_restarts
+        if self._plans and sys.platform == "linux":  # commands start again: nothing is left of them before
+            Attempt((), grace_period_s=0, gives_notice=False, standby=self._standby).kill()
+        self._plans.clear()
+        while self._standby is not None and self._standby.is_awaited():
+            time.sleep(_POLL_INTERVAL_S)
+        # Functions are forked with signals blocked, and unblock them: torch turns a signal into an exception, and
+        # Python drops exceptions around a fork, so that a Ctrl-C would be lost; one between a fork and its
+        # registration would leave a process that nothing ends.
+        with blocked(() if isinstance(spec.entrypoint, str) else ENDING_SIGNALS):
+            api.get_subprocess_handler = partial(_Rank, self)  # type: ignore[attr-defined]
             started: dict[int, Any] = super()._start_workers(worker_group)
+        if self._standby is None and self._plans and self.variables:
+            adopt_orphans()
+            if can_be_forked(self._plans):
+                self._standby = Standby(self._plans, self._report)
         return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._standby is not None:
+            self._standby.look({})
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+    def fork(self, plan: ProcessPlan, streams: Sequence[int]) -> int | None:
+        """Fork a rank from the standby; return None if it has to be started."""
+        self._plans.append(plan)
+        if self._standby is None:
+            return None
+        return self._standby.fork(plan, plan.environ, streams, starts_session=True)
+
+    def close(self) -> None:
+        """End the standby."""
+        if self._standby is not None:
+            self._standby.close()
 
 
 def run_ranks(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> RunResult:
@@ -93,6 +177,7 @@ def run_ranks(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
         is_over = False
         raise
     finally:
+        agent.close()
         if is_over:
             meeting.shutdown()
     return result
@@ -102,9 +187,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks of this machine; return 0 if they succeeded, 1 if not."""
     given = run.parse_args(argv)  # type: ignore[no-untyped-call]
     given.local_addr = given.local_addr or address_towards(given.rdzv_endpoint)
-    config, command, arguments = run.config_from_args(given)
     try:
-        result = run_ranks(config, command, arguments)
+        with TemporaryDirectory(prefix="accel-errors-") as folder:
+            if given.tee == "0":  # else torch makes one, which is kept
+                given.log_dir = given.log_dir or folder
+            result = run_ranks(*run.config_from_args(given))
     except SignalException as error:
         return 128 + int(error.sigval)
     except MEETING_ERRORS as error:

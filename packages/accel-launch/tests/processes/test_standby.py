@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from accel_launch.launchers.local import free_port
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.output import log_folder
@@ -57,6 +58,19 @@ def start(
         )
 
 
+def start_by_agent(script: Path, *arguments: str, environ: dict[str, str] | None = None) -> int:
+    """Run a rank as `accel launch --num_machines 2 --max_restarts` does: torch's agent starts it."""
+    flags = {"rdzv_backend": "accel-static", "rdzv_conf": "rank=0", "max_restarts": 2, "nproc_per_node": 1}
+    flags["rdzv_endpoint"] = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-P", "-m", "accel_launch.elastic_agent"]
+    command += [*(f"--{name}={value}" for name, value in flags.items()), "--no_python"]
+    command += [sys.executable, "-u", f"./{script.name}", *arguments]
+    done = subprocess.run(
+        command, cwd=script.parent, env=os.environ | (environ or {}), timeout=600, check=False
+    )
+    return done.returncode
+
+
 def write(folder: Path, code: str, name: str = "script") -> Path:
     script = folder / f"{name}.py"
     script.write_text(REPORT + code)
@@ -81,7 +95,8 @@ found = {
     "descriptors": {name: os.readlink(f"/proc/self/fd/{name}") for name in sorted(os.listdir("/proc/self/fd"))
                     if os.path.exists(f"/proc/self/fd/{name}")},
     "affinity": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "umask": os.umask(0o22),
-    "group": os.getpgrp(), "session": os.getsid(0), "parent": os.getppid(),
+    "group": os.getpgrp() == os.getpid() or os.getpgrp(), "session": os.getsid(0) == os.getpid() or os.getsid(0),
+    "parent": os.getppid(),
     "handlers": {int(each): str(signal.getsignal(each)) for each in signal.valid_signals()},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "streams": [(stream.name, stream.isatty(), stream.encoding, stream.errors, stream.line_buffering,
@@ -92,20 +107,46 @@ open(f"{sys.argv[1]}/{attempt}", "w").write(json.dumps(found))
 """
 
 
+# They differ between attempts.
+OF_ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT")
+
+
+def assert_all_see_the_same(folder: Path, num_attempts: int) -> None:
+    first, *others = (json.loads((folder / str(attempt)).read_text()) for attempt in range(num_attempts))
+    assert not first.pop("warm")
+    assert [each.pop("warm") for each in others] == [True] * len(others)
+    for seen in (first, *others):
+        for name in OF_ATTEMPTS:
+            seen["environ"].pop(name, None)
+        # Pipes have other numbers, loaders other addresses.
+        seen["descriptors"] = {name: re.sub(r"\d+", "", file) for name, file in seen["descriptors"].items()}
+        seen["main"] = {name: re.sub("0x[0-9a-f]+", "", text) for name, text in seen["main"].items()}
+    assert others == [first] * len(others)
+
+
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_rank_sees_the_same_whether_it_is_forked_or_started(tmp_path, as_module):
     script = write(tmp_path, SEES + "sys.exit(3 - attempt)")
     ending = start(script, str(tmp_path), "two words", as_module=as_module)
     assert [child.return_code for child in ending.children] == [2]
-    cold, warm = (json.loads((tmp_path / str(attempt)).read_text()) for attempt in range(2))
-    assert (cold.pop("warm"), warm.pop("warm")) == (False, True)
-    for seen in (cold, warm):
-        for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"):
-            seen["environ"].pop(name, None)
-        # Pipes have other numbers, loaders other addresses.
-        seen["descriptors"] = {name: re.sub(r"\d+", "", file) for name, file in seen["descriptors"].items()}
-        seen["main"] = {name: re.sub("0x[0-9a-f]+", "", text) for name, text in seen["main"].items()}
-    assert warm == cold
+    assert_all_see_the_same(tmp_path, 2)
+
+
+def test_a_rank_of_torchs_agent_sees_the_same_whether_it_is_forked_or_started(tmp_path):
+    assert start_by_agent(write(tmp_path, SEES + "sys.exit(2 - attempt)"), str(tmp_path), "two words") == 0
+    assert_all_see_the_same(tmp_path, 3)
+
+
+def test_what_cannot_be_forked_by_torchs_agent_starts_cold_and_one_line_says_why(tmp_path, capfd):
+    module = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    script = tmp_path / "script.py"
+    script.write_text(f"import thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(2 - attempt)")
+    assert start_by_agent(script, environ=installed(tmp_path, module)) == 0
+    told = capfd.readouterr()
+    assert told.out.split() == ["False"] * 3
+    assert [line for line in told.err.splitlines() if "without the standby" in line] == [
+        "The ranks start without the standby: `thing` starts a thread when it is imported."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +192,14 @@ def test_the_standby_imports_what_is_installed_and_no_file_of_the_user(tmp_path,
     assert (tmp_path / "imports").read_text() == "xyxy"
 
 
+# A group that needs no thread and no connection.
+FAKE_GROUP = """
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+"""
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -169,12 +218,25 @@ def test_the_standby_imports_what_is_installed_and_no_file_of_the_user(tmp_path,
             "only there",
         ),
         ("import os, __main__\nif not hasattr(__main__, 'REPORTS'): os._exit(1)", "it has ended"),
+        ("import socket\nlistener = socket.create_server(('127.0.0.1', 0))", "opens `socket:["),
+        (
+            "import os\nhome = os.environ.get('SET_BY_SCRIPT')",
+            "reads `SET_BY_SCRIPT`, which the script changes",
+        ),
+        ("import mine", "`mine` is `"),
+        (FAKE_GROUP, "opened a process group"),
     ],
 )
 def test_what_cannot_be_forked_starts_cold_and_one_line_says_why(tmp_path, capfd, module, reason):
+    environ = installed(tmp_path, module)
+    for folder in (tmp_path, tmp_path / "site-packages"):
+        (folder / "mine.py").touch()
     script = tmp_path / "script.py"
-    script.write_text(f"REPORTS = True\nimport thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(1)")
-    start(script, num_ranks=2, restarts=2, environ=installed(tmp_path, module))
+    script.write_text(
+        "import os\nos.environ['SET_BY_SCRIPT'] = 'x'\nREPORTS = True\n"
+        f"import thing\n{REPORT}\nprint(is_warm, flush=True)\nsys.exit(1)"
+    )
+    start(script, num_ranks=2, restarts=2, environ=environ)
     told = capfd.readouterr()
     # Two ranks write to one stream, so ends of lines may stand apart from them.
     assert "True" not in told.out
@@ -211,6 +273,30 @@ def test_threads_of_arrow_are_accepted_and_work_after_the_fork(tmp_path, capfd):
     ]
 
 
+def test_what_installed_modules_set_in_the_environment_is_set_after_the_fork(tmp_path, capfd):
+    module = "import os\nos.environ.setdefault('SET_BY_IT', 'x')\nos.environ.pop('DELETED_BY_IT')"
+    script = tmp_path / "script.py"
+    told = (
+        "print(is_warm, os.environ['SET_BY_IT'], os.environ['SET_AT_START'], 'DELETED_BY_IT' in os.environ)\n"
+        "sys.exit(1)"
+    )
+    script.write_text(f"import thing\n{REPORT}{told}")
+    environ = installed(tmp_path, module) | {"DELETED_BY_IT": "x"}
+    at_start = "import os\nos.environ['SET_AT_START'] = 'y'"
+    (tmp_path / "site-packages" / "sitecustomize.py").write_text(at_start)
+    start(script, environ=environ)
+    assert capfd.readouterr().out.splitlines() == ["False x y False", "True x y False"]
+
+
+def test_a_variable_that_loaded_libraries_have_read_is_not_changed_for_forks(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nos.environ['OMP_NUM_THREADS'] = '3'\n{REPORT}print(is_warm)\nsys.exit(1)")
+    start(script, environ={"OMP_NUM_THREADS": "1"})
+    told = capfd.readouterr()
+    assert told.out.split() == ["False", "False"]
+    assert "the script changes `OMP_NUM_THREADS`" in told.err
+
+
 def test_ranks_that_run_when_another_fails_get_the_signal(tmp_path, capfd):
     code = (
         "import signal, time\n"
@@ -221,6 +307,20 @@ def test_ranks_that_run_when_another_fails_get_the_signal(tmp_path, capfd):
     ending = start(write(tmp_path, code), num_ranks=2)
     assert [child.return_code for child in ending.children] == [9, 4]
     assert ending.children[0].was_ended
+
+
+def test_shared_memory_of_a_rank_that_is_killed_is_deleted(tmp_path):
+    code = (
+        "import signal\nfrom multiprocessing import get_context, shared_memory\n"
+        "block = shared_memory.SharedMemory(create=True, size=8)\n"
+        "lock = get_context('spawn').Lock()\n"
+        "open(sys.argv[1], 'a').write(f'{block.name} ')\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ending = start(write(tmp_path, code), str(tmp_path / "names"))
+    assert [child.return_code for child in ending.children] == [-signal.SIGKILL]
+    names = (tmp_path / "names").read_text().split()
+    assert len(names) == 2
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
 def test_twenty_restarts_leak_no_descriptor(tmp_path):
@@ -257,6 +357,7 @@ def test_a_standby_that_is_killed_costs_one_cold_start(tmp_path, capfd):
 LAUNCHER = """
 import os, sys
 from pathlib import Path
+from accel_launch.launchers.local import free_port
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.output import log_folder

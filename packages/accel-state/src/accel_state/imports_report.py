@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 from pathlib import Path
 
-from accel_state.environment import variable
+from accel_state.environment import snapshot, variable
 
 REPORT_VARIABLE = "ACCEL_IMPORTS_REPORT"
 """The variable that names the file to report to; without it nothing is reported."""
@@ -16,8 +17,16 @@ is_due = True
 """Whether this process has yet to report."""
 
 
+def digest(value: str | None) -> str:
+    """Return what stands for the value of a variable in a report, which shows no secret."""
+    return "" if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
+
+
 def report_imports(*soon: str) -> None:
-    """Write the modules that this process has imported, with their files, and those of ours that it will ``soon``."""
+    """Write the modules that this process has imported, with their files, and those of ours that it will ``soon``.
+
+    The environment stands beside them, as digests.
+    """
     global is_due
     is_due = False
     path = variable(REPORT_VARIABLE)
@@ -29,5 +38,6 @@ def report_imports(*soon: str) -> None:
         if spec is not None and spec.name == name and spec.has_location and spec.origin is not None:
             modules[name] = spec.origin
     whole = Path(f"{path}.{os.getpid()}")
-    whole.write_text(json.dumps(modules))
+    environ = {name: digest(value) for name, value in snapshot().items()}
+    whole.write_text(json.dumps([modules, environ]))
     whole.replace(path)

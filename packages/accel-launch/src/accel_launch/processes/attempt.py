@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PR_SET_CHILD_SUBREAPER = 36
 _ADOPTS = sys.platform == "linux"
 _KILL_INTERVAL_S = 0.005
+# How long a process that has only to delete what others left is waited for.
+_TRACKER_PATIENCE_S = 2.0
 # How long the rest of a line is waited for.
 _PATIENCE_S = 0.1
 # How often it is looked whether anything is left of children that have ended.
@@ -286,10 +288,18 @@ def rest_of_run() -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Send each a SIGKILL, if it has not ended by now."""
+    """Send each a SIGKILL, unless it has ended; Python's trackers first delete the shared memory of the others."""
     import psutil
 
+    trackers: list[psutil.Process] = []
     for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
+                trackers.append(process)
+            else:
+                process.kill()
+    _, hanging = psutil.wait_procs(trackers, timeout=_TRACKER_PATIENCE_S)
+    for process in hanging:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 

@@ -29,8 +29,9 @@ _PATIENCE_S = 30.0
 # Ranks that import the same would need no less than the rest of its imports.
 _IMPORT_PATIENCE_S = 120.0
 _CHUNK = 4096
-# They differ between attempts, in addition to those that differ between ranks.
-_OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT"}
+# They differ between attempts, in addition to those that differ between ranks: machines may meet in another order.
+_OF_ATTEMPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"}
+_OF_ATTEMPTS |= {"RANK", "GROUP_RANK", "ROLE_RANK"}
 
 
 class Standby:
@@ -86,18 +87,30 @@ class Standby:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-            with _packed([json.loads(self._report.read_text()), sorted(watched)]) as request:
+            report = json.loads(self._report.read_text())
+            with _packed([*report, environ, sorted(watched)]) as request:
                 socket.send_fds(self._line, [b"!"], [request.fileno()])
         except OSError as error:  # the run goes on without it, as where its folder is gone
             self._refuse(f"it cannot be started: {error}", for_good=True)
 
-    def fork(self, plan: ProcessPlan, environ: Mapping[str, str], streams: Sequence[int]) -> int | None:
-        """Start a child of this process with these streams; return its number, None if it cannot be forked."""
+    def fork(
+        self,
+        plan: ProcessPlan,
+        environ: Mapping[str, str],
+        streams: Sequence[int],
+        *,
+        starts_session: bool = False,
+    ) -> int | None:
+        """Start a child of this process with these streams; return its number, None if it cannot be forked.
+
+        This process has to adopt orphans (`adopt_orphans`).
+        """
         if self._line is None or not self._hear():
             return None
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE_S)
-        with ours, _packed([plan.argv, dict(environ), str(plan.cwd), os.getpid()]) as request:
+        content = [plan.argv, dict(environ), str(plan.cwd), os.getpid(), starts_session]
+        with ours, _packed(content) as request:
             try:
                 with theirs:
                     socket.send_fds(self._line, [b"!"], [request.fileno(), theirs.fileno(), *streams])

@@ -30,13 +30,16 @@ from typing import Any
 from accel_launch.installation import PACKAGES
 from accel_launch.processes.parent_death import end_with_parent
 from accel_launch.processes.signals import FORWARDED_SIGNALS
-from accel_state.environment import recorded_reads, restore, variable
+from accel_state.environment import recorded_reads, restore, snapshot, variable
+from accel_state.imports_report import digest
 
 READY = "ready"
 _SITE_PACKAGES = {"site-packages", "dist-packages"}
 _OURS = {name.replace("-", "_") for name in PACKAGES}
 # Their threads, of OpenBLAS and Arrow, end before a fork and start again after it.
 _WITH_THREADS = {"numpy", "scipy", "pyarrow"}
+# Variables that libraries read when they are loaded, which is before the script can change them.
+_OF_LIBRARIES = ("GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_")
 _NO_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/", "/dev/shm/")  # noqa: S108
 
 
@@ -44,12 +47,12 @@ def main() -> None:
     """Serve the launcher; return in each rank that was forked, as which this process then runs the script."""
     sys.argv = sys.argv[1:]
     with socket.socket(fileno=0) as launcher:
-        modules, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
+        modules, digests, environ, watched = _unpack(socket.recv_fds(launcher, 1, 1)[1][0])
         path = list(sys.path)
         added = {Path(each).absolute() for each in (variable("PYTHONPATH") or "").split(os.pathsep) if each}
         # There may be files of the user's.
         sys.path[:] = [each for each in path if Path(each).absolute() not in added or _is_installed(each)]
-        reason = _import(modules, watched)
+        reason = _import(modules, digests, watched)
         launcher.sendall((reason or READY).encode())
         if reason is not None:
             os._exit(0)
@@ -70,7 +73,7 @@ def main() -> None:
             os.waitpid(parent, 0)
         else:
             os._exit(0)
-    _become_rank(*files)
+    _become_rank(environ, *files)
 
 
 def _unpack(file: int) -> Any:
@@ -83,29 +86,48 @@ def _is_installed(place: str) -> bool:
     return not _SITE_PACKAGES.isdisjoint(Path(place).parts)
 
 
-def _import(modules: Mapping[str, str], watched: Collection[str]) -> str | None:
-    """Import the installed ones of ``modules``, which maps names to files; return why no rank may be forked."""
+def _import(modules: Mapping[str, str], digests: Mapping[str, str], watched: Collection[str]) -> str | None:
+    """Import the installed ones of ``modules``, which maps names to files; return why no rank may be forked.
+
+    ``digests`` are those of the environment that the script has then, except for the variables that are ``watched``.
+    """
     names = [name for name, file in modules.items() if _is_installed(file) or name.partition(".")[0] in _OURS]
     num_threads = _num_threads()
     for name in sorted(names, key=lambda name: name.partition(".")[0] not in _WITH_THREADS):
-        with recorded_reads(watched) as reads:
+        changed = _changed(digests).difference(watched)
+        with recorded_reads(changed.union(watched)) as reads:
             try:
                 importlib.import_module(name)
             except (ImportError, KeyError) as error:
                 if not reads:  # the variables that are watched are not set here
                     return f"`{name}` cannot be imported before the script: {error}"
-        if reads:
-            return f"`{name}` reads `{min(reads)}`, which differs between ranks and restarts, when it is imported"
+        # What a module itself sets, or another that it imports, it sets here as well.
+        if reads := reads.difference(changed) | (reads & _changed(digests)):
+            why = "the script changes" if min(reads) in changed else "differs between ranks and restarts"
+            return f"`{name}` reads `{min(reads)}`, which {why}, when it is imported"
         if name.partition(".")[0] in _WITH_THREADS and threading.active_count() == 1:
             num_threads = _num_threads()
         if _num_threads() > num_threads:
             return f"`{name}` starts a thread when it is imported"
         if device := _open_device():
             return f"`{name}` opens `{device}` when it is imported"
+    for name, file in modules.items():
+        if file and getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", file) != file:
+            return f"`{name}` is `{file}` in the script, but another module for those that it has imported"
+    if read := [name for name in _changed(digests).difference(watched) if name.startswith(_OF_LIBRARIES)]:
+        return f"the script changes `{min(read)}`, which libraries read when they are loaded"
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return "a module that it has imported opened a process group"
     return None
+
+
+def _changed(digests: Mapping[str, str]) -> set[str]:
+    """Return the variables that have other values here."""
+    environ = snapshot()
+    return {
+        name for name in environ.keys() | digests.keys() if digest(environ.get(name)) != digests.get(name, "")
+    }
 
 
 def _num_threads() -> int:
@@ -113,23 +135,31 @@ def _num_threads() -> int:
 
 
 def _open_device() -> str | None:
-    """Return a device that this process has open, which a fork could not use."""
-    files = (str(descriptor.resolve()) for descriptor in Path("/proc/self/fd").iterdir())
-    devices = (file for file in files if file.startswith("/dev/") and not file.startswith(_NO_DEVICES))
-    return next(devices, None)
+    """Return a device or a connection that this process has open, which forks could not use."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        file = str(descriptor.resolve()).removeprefix(f"/proc/{os.getpid()}/fd/")
+        is_device = file.startswith("/dev/") and not file.startswith(_NO_DEVICES)
+        if is_device or (file.startswith("socket:") and descriptor.name != "0"):
+            return file
+    return None
 
 
-def _become_rank(request: int, report: int, *streams: int) -> None:
+def _become_rank(at_start: Mapping[str, str], request: int, report: int, *streams: int) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.orig_argv[:], environ, folder, launcher_pid = _unpack(request)
+    sys.orig_argv[:], environ, folder, launcher_pid, starts_session = _unpack(request)
     end_with_parent(launcher_pid)
+    if starts_session:
+        os.setsid()
     with socket.socket(fileno=report) as launcher:
         launcher.sendall(b"%d" % os.getpid())
         if not launcher.recv(1):  # it has waited too long, and started another process in our place
             os._exit(1)
-    restore(environ)
+    # What the interpreter's start and imports have set or deleted stays so.
+    changes = {name: value for name, value in snapshot().items() if at_start.get(name) != value}
+    deleted = at_start.keys() - snapshot().keys()
+    restore({name: value for name, value in environ.items() if name not in deleted} | changes)
     os.chdir(folder)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # Python's is seeded by the fork
