@@ -70,7 +70,7 @@ def test_variables_of_the_run_go_along_and_paths_of_this_machine_do_not(request_
         ({"ray_address": "ray://head:10001"}, "through Ray's client. Give the address of the head node"),
         ({"ray_address": "a:1", "num_processes": ""}, "needs `--num_processes`"),
         ({"ray_resources": "a=b"}, "`--ray_resources` has `a=b`, but an amount must be a number"),
-        ({"ray_runtime_env": "missing.yaml"}, "missing.yaml`, which cannot be read: No such file"),
+        ({"ray_runtime_env": "missing.yaml"}, "missing.yaml` cannot be read: No such file"),
         ({"ray_runtime_env": "list.yaml"}, "list.yaml`, which must hold `key: value` lines"),
         ({"ray_runtime_env": "broken.yaml"}, "broken.yaml`, which is neither YAML nor JSON"),
     ],

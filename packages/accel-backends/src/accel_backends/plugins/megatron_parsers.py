@@ -104,16 +104,7 @@ def parse_llama_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) 
         raise ConfigError(
             "`mlp_bias` and `attention_bias` of a Llama's config are not taken over to Megatron-LM. Set them to False."
         )
-    megatron_lm_plugin.megatron_lm_default_args.update(
-        model_type_name="gpt",
-        num_query_groups=config.num_key_value_heads,
-        kv_channels=config.head_dim,
-        add_bias_linear=False,
-        attention_dropout=config.attention_dropout,
-        hidden_dropout=0.0,
-        **_rotary(config),
-        **_llama_like(config),
-    )
+    megatron_lm_plugin.megatron_lm_default_args.update(_llama_like(config))
 
 
 @add_model_config_to_megatron_parser("glm4_moe")
@@ -122,14 +113,8 @@ def parse_glm4_moe_config(megatron_lm_plugin: Plugin, model: Any, batch_data: An
     config = model.config
     num_dense = config.first_k_dense_replace
     megatron_lm_plugin.megatron_lm_default_args.update(
-        model_type_name="gpt",
-        num_query_groups=config.num_key_value_heads,
-        kv_channels=config.head_dim,
-        add_bias_linear=False,
         add_qkv_bias=config.attention_bias,
         qk_layernorm=config.use_qk_norm,
-        attention_dropout=config.attention_dropout,
-        hidden_dropout=0.0,
         num_experts=config.n_routed_experts,
         moe_layer_freq=[0] * num_dense + [1] * (config.num_hidden_layers - num_dense),
         moe_ffn_hidden_size=config.moe_intermediate_size,
@@ -141,7 +126,6 @@ def parse_glm4_moe_config(megatron_lm_plugin: Plugin, model: Any, batch_data: An
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
         moe_router_load_balancing_type="none",
-        **_rotary(config),
         **_llama_like(config),
     )
 
@@ -217,14 +201,21 @@ def _common(config: Any) -> dict[str, Any]:
 
 def _llama_like(config: Any) -> dict[str, Any]:
     return {
+        "model_type_name": "gpt",
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
+        "num_query_groups": config.num_key_value_heads,
+        "kv_channels": config.head_dim,
+        "add_bias_linear": False,
+        "attention_dropout": config.attention_dropout,
+        "hidden_dropout": 0.0,
         "num_attention_heads": config.num_attention_heads,
         "ffn_hidden_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
         "normalization": "RMSNorm",
         "norm_epsilon": config.rms_norm_eps,
         "swiglu": True,
+        **_rotary(config),
         **_common(config),
     }
 

@@ -131,6 +131,8 @@ def _packed(num_blocks: int) -> CutStyle:
 
 
 #: By the name that plans use. What is not here are parts of models of transformers that torch has no style for.
+# ruff: noqa: E501 -- a row is a line
+# fmt: off
 STYLES = {
     "colwise": CutStyle(ColwiseParallel, _LINEAR, 0, uneven="colwise_gather_output"),
     "colwise_gather_output": _GATHERED,
@@ -141,40 +143,14 @@ STYLES = {
     "packed_colwise": _packed(2),
     "packed_qkv_colwise": _packed(3),
     "embedding_rowwise": CutStyle(lambda: RowwiseParallel(input_layouts=_WHOLE), _EMBEDDING, 0, gathers=True),
-    "embedding_colwise": CutStyle(
-        lambda: ColwiseParallel(output_layouts=_WHOLE), _EMBEDDING, 1, gathers=True
-    ),
+    "embedding_colwise": CutStyle(lambda: ColwiseParallel(output_layouts=_WHOLE), _EMBEDDING, 1, gathers=True),
     # A norm of each head: any dimension but the last may be the one that ranks have parts of.
-    "replicated_with_grad_allreduce": CutStyle(
-        lambda: SequenceParallel(sequence_dim=0, use_local_output=True)
-    ),
+    "replicated_with_grad_allreduce": CutStyle(lambda: SequenceParallel(sequence_dim=0, use_local_output=True)),
     "colwise_loss_parallel": CutStyle(lambda: ColwiseParallel(use_local_output=False), _LINEAR, 0),
     "sequence_parallel": CutStyle(lambda: SequenceParallel(use_local_output=True), in_sequence=True),
-    "embedding_rowwise_sequence": CutStyle(
-        lambda: RowwiseParallel(input_layouts=_WHOLE, output_layouts=_SEQUENCE),
-        _EMBEDDING,
-        0,
-        in_sequence=True,
-    ),
-    "colwise_sequence": CutStyle(
-        lambda: ColwiseParallel(input_layouts=_SEQUENCE),
-        _LINEAR,
-        0,
-        uneven="colwise_gather_output_sequence",
-        in_sequence=True,
-    ),
-    "colwise_gather_output_sequence": CutStyle(
-        lambda: ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=_WHOLE),
-        _LINEAR,
-        0,
-        in_sequence=True,
-        gathers=True,
-    ),
-    "rowwise_sequence": CutStyle(
-        lambda: RowwiseParallel(output_layouts=_SEQUENCE),
-        _LINEAR,
-        1,
-        uneven="rowwise_split_input",
-        in_sequence=True,
-    ),
+    "embedding_rowwise_sequence": CutStyle(lambda: RowwiseParallel(input_layouts=_WHOLE, output_layouts=_SEQUENCE), _EMBEDDING, 0, in_sequence=True),
+    "colwise_sequence": CutStyle(lambda: ColwiseParallel(input_layouts=_SEQUENCE), _LINEAR, 0, uneven="colwise_gather_output_sequence", in_sequence=True),
+    "colwise_gather_output_sequence": CutStyle(lambda: ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=_WHOLE), _LINEAR, 0, in_sequence=True, gathers=True),
+    "rowwise_sequence": CutStyle(lambda: RowwiseParallel(output_layouts=_SEQUENCE), _LINEAR, 1, uneven="rowwise_split_input", in_sequence=True),
 }
+# fmt: on

@@ -113,20 +113,13 @@ def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
         given = [in_config] if isinstance(in_config, str) else [str(one) for one in in_config]
         file = config.values.get("command_file")
     if file and not given:
-        given = _lines_of(Path(str(file)).expanduser())
+        lines = read_text_file(
+            Path(str(file)).expanduser(), what=f"The file of commands `{file}`"
+        ).splitlines()
+        given = [line.strip() for line in lines if line.strip()]
     if not given:
         raise ConfigError("There is nothing to run on the pod: use `--command` or `--command_file`.")
     return given
-
-
-def _lines_of(path: Path) -> list[str]:
-    try:
-        lines = read_text_file(path).splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"The file of commands `{path}` cannot be read: {error.strerror}. Check the file and its path."
-        ) from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _run(argv: Sequence[str]) -> int:

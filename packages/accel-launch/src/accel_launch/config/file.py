@@ -136,7 +136,13 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If it cannot be read or parsed, or is not a mapping.
     """
-    content = _parse(path, _text_of(path))
+    try:
+        content = _parse(path, read_text_file(path, what=f"The config file `{path}`"))
+    except FileNotFoundError:
+        raise MissingFileError(
+            f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
+            "flag out."
+        ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -187,38 +193,25 @@ def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
         raise ConfigError(f"Unknown key `{shown}` in {where}.{did_you_mean(shown, known)}")
 
 
-def read_text_file(path: Path) -> str:
-    """Return the text of a small file.
+def read_text_file(path: Path, *, what: str) -> str:
+    """Return the text of a small file; ``what`` names it in errors.
 
     Raises:
-        OSError: Also if it is larger than 256 KiB, a named pipe, or no text.
+        ConfigError: If it cannot be read, is larger than 256 KiB, a named pipe, or no text.
     """
-    if Path(
-        os.path.realpath(path)
-    ).is_fifo():  # the pipes of a shell's `<(…)` have a writer, and no real path
-        raise OSError(errno.EINVAL, "it is a pipe")
     try:
+        # The pipes of a shell's `<(…)` have a writer, and no real path.
+        if Path(os.path.realpath(path)).is_fifo():
+            raise OSError(errno.EINVAL, "it is a pipe")
         with path.open(encoding="utf-8") as file:
             text = file.read(_MAX_CHARACTERS + 1)
-    except UnicodeDecodeError as error:
-        raise OSError(errno.EILSEQ, "it is no text in UTF-8") from error
-    if len(text) > _MAX_CHARACTERS:
-        raise OSError(errno.EFBIG, f"it is larger than {_MAX_CHARACTERS >> 10} KiB")
+        if len(text) > _MAX_CHARACTERS:
+            raise OSError(errno.EFBIG, f"it is larger than {_MAX_CHARACTERS >> 10} KiB")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        kind = MissingFileError if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"{what} cannot be read: {why}. Check the file, its path and its permissions.") from error
     return text
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return read_text_file(path)
-    except FileNotFoundError:
-        raise MissingFileError(
-            f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
-            "flag out."
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"The config file `{path}` cannot be read: {error.strerror}. Check the file, its path and its permissions."
-        ) from error
 
 
 def _parse(path: Path, text: str) -> Any:

@@ -90,12 +90,7 @@ def _from_names(text: str) -> tuple[Host, ...]:
 
 
 def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
-    try:
-        lines = read_text_file(request.cwd / file).splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"The hostfile `{file}` cannot be read: {error.strerror}. Check the file and its path."
-        ) from error
+    lines = read_text_file(request.cwd / file, what=f"The hostfile `{file}`").splitlines()
     texts = [line.partition("#")[0].strip() for line in lines]
     hosts = tuple(_host(text, _LINE, f"the hostfile `{file}`") for text in texts if text)
     if not hosts:

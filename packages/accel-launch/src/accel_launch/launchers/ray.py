@@ -136,12 +136,10 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(read_text_file(request.cwd / asked))
-    except OSError as error:
-        raise ConfigError(
-            f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}. Check its path."
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.safe_load(
+            read_text_file(request.cwd / asked, what=f"The `--ray_runtime_env` `{asked}`")
+        )
+    except yaml.YAMLError as error:
         raise ConfigError(
             f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}. Correct it there."
         ) from error

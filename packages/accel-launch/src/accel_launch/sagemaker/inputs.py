@@ -87,12 +87,7 @@ def metrics_of(path: Path) -> list[dict[str, str]]:
 
 
 def _pairs(path: Path, what: str) -> list[tuple[str, str]]:
-    try:
-        lines = read_text_file(path).splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"The file `{path}`, with {what}, cannot be read: {error.strerror}. Check the file and its path."
-        ) from error
+    lines = read_text_file(path, what=f"The file `{path}`, with {what},").splitlines()
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

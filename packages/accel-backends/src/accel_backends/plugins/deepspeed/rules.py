@@ -167,10 +167,13 @@ AUTOTP_SIZE = "tensor_parallel.autotp_size"
 """The key that says how many ranks share each layer."""
 
 _MODEL = "a model whose config has `hidden_size` or `hidden_sizes`"
+_LOADER = "a loader with a batch size in `prepare`, or a number"
+_SIZES = "the number of ranks, `train_micro_batch_size_per_gpu` and `gradient_accumulation_steps`"
 _OPTIMIZER = "a `DummyOptim` in `prepare`"
 _SCHEDULER = "a `DummyScheduler` in `prepare`"
 _KEEP = Conflict.CONFIG_WINS
 _ZERO = "zero_optimization"
+_GATHERS_ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
 _MAXIMUM = Said(1_000_000_000, "default of DeepSpeed", is_default=True)
 
 
@@ -179,43 +182,23 @@ def _default(value: Any, meaning: str = "") -> Said:
 
 
 # In this order: rows read what those above have written.
+# fmt: off
 RULES: tuple[Rule, ...] = (
     Rule(f"{_ZERO}.stage", _of("zero_stage"), "`zero_stage`"),
     Rule(f"{_ZERO}.offload_optimizer.device", _of("offload_optimizer_device"), "`offload_optimizer_device`"),
-    Rule(
-        f"{_ZERO}.offload_optimizer.nvme_path",
-        _of("offload_optimizer_nvme_path"),
-        "`offload_optimizer_nvme_path`",
-    ),
+    Rule(f"{_ZERO}.offload_optimizer.nvme_path", _of("offload_optimizer_nvme_path"), "`offload_optimizer_nvme_path`"),
     Rule(f"{_ZERO}.sub_group_size", _parameters_apart, is_always_written=True),
     Rule(f"{_ZERO}.offload_param.device", _of("offload_param_device"), "`offload_param_device`"),
     Rule(f"{_ZERO}.offload_param.nvme_path", _of("offload_param_nvme_path"), "`offload_param_nvme_path`"),
-    Rule(
-        f"{_ZERO}.stage3_gather_16bit_weights_on_model_save",
-        _of("zero3_save_16bit_model"),
-        "`zero3_save_16bit_model`",
-    ),
+    Rule(f"{_ZERO}.{_GATHERS_ON_SAVE}", _of("zero3_save_16bit_model"), "`zero3_save_16bit_model`"),
     Rule("gradient_accumulation_steps", _accumulation, is_always_written=True, fallback=_default(1)),
     Rule(AUTOTP_SIZE, _autotp_size, "`ParallelismConfig(tp_size=...)`"),
     # Left out, DeepSpeed cuts the logits of some models, and a loss computed from them would be another one.
     Rule("tensor_parallel.vocab_parallel_lm_head", _whole_logits, is_always_written=True),
     # Left out, it would be 1.0 by DeepSpeed's own default.
-    Rule(
-        "gradient_clipping", _of("gradient_clipping"), is_always_written=True, fallback=_default(0.0, "off")
-    ),
-    Rule(
-        "train_micro_batch_size_per_gpu",
-        _micro_batch_size,
-        "a loader with a batch size in `prepare`, or a number",
-        _KEEP,
-        is_always_written=True,
-    ),
-    Rule(
-        "train_batch_size",
-        _train_batch_size,
-        "the number of ranks, `train_micro_batch_size_per_gpu` and `gradient_accumulation_steps`",
-        is_always_written=True,
-    ),
+    Rule("gradient_clipping", _of("gradient_clipping"), is_always_written=True, fallback=_default(0.0, "off")),
+    Rule("train_micro_batch_size_per_gpu", _micro_batch_size, _LOADER, _KEEP, is_always_written=True),
+    Rule("train_batch_size", _train_batch_size, _SIZES, is_always_written=True),
     Rule("fp16.auto_cast", _auto_cast),
     Rule("fp16.enabled", _enabled("fp16"), is_always_written=True, fallback=_default(False)),
     Rule("bf16.enabled", _enabled("bf16"), is_always_written=True, fallback=_default(False)),
@@ -234,6 +217,7 @@ RULES: tuple[Rule, ...] = (
     Rule("scheduler.params.total_num_steps", _total_num_steps, _SCHEDULER, _KEEP),
     Rule("steps_per_print", _unknown, is_always_written=True, fallback=_default(math.inf, "never")),
 )
+# fmt: on
 
 # Sections in which `auto` is a word of DeepSpeed's own.
 LEFT_TO_DEEPSPEED = (
