@@ -48,9 +48,7 @@ def assert_equal(found: Any, wanted: Any, *, atol: float = 0.0) -> None:
     torch.testing.assert_close(found, wanted, rtol=atol, atol=atol)
 
 
-def assert_weights(
-    accelerator: Accelerator, model: Any, alone: torch.nn.Module, *, atol: float = 1e-6
-) -> None:
+def assert_weights(accelerator: Accelerator, model: Any, alone: torch.nn.Module) -> None:
     """Assert that a model has the weights of one that plain PyTorch has trained."""
     found = weights_of(accelerator, model)
     if accelerator.is_main_process or found:
