@@ -19,9 +19,11 @@ def test_the_report_has_the_modules_with_files_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "made_at_run_time", ModuleType("made_at_run_time"))
     monkeypatch.setitem(sys.modules, "another_name", json)
     file = tmp_path / "imports.json"
-    with patch_environment(accel_imports_report=str(file)):
+    with patch_environment(accel_imports_report=str(file), accel_secret="of nobody else"):
         imports_report.report_imports("to_come")
-    modules = json.loads(file.read_text())
+    modules, environ = json.loads(file.read_text())
+    assert environ["ACCEL_SECRET"] == imports_report.digest("of nobody else")
+    assert "of nobody else" not in file.read_text()
     assert modules["to_come"] == ""
     assert modules["json"] == json.__file__
     assert modules["accel_state.imports_report"] == imports_report.__file__

@@ -76,11 +76,8 @@ class _Rank(SubprocessHandler):
         super().__init__(**given)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        streams = [
-            0,
-            self._stdout.fileno() if self._stdout else 1,
-            self._stderr.fileno() if self._stderr else 2,
-        ]
+        files = enumerate((self._stdout, self._stderr), start=1)
+        streams = [0, *(file.fileno() if file else number for number, file in files)]
         pid = self._agent.fork(ProcessPlan(args, Path.cwd(), env | self._agent.variables), streams)
         return super()._popen(args, env | self._agent.variables) if pid is None else _Fork(pid)
 
@@ -111,9 +108,13 @@ class Agent(LocalElasticAgent):
         # Functions are forked with signals blocked, and unblock them: torch turns a signal into an exception, and
         # Python drops exceptions around a fork, so that a Ctrl-C would be lost; one between a fork and its
         # registration would leave a process that nothing ends.
-        with blocked(() if isinstance(spec.entrypoint, str) else ENDING_SIGNALS):
+        of_torch = api.get_subprocess_handler  # type: ignore[attr-defined]
+        try:
             api.get_subprocess_handler = partial(_Rank, self)  # type: ignore[attr-defined]
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with blocked(() if isinstance(spec.entrypoint, str) else ENDING_SIGNALS):
+                started: dict[int, Any] = super()._start_workers(worker_group)
+        finally:  # else this agent, with its store, would live on, and end in some fork
+            api.get_subprocess_handler = of_torch  # type: ignore[attr-defined]
         if self._standby is None and self._plans and self.variables:
             adopt_orphans()
             if can_be_forked(self._plans):
