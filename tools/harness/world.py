@@ -207,7 +207,8 @@ class World:
                 if outcomes[rank.number].trace is not None:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
             if not ready:
-                if any(outcome.trace for outcome in outcomes.values()):
+                if any(outcome.trace for outcome in outcomes.values()):  # the one to show first
+                    outcomes |= {rank.number: Outcome(trace=rank.describe()) for rank in late}
                     self._end(timeout_s=0)
                     break
                 names = ", ".join(str(rank.number) for rank in late)
