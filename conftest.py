@@ -87,6 +87,9 @@ class Selection:
         if self._left_out:
             counts = ", ".join(f"{name} {count}" for name, count in sorted(self._left_out.items()))
             terminalreporter.write_line(f"Tests of engines, run with --engine NAME: {counts}")
+        if failures := os.environ.get("EARLIER_FAILURES"):  # from .ci/run
+            terminalreporter.section("failed before these tests", red=True)
+            terminalreporter.write_line(failures)
 
 
 class UnexpectedSkips:

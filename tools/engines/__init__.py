@@ -135,14 +135,6 @@ ONLY_IF_NAMED = ("disks", "restarts")
 def marked_files(name: str) -> list[str]:
     """Return the files with tests that are marked with an engine; its name may be a regular expression."""
     pattern = rf'mark\.engine\("{name}"\)'
-    command = [
-        "git",
-        "grep",
-        "-lE",
-        "--untracked",
-        pattern,
-        "--",
-        "*/test_*.py",
-        ":!tools/tests/test_selection.py",
-    ]
+    files = ["*/test_*.py", ":!tools/tests/test_selection.py"]
+    command = ["git", "grep", "-lE", "--untracked", pattern, "--", *files]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()

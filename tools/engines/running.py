@@ -50,15 +50,8 @@ def set_up_all(engines: Sequence[Engine]) -> list[float]:
 def run_tests(name: str, handed_on: Sequence[str]) -> int:
     """Run the tests of one engine; a skipped test is a failure."""
     engine = ENGINES[name]
-    command = [
-        engine.environment.python,
-        "-m",
-        "pytest",
-        *options_in_ci(),
-        "--engine",
-        name,
-        *marked_files(name),
-    ]
+    chosen = ["--engine", name, *marked_files(name)]
+    command = [engine.environment.python, "-m", "pytest", *options_in_ci(), *chosen]
     if engine.num_workers > 1:
         command += ["-n", str(engine.num_workers), "--dist", engine.distribution]
     environ = engine.environment.child_environ() | dict(engine.variables)

@@ -47,6 +47,14 @@ def test_an_ordinary_run_leaves_out_the_tests_of_engines_which_run_alone(run):
     assert run(TESTS, "--engine=slrum").ret == pytest.ExitCode.USAGE_ERROR
 
 
+def test_the_summary_names_what_failed_in_earlier_parts_of_ci(run, monkeypatch):
+    monkeypatch.setenv("EARLIER_FAILURES", "  megatron  FAILED (pytest exit 1)")
+    result = run(TESTS)
+    result.stdout.fnmatch_lines(
+        ["*failed before these tests*", "  megatron  FAILED (pytest exit 1)", "*1 passed*"]
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "option"),
     [
