@@ -104,5 +104,6 @@ def test_killed_ranks_change_no_loss_and_nothing_is_left_behind(launcher, num_ki
 
 
 @pytest.mark.engine("restarts")
+@pytest.mark.timeout(850)  # it takes ten minutes; `faulthandler_timeout` ends the process after fifteen
 def test_two_hundred_kills_change_no_loss_and_nothing_is_left_behind():
     assert_kills_change_nothing("accel", num_kills=200)
