@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     option("names", nargs="*", metavar="NAME", help="tags, such as accel-data-v0.2.1; with --bump, packages")
     option("--bump", choices=("major", "minor", "patch"),
            help="give packages their next version instead, those with open changes if none is named")  # fmt: skip
-    option = add(bench, to.format("tools.bench", "bench CASE -- --rounds 3 --json FILE"))
+    option = add(bench, to.format("tools.bench", "bench CASE -- --rounds 3"))
     option("cases", nargs="*", metavar="CASE", help="files of tools/bench/cases; all if left out")
     add_arguments(add(gpu))
     return parser

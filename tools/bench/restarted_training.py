@@ -1,5 +1,4 @@
-"""What `tools.bench.restarts` trains: ``restarted_training.py FOLDER STEPS_BETWEEN_SAVES NUM_WORKERS``, until it is
-ended.
+"""What `tools.bench.restarts` trains: ``restarted_training.py FOLDER NUM_WORKERS``, until it is ended.
 
 Rank 0 writes a line per step to ``FOLDER/steps``: the time, the number of the attempt, the step, the loss. Each rank
 writes its process to ``FOLDER/rank_N``.
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel import Accelerator, ProjectConfiguration
 
-folder, steps_between_saves, num_workers = Path(sys.argv[1]), *map(int, sys.argv[2:])
+folder, num_workers = Path(sys.argv[1]), int(sys.argv[2])
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 (folder / f"rank_{os.environ['RANK']}").write_text(str(os.getpid()))
 torch.set_num_threads(1)
@@ -60,5 +59,5 @@ with (folder / "steps").open("a", buffering=1) as steps:
             count.steps += 1
             if accelerator.is_main_process:
                 steps.write(f"{time.time():.3f} {attempt} {count.steps} {loss.item()!r}\n")
-            if count.steps % steps_between_saves == 0:
+            if count.steps % 20 == 0:
                 accelerator.save_state(blocking=False)

@@ -7,13 +7,11 @@ was spent on steps that count. Checks that losses are those of a training withou
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -48,15 +46,6 @@ LAUNCHERS = {
 }
 _VICTIMS = ((0,), (1,), (0, 1))
 _PATIENCE_S = 600.0
-_IMPORT = """
-import importlib, json, sys
-from contextlib import suppress
-for name in json.loads(input()):
-    with suppress(ImportError, KeyError):
-        importlib.import_module(name)
-print(flush=True)
-input()
-"""
 
 
 @dataclass(frozen=True)
@@ -71,16 +60,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Usage:
-    """The open files and the memory of the processes that start the ranks.
-
-    ``standby_mib`` is the memory of the first standby, also what it shares, ``with_ranks_mib`` what it and its ranks
-    take together; None without one.
-    """
+    """The open files and the memory of the processes that start the ranks; of that, of a standby; and of one rank."""
 
     num_descriptors: int
     memory_mib: float
-    standby_mib: float | None
-    with_ranks_mib: float | None
+    standby_mib: float
+    rank_mib: float
 
 
 @dataclass(frozen=True)
@@ -88,15 +73,13 @@ class Progress:
     """The steps of one training, and the seconds from each kill to the first step after it.
 
     ``usages`` are those before the first kill and after each. ``left`` are the processes and the shared memory that
-    the launchers have left behind. ``import_mib`` is the memory of a process that has imported what the standby has,
-    None without one.
+    the launchers have left behind.
     """
 
     seconds: float
     steps: tuple[Step, ...]
     recoveries_s: tuple[float, ...]
     usages: tuple[Usage, ...]
-    import_mib: float | None
     left: tuple[str, ...]
     output: str
 
@@ -125,23 +108,21 @@ class Progress:
 def train(
     commands: Sequence[str],
     *,
-    seconds: float = 0.0,
-    gap_s: float | None = None,
-    num_kills: int | None = None,
+    num_kills: int = 0,
+    gap_s: float = 2,
     num_steps: int = 0,
-    steps_between_saves: int = 20,
     num_workers: int = 0,
 ) -> Progress:
-    """Train for ``seconds`` after the first step, killing a rank or both each ``gap_s``, or ``num_kills`` times.
+    """Train, killing a rank or both each ``gap_s`` until ``num_kills``, and then until ``num_steps`` are made.
 
-    It trains on until ``num_steps`` are made. ``num_workers`` load the batches of each rank, into shared memory.
+    ``num_workers`` load the batches of each rank, into shared memory.
     """
     choice = random.Random(0)
     shared_before = _shared_memory()
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
         log = stack.enter_context((folder / "log").open("w+"))
-        arguments = [str(_SCRIPT), place, str(steps_between_saves), str(num_workers)]
+        arguments = [str(_SCRIPT), place, str(num_workers)]
         port = str(free_port())
         launchers = [
             psutil.Popen([*shlex.split(each.replace("PORT", port)), *arguments], stdout=log, stderr=log)
@@ -151,9 +132,7 @@ def train(
             first = _wait_for_step(launchers, folder)
             recoveries: list[float] = []
             usages = [_usage(launchers, folder)]
-            while gap_s is not None and (
-                time.time() + gap_s < first.at + seconds if num_kills is None else len(recoveries) < num_kills
-            ):
+            for _ in range(num_kills):
                 time.sleep(gap_s)
                 latest = _steps(folder)[-1].attempt
                 killed_at = time.time()
@@ -162,11 +141,8 @@ def train(
                         os.kill(_ranks(folder)[rank], signal.SIGKILL)
                 recoveries.append(_wait_for_step(launchers, folder, attempt=latest + 1).at - killed_at)
                 usages.append(_usage(launchers, folder))
-            if num_kills is None:
-                time.sleep(max(0.0, first.at + seconds - time.time()))
             _wait_for_step(launchers, folder, step=num_steps)
             last = time.time()
-            modules = _imported(_ranks(folder)[0])
             family = _family(launchers)
         finally:
             for launcher in launchers:
@@ -181,7 +157,6 @@ def train(
             tuple(_steps(folder)),
             tuple(recoveries),
             tuple(usages),
-            _memory_of_import(modules) if modules else None,
             (*map(str, alive), *sorted(_shared_memory() - shared_before - _mapped())),
             log.read(),
         )
@@ -199,38 +174,17 @@ def _usage(launchers: Sequence[psutil.Process], folder: Path) -> Usage:
     ranks = [psutil.Process(pid) for pid in _ranks(folder)]
     of_ranks = {each.pid for rank in ranks for each in (rank, *rank.children(recursive=True))}
     keepers = [each for each in _family(launchers) if each.pid not in of_ranks]
-    standbys = [each.pid for each in keepers if any("standby_program" in word for word in each.cmdline())]
-    together = [*standbys, *(rank.pid for rank in ranks)]
+    standbys = [each for each in keepers if any("standby_program" in word for word in each.cmdline())]
     return Usage(
         sum(each.num_fds() for each in keepers),
-        sum(each.memory_info().rss for each in keepers) / 2**20,
-        _memory_mib(standbys[0], "Rss") if standbys else None,
-        sum(_memory_mib(pid, "Pss") for pid in together) if standbys else None,
+        _memory_mib(keepers),
+        _memory_mib(standbys[:1]),
+        _memory_mib(ranks[:1]),
     )
 
 
-def _memory_mib(pid: int, kind: str) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
-
-
-def _imported(rank: int) -> list[str]:
-    """Return the modules that the rank has reported to a launcher that keeps a standby."""
-    report = psutil.Process(rank).environ().get("ACCEL_IMPORTS_REPORT")
-    return list(json.loads(Path(report).read_text())[0]) if report and Path(report).exists() else []
-
-
-def _memory_of_import(modules: Sequence[str]) -> float:
-    command = [sys.executable, "-c", _IMPORT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(modules) + "\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        memory_mib = _memory_mib(process.pid, "Rss")
-        process.stdin.write("\n")
-    return memory_mib
+def _memory_mib(processes: Sequence[psutil.Process]) -> float:
+    return sum(each.memory_info().rss for each in processes) / 2**20
 
 
 def _shared_memory() -> set[str]:
@@ -275,38 +229,27 @@ def _wait_for_step(
 def main(words: Sequence[str]) -> int:
     """Measure the launchers one after the other, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.restarts", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long each training takes")
     parser.add_argument("--gap", type=float, default=15.0, help="seconds between kills")
-    parser.add_argument("--kills", type=int, help="number of kills, instead of --seconds")
-    parser.add_argument("--launcher", action="append", metavar="NAME=COMMAND", help="others to compare with")
+    parser.add_argument("--kills", type=int, default=3, help="number of kills")
     parser.add_argument(
         "--only", nargs="*", help=f"the names of launchers to measure: {', '.join(LAUNCHERS)}"
     )
     given = parser.parse_args(words)
-    others = dict(each.split("=", 1) for each in given.launcher or ())
-    launchers = LAUNCHERS | {name: [command] for name, command in others.items()}
-    launchers = {name: commands for name, commands in launchers.items() if name in (given.only or launchers)}
-    undisturbed = train(LAUNCHERS["accel"], seconds=min(given.seconds, 60.0))
+    undisturbed = train(LAUNCHERS["accel"], num_steps=200)
     print(f"undisturbed: {1 / undisturbed.step_s:.1f} steps/s, load {os.getloadavg()[0]:.1f}", flush=True)
-    for name, commands in launchers.items():
-        got = train(commands, seconds=given.seconds, gap_s=given.gap, num_kills=given.kills)
+    for name in given.only or LAUNCHERS:
+        got = train(LAUNCHERS[name], gap_s=given.gap, num_kills=given.kills)
         same = all(
             losses == undisturbed.losses.get(step, losses) and len(losses) == 1
             for step, losses in got.losses.items()
         )
-        once, often = got.usages[min(1, len(got.usages) - 1)], got.usages[-1]
-        standby = "none"
-        if often.standby_mib is not None and got.import_mib is not None:
-            standby = (
-                f"{often.standby_mib:.0f} MiB ({often.standby_mib / got.import_mib:.2f} of one import; "
-                f"{often.with_ranks_mib:.0f} MiB with its ranks)"
-            )
+        once, often = got.usages[1], got.usages[-1]
         print(
             f"{name}: {len(got.recoveries_s)} kills, {statistics.median(got.recoveries_s):.2f} s to the first new step "
             f"({min(got.recoveries_s):.2f} to {max(got.recoveries_s):.2f}), goodput {got.goodput:.1%}, losses "
             f"{'equal' if same else 'DIFFER'}, descriptors {once.num_descriptors} to {often.num_descriptors}, memory "
-            f"{once.memory_mib:.0f} to {often.memory_mib:.0f} MiB, standby {standby}, left {list(got.left)}, "
-            f"load {os.getloadavg()[0]:.1f}",
+            f"{once.memory_mib:.0f} to {often.memory_mib:.0f} MiB, standby {often.standby_mib:.0f} MiB, "
+            f"left {list(got.left)}, load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
     return 0

@@ -93,35 +93,6 @@ print(statistics.median(durations))
 DISK = '{"0": "cpu", **{str(n): "disk" for n in range(1, 48)}}'
 
 
-MEMORY = """
-import threading
-from {package} import init_empty_weights, load_checkpoint_and_dispatch
-def anonymous():
-    text = pathlib.Path("/proc/self/status").read_text()
-    return int(text.split("RssAnon:")[1].split()[0]) / 1024
-with init_empty_weights():
-    model = large()
-with torch.no_grad():
-    torch.nn.Linear(2048, 2048, bias=False)(torch.randn(1, 2048))  # what torch allocates once
-before, highest, done = anonymous(), 0.0, threading.Event()
-def sample():
-    global highest
-    while not done.wait(0.0005):
-        highest = max(highest, anonymous())
-sampler = threading.Thread(target=sample)
-sampler.start()
-with tempfile.TemporaryDirectory(dir=root) as folder:
-    load_checkpoint_and_dispatch(model, root / "large", device_map={device_map}, offload_folder=folder)
-    x = torch.randn(1, 2048)
-    with torch.no_grad():
-        for _ in range(10):
-            model(x)
-    done.set()
-    sampler.join()
-print(highest - before - 16)  # the first layer is resident in both
-"""
-
-
 CASES = {
     "bigmodel_load": Case(
         "load 0.8 GB into a skeleton, all bytes touched",
@@ -141,15 +112,6 @@ CASES = {
             "resident": PLACE + FORWARD.format(package="accel_bigmodel", device_map='{"": "cpu"}'),
             "ours": PLACE + FORWARD.format(package="accel_bigmodel", device_map=DISK),
             "peer": PLACE + FORWARD.format(package="accelerate", device_map=DISK),
-        },
-        prepare=PREPARE,
-    ),
-    "bigmodel_memory": Case(
-        "anonymous memory of forwards of 0.8 GB from disk (one block: 16 MiB)",
-        "MiB",
-        {
-            "peer": PLACE + MEMORY.format(package="accelerate", device_map=DISK),
-            "ours": PLACE + MEMORY.format(package="accel_bigmodel", device_map=DISK),
         },
         prepare=PREPARE,
     ),

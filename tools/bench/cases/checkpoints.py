@@ -26,17 +26,6 @@ def save(number):
     os.close(descriptor)
 """
 
-TIMED_SAVES = """
-def timed(number):
-    begun = time.perf_counter()
-    save(number)
-    duration_s = time.perf_counter() - begun
-    shutil.rmtree(folder)
-    os.mkdir(folder)
-    return duration_s
-duration_s = min([timed(number) for number in range(6)][1:])
-"""
-
 
 def prepared(package: str, *, steps: bool = True) -> str:
     """Return the source that prepares both with ``package``; after a step, the optimizer has a state."""
@@ -127,15 +116,6 @@ def resumed(package: str | None, then: str = "", *, plain: str = PLAIN) -> str:
 
 
 CASES = {
-    "save_blocking": Case(
-        "a checkpoint of 1.2 GB, the best of the second to sixth: blocking time",
-        "s",
-        {
-            "torch.save": variant(TORCH, TIMED_SAVES),
-            "ours": variant(prepared("accel"), SAVE, TIMED_SAVES),
-            "peer": variant(prepared("accelerate"), SAVE, TIMED_SAVES),
-        },
-    ),
     "save_behind": Case(
         "a checkpoint of 1.2 GB written in the background, blocking time; the best of the second to sixth",
         "times the best memcpy of the same process",

@@ -54,17 +54,6 @@ backward = accelerator.backward
 """
 
 
-PLAIN_ACCUMULATED = """
-def loop():
-    for number, (inputs, labels) in enumerate(loader, start=1):
-        (cross_entropy(model(inputs), labels) / 4).backward()
-        if number % 4 == 0:
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        yield
-"""
-
 ACCUMULATED = """
 def loop():
     for inputs, labels in loader:
@@ -75,12 +64,6 @@ def loop():
             optimizer.zero_grad()
         yield
 """
-
-
-def accumulated(package: str, loader: str = "") -> str:
-    """Return the variant that trains with the ``Accelerator`` of ``package``."""
-    ready = prepared(package, gradient_accumulation_steps=4)
-    return SETTING + DATA + loader + ready + ACCUMULATED + CLOCK
 
 
 PLAIN_DDP = """
@@ -102,7 +85,12 @@ def loop():
         yield
 """
 
-HALF_BATCHES = "loader = torch.utils.data.DataLoader(data, batch_size=4)\n"
+
+def accumulated(package: str) -> str:
+    """Return the variant that trains on two ranks with the ``Accelerator`` of ``package``."""
+    half_batches = "loader = torch.utils.data.DataLoader(data, batch_size=4)\n"
+    ready = prepared(package, gradient_accumulation_steps=4)
+    return TWO_RANKS + SETTING + DATA + half_batches + ready + ACCUMULATED + CLOCK + FAREWELL
 
 
 READY = """
@@ -124,22 +112,13 @@ CASES = {
             "peer": SETTING + DATA + prepared("accelerate") + STEP + CLOCK,
         },
     ),
-    "accumulate": Case(
-        "one micro-batch of four per optimizer step, tiny model, prepared loader and scheduler",
-        "µs",
-        {
-            "plain": SETTING + DATA + PLAIN_ACCUMULATED + CLOCK,
-            "ours": accumulated("accel"),
-            "peer": accumulated("accelerate"),
-        },
-    ),
     "ddp_step": Case(
         "one micro-batch of four per optimizer step, DDP on two gloo processes",
         "µs",
         {
             "plain": TWO_RANKS + SETTING + DATA + PLAIN_DDP + CLOCK + FAREWELL,
-            "ours": TWO_RANKS + accumulated("accel", HALF_BATCHES) + FAREWELL,
-            "peer": TWO_RANKS + accumulated("accelerate", HALF_BATCHES) + FAREWELL,
+            "ours": accumulated("accel"),
+            "peer": accumulated("accelerate"),
         },
     ),
     "ready": Case(

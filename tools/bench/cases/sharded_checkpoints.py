@@ -175,16 +175,6 @@ def variant(prepared: str, measured: str) -> str:
 
 
 CASES = {
-    "fsdp2_full_save": Case(
-        "a full save of 402 MB that two processes share, the median of five",
-        "s",
-        {
-            "peer, fsync": variant(PEER.format(kind="FULL") + WITH_FSYNC, TIMED),
-            "peer": variant(PEER.format(kind="FULL"), TIMED),
-            "ours": variant(OURS.format(kind="FULL"), TIMED),
-            "raw, fsync": variant(RAW + RAW_SAVE["FULL"] + WITH_FSYNC, TIMED),
-        },
-    ),
     "fsdp2_full_save_memory": Case(
         "memory that a full save of 402 MB takes above the start, by rank (the largest tensor: 8 MiB)",
         "MiB",
