@@ -113,18 +113,14 @@ class Adapted(nn.Module):
 class Attention(nn.Module):
     """Attention over as many heads as its projections leave this rank."""
 
-    def __init__(
-        self, width: int, head_dim: int, *, is_packed: bool = False, num_key_value_groups: int = 1
-    ) -> None:
+    def __init__(self, width: int, head_dim: int, *, is_packed: bool = False) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.num_key_value_groups = num_key_value_groups
         self.is_packed = is_packed
         if is_packed:
             self.packed = nn.Linear(width, 3 * width)
         else:
-            self.query = nn.Linear(width, width)
-            self.key, self.value = (nn.Linear(width, width // num_key_value_groups) for _ in range(2))
+            self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
@@ -132,7 +128,6 @@ class Attention(nn.Module):
         layers = () if self.is_packed else (self.query, self.key, self.value)
         projected = [layer(hidden) for layer in layers] or self.packed(hidden).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected)
-        key, value = (part.repeat_interleave(self.num_key_value_groups, 1) for part in (key, value))
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -304,7 +299,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "shared-tied": lambda: Shared(is_tied=True),
     "shared-packed": SharedPacked,
     "shared-sequence": SharedSequence,
-    "shared-grouped": lambda: Shared(num_key_value_groups=2),
     "tokens": Tokens,
     "shared-dropout": lambda: Shared(dropout=0.3),
     "mixture": Mixture,

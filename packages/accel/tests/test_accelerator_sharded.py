@@ -239,7 +239,7 @@ SHARED_LAYERS = [
     ({"tp_size": 2, "dp_shard_size": 2}, "fsdp2", "shared", {"accumulate": 2}),
     ({"tp_size": 2, "dp_shard_size": 2}, "by layout", "shared-packed", {}),
     ({"tp_size": 2, "dp_shard_size": 2}, "by layout", "shared-sequence", {}),
-    ({"tp_size": 4}, "by layout", "shared-grouped", {"accumulate": 2}),
+    ({"tp_size": 4}, "by layout", "shared", {"accumulate": 2}),
 ]
 """Layouts, and what is trained in them how."""
 
