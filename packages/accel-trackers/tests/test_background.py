@@ -495,6 +495,7 @@ class Slow(JsonlTracker):
     def log(self, values, step=None, **kwargs):
         time.sleep(0.002)
         super().log(values, step, **kwargs)
+os.register_at_fork(after_in_child=lambda: time.sleep(0.3))  # the signal arrives before the next hook
 tracker = Slow("run", sys.argv[1])
 tracker.start()
 log = BackgroundLog([tracker])

@@ -48,6 +48,7 @@ class BeforeTermination:
         self._then = then
         self._writer: int | None = None
         self._has_arrived = False
+        self._mask = threading.local()
         is_main = threading.current_thread() is threading.main_thread()
         if os.name != "posix" or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
@@ -61,7 +62,9 @@ class BeforeTermination:
             self._writer = None
             return
         signal.signal(signal.SIGTERM, self._wake)
-        os.register_at_fork(after_in_child=self.stop)
+        os.register_at_fork(
+            before=self._block, after_in_parent=self._unblock, after_in_child=self._stop_in_fork
+        )
         threading.Thread(
             target=self._watch, args=(reader,), name="accel-trackers-sigterm", daemon=True
         ).start()
@@ -76,6 +79,17 @@ class BeforeTermination:
         if (current := signal.set_wakeup_fd(-1)) != writer:
             signal.set_wakeup_fd(current)
         os.close(writer)
+
+    def _block(self) -> None:
+        """Block SIGTERM: until `stop`, a fork has the wake-up descriptor, and would write its own signal there."""
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def _stop_in_fork(self) -> None:
+        self.stop()
+        self._unblock()
 
     def _wake(self, signum: int, frame: FrameType | None) -> None:
         self._has_arrived = True
