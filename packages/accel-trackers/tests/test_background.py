@@ -228,6 +228,19 @@ def test_a_tracker_that_hung_is_not_waited_for_again_and_others_are_written(logs
     assert fine.steps == list(range(20))
 
 
+def test_a_tracker_that_hung_when_it_was_to_be_called_directly_gets_what_is_logged_later(logs):
+    gate = threading.Event()
+    stuck = Fake("stuck", gate=gate)
+    log = logs(stuck, stall_timeout_s=0.05)
+    log.log({}, step=0)
+    with pytest.warns(UserWarning, match="`stuck` has hung"):
+        log.call_directly([stuck])
+    gate.set()
+    wait_for(lambda: stuck.steps == [0])
+    log.log({}, step=1)
+    wait_for(lambda: stuck.steps == [0, 1])
+
+
 def test_a_slow_tracker_that_continues_is_not_taken_for_hanging(logs):
     class Slow(Fake):
         def log(self, values, step=None, **kwargs):
