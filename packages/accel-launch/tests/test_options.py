@@ -85,7 +85,6 @@ def test_it_starts_what_it_accepts_before_ours_and_its_flags_are_parsed(birds):
     assert done.stderr == (
         "warning: `--pigeons` has no effect without `--launcher pigeon`.\n"
         "warning: `--homing` has no effect without `--launcher pigeon`.\n"
-        "The launcher `crow` comes before `pigeon` by name; `--launcher` chooses another.\n"
     )
 
 

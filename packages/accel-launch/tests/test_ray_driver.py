@@ -7,7 +7,6 @@ def place(node: str, *gpus: str) -> Place:
     return Place(
         node,
         f"address-{node}",
-        f"host-{node}",
         gpus=gpus,
         gpu_variable="CUDA_VISIBLE_DEVICES" if gpus else None,
     )

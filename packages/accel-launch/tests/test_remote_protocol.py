@@ -9,18 +9,8 @@ import pytest
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.child import ChildEnding
 from accel_launch.remote_protocol import Endings, Order, last_lines_within
-from accel_launch.report import RankEnding
 
-ENDED = Endings(
-    (
-        RankEnding(
-            3,
-            "node",
-            ChildEnding(-9, last_lines=("é", "x")),
-        ),
-    ),
-    num_memory_kills=1,
-)
+ENDED = Endings((ChildEnding(-9, last_lines=("é", "x"), rank=3, host="node"),), num_memory_kills=1)
 
 
 @pytest.mark.parametrize("logs", [None, LogSettings("3", None, "r"), LogSettings("0:1", Path("/logs"))])
@@ -39,10 +29,10 @@ def test_endings_are_the_last_message_among_the_lines():
 
 
 def test_the_moment_of_a_failure_is_kept_on_the_clock_of_the_reader():
-    sent = Endings((RankEnding(0, "node", ChildEnding(1, failed_at=5.0)),))
+    sent = Endings((ChildEnding(1, failed_at=5.0),))
     received = Endings.last_in(sent.encode().decode().split("\n"))
     assert received is not None
-    assert received.ranks[0].ending.failed_at == pytest.approx(5.0, abs=60)
+    assert received.ranks[0].failed_at == pytest.approx(5.0, abs=60)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from accel_launch.processes.child import ChildEnding
-from accel_launch.report import RankEnding, make_report
+from accel_launch.report import make_report
 
 OWN = ("Traceback (most recent call last):", '  File "/t.py", line 2, in f', "ValueError: mine")
 NAMES_RANK_1 = (OWN[0], "CheckpointError: The checkpoint was not saved (rank 1: ValueError: mine).")
@@ -15,7 +16,8 @@ LOST = ("Traceback (most recent call last):", "RuntimeError: Connection closed b
 
 
 def report(*endings: ChildEnding, **options):
-    return make_report([RankEnding(rank, "here", ending) for rank, ending in enumerate(endings)], **options)
+    ranks = [replace(ending, rank=rank, host="here") for rank, ending in enumerate(endings)]
+    return make_report(ranks, **options)
 
 
 def failed(return_code: int, at: float = 1.0, lines: tuple[str, ...] = (), was_ended: bool = False):

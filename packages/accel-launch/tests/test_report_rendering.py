@@ -5,17 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
-from accel_launch.report import RankEnding, check_report_file, compact, describe, make_report, tell
+from accel_launch.report import check_report_file, compact, describe, make_report, tell
 from accel_state.errors import ConfigError, LaunchError
 
 
 def report(*return_codes: int, last_lines: tuple[str, ...] = ()):
     endings = [
-        RankEnding(rank, f"node{rank}", ChildEnding(code, float(rank) if code else None, False, last_lines))
+        ChildEnding(code, float(rank) if code else None, False, last_lines, rank=rank, host=f"node{rank}")
         for rank, code in enumerate(return_codes)
     ]
     return make_report(endings)
+
+
+def plan(file: Path) -> LaunchPlan:
+    return LaunchPlan("single", (ProcessPlan(("true",), file.parent),), 1, is_quiet=True, report=file)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_lines_that_only_point_at_others_take_no_place():
 
 
 def test_a_quiet_run_writes_its_report_but_prints_nothing(tmp_path: Path, capsys):
-    assert tell(report(3), is_quiet=True, file=tmp_path / "r.json") == 3
+    assert tell(plan(tmp_path / "r.json"), [ChildEnding(3, 1.0)]) == 3
     assert capsys.readouterr().err == ""
     assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
@@ -52,7 +57,7 @@ def test_a_quiet_run_writes_its_report_but_prints_nothing(tmp_path: Path, capsys
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(LaunchError, match="cannot be written: No such file or directory"):
-        tell(report(0), file=tmp_path / "missing" / "r.json")
+        tell(plan(tmp_path / "missing" / "r.json"), [ChildEnding(0)])
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
@@ -92,7 +97,7 @@ def test_the_ranks_that_left_are_named_first(note, codes, left, others):
     lost = (*LOST_PEER, f"This rank was in `backward`, and waited for the other ranks to call it too, {note}")
     lines_of = [lost, (), lost]
     endings = [
-        RankEnding(rank, f"node{rank}", ChildEnding(code, float(rank) if code else None, code < 0, lines))
+        ChildEnding(code, float(rank) if code else None, code < 0, lines, rank=rank, host=f"node{rank}")
         for rank, (code, lines) in enumerate(zip(codes, lines_of, strict=True))
     ]
     told = describe(make_report(endings)).splitlines()

@@ -186,9 +186,15 @@ def test_a_full_queue_waits_and_warns_and_loses_nothing(logs):
     for step in range(3):  # one in the tracker, two in the queue
         log.log({}, step=step)
         wait_for(lambda: slow.num_calls == 1)
-    threading.Timer(0.05, gate.set).start()
-    with pytest.warns(UserWarning, match="2 logged values wait for the tracker `slow`, which cannot keep up"):
+
+    def log_one_too_many():
+        threading.Thread(target=lambda: [wait_for(lambda: caught.list), gate.set()]).start()
         log.log({}, step=3)
+
+    with pytest.warns(
+        UserWarning, match="2 logged values wait for the tracker `slow`, which cannot"
+    ) as caught:
+        log_one_too_many()
     log.drain()
     assert slow.steps == [0, 1, 2, 3]
 
@@ -220,6 +226,19 @@ def test_a_tracker_that_hung_is_not_waited_for_again_and_others_are_written(logs
     with pytest.raises(TrackerError, match="`stuck` has hung .* So did .* more calls since"):
         log.close()
     assert fine.steps == list(range(20))
+
+
+def test_a_tracker_that_hung_when_it_was_to_be_called_directly_gets_what_is_logged_later(logs):
+    gate = threading.Event()
+    stuck = Fake("stuck", gate=gate)
+    log = logs(stuck, stall_timeout_s=0.05)
+    log.log({}, step=0)
+    with pytest.warns(UserWarning, match="`stuck` has hung"):
+        log.call_directly([stuck])
+    gate.set()
+    wait_for(lambda: stuck.steps == [0])
+    log.log({}, step=1)
+    wait_for(lambda: stuck.steps == [0, 1])
 
 
 def test_a_slow_tracker_that_continues_is_not_taken_for_hanging(logs):
@@ -353,7 +372,7 @@ def test_close_twice_is_fine_and_logging_afterwards_is_refused(logs):
     log.log({}, step=0)
     log.close()
     log.close()
-    assert threads() == []
+    wait_for(lambda: threads() == [])
     with pytest.raises(StateError, match="This log is closed"):
         log.log({}, step=1)
 

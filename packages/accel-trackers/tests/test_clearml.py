@@ -81,7 +81,7 @@ def test_images_tables_and_single_values_are_in_the_task(train, tmp_path):
         (event["metric"], event["variant"], event["iter"])
         for event in events(tmp_path, "training_debug_image")
     ]
-    assert images == [("digits", "digits/0", 7), ("digits", "digits/1", 7), ("one", "last", 7)]
+    assert images == [("digits", "0", 7), ("digits", "1", 7), ("one", "last", 7)]
     (table,) = events(tmp_path, "plot")
     assert (table["metric"], table["iter"]) == ("words", 8)
     (drawn,) = json.loads(table["plot_str"])["data"]

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, StateError
 from accel_trackers import JsonlTracker
 from tools.harness.scripts import Script
 
@@ -87,6 +87,15 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, fresh_s
     os.mkfifo(tmp_path / "run" / name)
     with pytest.raises(ConfigError, match=f"{name}` is not a regular file"):
         JsonlTracker("run", tmp_path).start()
+
+
+def test_a_finished_run_is_not_silently_opened_again(tracker):
+    tracker.log({"a": 1}, step=1)
+    tracker.finish()
+    tracker.finish()
+    with pytest.raises(StateError, match="The run of the tracker `jsonl` is finished"):
+        tracker.log({"a": 2}, step=2)
+    assert [line["step"] for line in lines(tracker.path)] == [1]
 
 
 def test_each_line_is_strict_json(tracker):

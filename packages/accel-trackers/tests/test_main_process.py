@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import pytest
 import torch.distributed as dist
 
 from accel_state.errors import StateError
-from accel_trackers import BackgroundLog, GeneralTracker, JsonlTracker, TensorBoardTracker, on_main_process
-from accel_trackers.call_queue import CallQueue
-from accel_trackers.errors import TrackerError
-from accel_trackers.failures import Failures
-from accel_trackers.main_process import is_marked, runs_here
+from accel_trackers import (
+    BackgroundLog,
+    GeneralTracker,
+    JsonlTracker,
+    TensorBoardTracker,
+    TrackerError,
+    on_main_process,
+)
+from accel_trackers.general_tracker import is_marked, runs_here
 from accel_trackers.service import ServiceTracker
 
 
@@ -41,6 +46,44 @@ class Service(ServiceTracker):
     name = "service"
     main_process_only = False
 
+    def _open(self):
+        return "run"
+
+    def _log(self, run, values, step):
+        self._supported(values)
+
+
+class Slow(Recorder):
+    """Ends no call before the gate opens."""
+
+    name = "slow"
+    log_in_background = True
+
+    def __init__(self):
+        super().__init__(main_process_only=False)
+        self.began, self.gate = threading.Event(), threading.Event()
+
+    @on_main_process
+    def log(self, values, step=None, **kwargs):
+        self.began.set()
+        assert self.gate.wait(60)
+
+
+class Failing(Recorder):
+    name = "failing"
+
+    @on_main_process
+    def log(self, values, step=None, **kwargs):
+        raise OSError("disk is gone")
+
+
+def open_when_warned(gate, caught):
+    """Open the gate once a caller of `log` is warned that it waits."""
+    deadline = time.monotonic() + 60
+    while not any("cannot keep up" in str(one.message) for one in caught) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    gate.set()
+
 
 def record(main_process_only):
     recorder = Recorder(main_process_only)
@@ -60,27 +103,24 @@ def warnings_of_rank_1():
     """Return what rank 1 is warned of where its trackers are slow, fail, and cannot log a value."""
     if dist.get_rank() == 0:
         return []
-    began, gate = threading.Event(), threading.Event()
-    calls = CallQueue("slow", capacity=1, stall_timeout_s=60)
-    failures = Failures()
+    slow = Slow()
+    log = BackgroundLog([slow, Failing(main_process_only=False), Service()], capacity=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        calls.put(lambda: [began.set(), gate.wait()])
-        began.wait()
-        calls.put(gate.clear)
-        threading.Timer(0.05, gate.set).start()
-        calls.put(gate.clear)
-        calls.close()
-        failures.add(TrackerError("The tracker `failing` failed."))
-        failures.warn()
-        Service()._numbers({"note": "text"})
-    return [str(one.message).partition(".")[0].partition(":")[0] for one in caught]
+        log.log({"note": "text"})
+        slow.began.wait(60)
+        log.log({})  # waits in the queue, which is full then
+        threading.Thread(target=open_when_warned, args=(slow.gate, caught)).start()
+        log.log({})
+        with pytest.raises(TrackerError, match="`failing` failed"):
+            log.close()
+    return sorted(str(one.message).partition(".")[0].partition(":")[0] for one in caught)
 
 
 def test_trackers_of_other_ranks_warn_there(world):
     assert world(2).run(warnings_of_rank_1)[1] == [
         "1 logged values wait for the tracker `slow`, which cannot keep up",
-        "The tracker `failing` failed",
+        "The tracker `failing` failed to log step None",
         "The tracker `service` skips `note`",
     ]
 

@@ -22,7 +22,7 @@ class Fake(ServiceTracker):
         self.calls = []
 
     def log(self, values, step=None, **kwargs):
-        self.calls.append(self._numbers(values))
+        self.calls.append(self._supported(values))
 
     def _open(self):
         self.calls.append("opened")

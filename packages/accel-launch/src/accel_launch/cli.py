@@ -9,13 +9,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from accel_launch import __version__
-from accel_launch.messages import ReaderGone, complain, flush, show
+from accel_launch.messages import complain, flush, has_reader, show
 from accel_state.errors import AccelError, UnknownNameError, did_you_mean
 from accel_state.registry import Registry, entry_points
 
@@ -134,12 +133,8 @@ def _without_traceback(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         complain("Interrupted.")
         return INTERRUPTED
-    except ReaderGone:
-        return FAILURE
-    except BrokenPipeError:  # of a command's own `print`, if the next one fails, too
-        with suppress(ReaderGone):
-            show("")
-            flush()
+    except BrokenPipeError:
+        if has_reader():
             raise
         return FAILURE
 
@@ -218,32 +213,19 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
+    """Wraps the lines of descriptions one by one, and leaves long flags room."""
 
     def __init__(self, prog: str, *, max_help_position: int = 30, **named: Any) -> None:
         super().__init__(prog, max_help_position=max_help_position, **named)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())
+        return "\n".join(
+            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=f"{indent}    ")
+            for line in text.splitlines()
+        )
 
     def add_usage(self, usage: str | None, *arguments: Any, **named: Any) -> None:
-        super().add_usage(usage and _wrapped(usage, self._width - len("usage: ")), *arguments, **named)
-
-
-def _wrapped(line: str, width: int) -> str:
-    """Wrap a line that is too long; the meaning of an example is below it."""
-    if len(line) <= width:
-        return line
-    text = line.lstrip()
-    margin = line[: len(line) - len(text)]
-    example, *meanings = re.split(r" {2,}", text)
-    rows = textwrap.wrap(
-        example, width, initial_indent=margin, subsequent_indent=margin + "  " * bool(meanings)
-    )
-    for meaning in meanings:
-        deeper = f"{margin}    "
-        rows += textwrap.wrap(meaning, width, initial_indent=deeper, subsequent_indent=deeper)
-    return "\n".join(rows)
+        super().add_usage(usage and textwrap.fill(usage, self._width - len("usage: ")), *arguments, **named)
 
 
 def _failure(error: AccelError) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,8 +38,8 @@ from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.signals import ENDING_SIGNALS, blocked
 from accel_launch.processes.standby import Standby, can_be_forked
 from accel_launch.remote_protocol import Endings
-from accel_launch.report import RankEnding
 from accel_launch.static_rendezvous import BACKEND, StaticRendezvous
+from accel_state.environment import patch_environment
 from accel_state.imports_report import REPORT_VARIABLE
 
 _POLL_INTERVAL_S = 0.01
@@ -173,7 +172,10 @@ def run_ranks(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
     agent = Agent(spec, config.logs_specs, config.start_method, log_line_prefix_template=template)
     is_over = True
     try:
-        result: RunResult = agent.run()
+        # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
+        # hangs on them now and then (seen with torch 2.13).
+        with patch_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
+            result: RunResult = agent.run()
     except SignalException:  # other machines may go on without this one
         is_over = False
         raise
@@ -202,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     offset_s = time.monotonic() - time.time()
     ranks = tuple(
-        RankEnding(rank, socket.gethostname(), ChildEnding(failure.exitcode, failure.timestamp + offset_s))
+        ChildEnding(failure.exitcode, failure.timestamp + offset_s, rank=rank)
         for rank, failure in result.failures.items()
     )
     os.write(2, Endings(ranks).encode())

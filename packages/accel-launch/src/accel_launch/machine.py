@@ -13,16 +13,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from accel_launch.messages import warn
+from accel_state.errors import NotAvailableError
 
 ROOT = Path("/")
-# One of them exists wherever a driver is; the last is that of Windows' Linux.
-_TRACES = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
+# Windows' Linux has one file for all GPUs.
 _TRACES_OF_WSL = ("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1")
 _AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
 _NUMBER = re.compile(r"[+-]?\d+")
@@ -70,10 +69,9 @@ class Vendor(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """An NVIDIA GPU; ``instances`` are the unique names of its MIG instances, empty if they are unknown."""
+    """An NVIDIA GPU; ``uuid`` is empty if it is unknown, and one that MIG has divided ``is_cut``."""
 
     uuid: str = ""
-    instances: tuple[str, ...] = ()
     is_cut: bool = False
 
 
@@ -147,25 +145,15 @@ def asked_for(selection: str, present: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def load_nvml() -> Any | None:
-    """Return the module of NVML, None if its package is not installed."""
-    return import_module("pynvml") if find_spec("pynvml") is not None else None
-
-
-def nvidia(
-    environ: Mapping[str, str], root: Path, *, load: Callable[[], Any | None] = load_nvml
-) -> tuple[str, ...]:
+def nvidia(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
     """Return NVIDIA's GPUs by ``CUDA_VISIBLE_DEVICES``: numbers, ``GPU-…`` and ``MIG-…``."""
-    gpus = _nvidia_gpus(root, load)
+    gpus = _nvidia_gpus(root)
     selection = environ.get("CUDA_VISIBLE_DEVICES")
     first = "" if selection is None else selection.split(",")[0].strip()
     if not gpus:
         return ()
     if first.startswith("MIG-"):
-        known = [instance for gpu in gpus for instance in gpu.instances]
-        # The older names, `MIG-GPU-…/1/0`, cannot be compared.
-        is_comparable = bool(known) and not first.startswith("MIG-GPU-")
-        return () if is_comparable and not any(one.startswith(first) for one in known) else (first,)
+        return (first,)  # the driver's files do not have these names
     uuids = [gpu.uuid for gpu in gpus]
     if selection is not None and first.startswith("GPU-") and not all(uuids):
         return tuple(part.strip() for part in selection.split(",") if part.strip())  # cannot be compared
@@ -175,51 +163,12 @@ def nvidia(
     return tuple(map(str, cut[:1] or places))
 
 
-def _nvidia_gpus(root: Path, load: Callable[[], Any | None]) -> list[Gpu]:
-    if not any((root / trace).exists() for trace in _TRACES):
-        return []
-    nvml = load()
-    listed = None if nvml is None else _gpus_of_nvml(nvml)
-    return _gpus_of_files(root) if listed is None else listed
-
-
-def _gpus_of_nvml(nvml: Any) -> list[Gpu] | None:
-    """Return the GPUs that NVML lists, None if it finds no driver."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        handles = (nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount()))
-        return [_gpu(nvml, handle) for handle in handles]
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    uuid = str(nvml.nvmlDeviceGetUUID(handle))
-    try:
-        is_cut = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    except nvml.NVMLError:  # a GPU without MIG
-        return Gpu(uuid)
-    instances = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_cut else 0):
-        try:
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-        except nvml.NVMLError:  # fewer than the greatest number
-            break
-        instances.append(str(nvml.nvmlDeviceGetUUID(instance)))
-    return Gpu(uuid, tuple(instances), is_cut)
-
-
-def _gpus_of_files(root: Path) -> list[Gpu]:
+def _nvidia_gpus(root: Path) -> list[Gpu]:
     driver = root / "proc" / "driver" / "nvidia"
     listed = [fields_of(path, ":") for path in sorted((driver / "gpus").glob("*/information"))]
     devices = [path for path in entries(root / "dev", r"nvidia(\d+)") if os.access(path, os.R_OK | os.W_OK)]
     if not devices and all((root / trace).exists() for trace in _TRACES_OF_WSL):
-        return [Gpu()]  # Windows' Linux has one file for all; with NVML they are counted
+        return [Gpu()] * (_number_of_smi() if root == ROOT else 1)
     if not listed:
         return [Gpu() for _ in devices]
     # A container sees all GPUs of its host in `/proc`, but has the device files of its own only.
@@ -229,6 +178,15 @@ def _gpus_of_files(root: Path) -> list[Gpu]:
         for fields in listed
         if (minor := fields.get("Device Minor")) in own and fields.get("GPU Excluded", "No") == "No"
     ]
+
+
+def _number_of_smi() -> int:
+    from accel_state.nvidia import query_gpus
+
+    try:
+        return len(query_gpus("uuid"))
+    except NotAvailableError:
+        return 1
 
 
 def amd(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
@@ -328,25 +286,18 @@ def threads_of(num_cores: int, *, num_ranks: int, is_on_cpu: bool) -> int:
 def _limits(group: str, root: Path) -> Iterator[tuple[int, int]]:
     folder = root / group
     for path in (folder, *folder.parents):
-        words = _words(path / "cpu.max")
+        words = text_of(path / "cpu.max").split()
         if len(words) == 2 and words[0] != "max":
             yield int(words[0]), int(words[1])
         if path == root:
             break
-    time, period = _words(root / "cpu" / "cpu.cfs_quota_us"), _words(root / "cpu" / "cpu.cfs_period_us")
+    time, period = (text_of(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if time and period:
-        yield int(time[0]), int(period[0])
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").split()
-    except OSError:
-        return []
+        yield int(time), int(period)
 
 
 def _own_group() -> str:
-    lines = _words(Path("/proc/self/cgroup"))
+    lines = text_of(Path("/proc/self/cgroup")).splitlines()
     return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
 
 

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TextIO
 
 
-class ReaderGone(Exception):
-    """The reader of our standard output is gone, as after `| head`."""
-
-
 def show(text: str) -> None:
-    """Write an answer that was asked for.
-
-    Raises:
-        ReaderGone: If its reader is gone; later output is dropped.
-    """
+    """Write an answer that was asked for; BrokenPipeError, as after `| head`, ends a command without a word."""
     if sys.stdout is not None:
         encoding = sys.stdout.encoding or "utf-8"
-        with _told_of_the_reader():
-            sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
 def inform(text: str) -> None:
@@ -66,23 +57,20 @@ def compact(numbers: Sequence[int]) -> str:
 
 
 def flush() -> None:
-    """Flush standard output.
-
-    Raises:
-        ReaderGone: If its reader is gone; later output is dropped.
-    """
+    """Flush standard output."""
     if sys.stdout is not None:
-        with _told_of_the_reader():
-            sys.stdout.flush()
+        sys.stdout.flush()
 
 
-@contextmanager
-def _told_of_the_reader() -> Iterator[None]:
+def has_reader() -> bool:
+    """Whether standard output can be written; if not, later output is dropped."""
     try:
-        yield
+        show("")
+        flush()
     except BrokenPipeError:
         _write_nowhere(sys.stdout)
-        raise ReaderGone from None
+        return False
+    return True
 
 
 def _write_nowhere(stream: TextIO) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,17 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import IO, Any
 
 from accel_launch.launchers.local import free_port, rank_variables
-from accel_launch.launchers.ray import FOLDER_THERE, PYTHON_THERE
 from accel_launch.messages import complain
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.output import MESSAGE_MARK, complete_lines, write_all
 from accel_launch.processes.signals import ENDING_SIGNALS, FORWARDED_SIGNALS
 from accel_launch.remote_protocol import Endings, Order
-from accel_launch.report import RankEnding
 from accel_state.environment import snapshot
 from accel_state.errors import AccelError, LaunchError
 
@@ -51,9 +47,6 @@ class Place:
 
     node: str
     address: str
-    hostname: str
-    python: str = ""
-    folder: str = ""
     free_port: int = 0
     gpus: tuple[str, ...] = ()
     gpu_variable: str | None = None
@@ -73,9 +66,6 @@ class RankActor:
         return Place(
             context.get_node_id(),
             ray.util.get_node_ip_address(),
-            socket.gethostname(),
-            sys.executable,
-            str(Path.cwd()),
             free_port(),
             tuple(context.get_accelerator_ids().get("GPU", ())),
             next((name for name in _GPU_VARIABLES if environ.get(name)), None),
@@ -239,8 +229,8 @@ class _Ranks:
         ranks = in_order(places)
         self._order = order
         self._actors = [actors[actor] for actor, _ in ranks]
-        self._places = [places[actor] for actor, _ in ranks]
-        first = self._places[0]
+        first = places[ranks[0][0]]
+        self._addresses = [places[actor].address for actor, _ in ranks]
         is_one_node = len({place.node for place in places}) == 1
         meeting = {
             "MASTER_ADDR": "127.0.0.1" if is_one_node else first.address,
@@ -268,8 +258,9 @@ class _Ranks:
         messages: list[str] = []
         lost_by = "its process on the node ended without a word"
         try:
+            process = self._order.processes[rank].with_variables(**self._variables[rank])
             run = self._actors[rank].run.options(num_returns="streaming")
-            async for reference in run.remote(self._order_of(rank).encode()):
+            async for reference in run.remote(replace(self._order, processes=(process,)).encode()):
                 number, chunk = await reference
                 lines = complete_lines(rest[number], chunk)
                 messages += [line.decode(errors="replace") for line in lines if line.startswith(MESSAGE_MARK)]
@@ -279,25 +270,15 @@ class _Ranks:
         for number, line in rest.items():
             _write(number, line)
         self._running.remove(rank)
-        host, endings = self._places[rank].hostname, Endings.last_in(messages)
+        endings = Endings.last_in(messages)
         if endings is None:
-            told = (f"Ray lost this rank: {lost_by}",)
-            lost = ChildEnding(-signal.SIGKILL, time.monotonic(), self._is_ending, told)
-            endings = Endings((RankEnding(rank, host, lost),))
-        if endings.ranks[0].ending.return_code != 0 and not self._is_ending:
+            told, where = (f"Ray lost this rank: {lost_by}",), self._addresses[rank]
+            now = time.monotonic()
+            lost = ChildEnding(-signal.SIGKILL, now, self._is_ending, told, rank=rank, host=where)
+            endings = Endings((lost,))
+        if any(each.return_code for each in endings.ranks) and not self._is_ending:
             self._send(signal.SIGTERM)
-        return replace(endings, ranks=(replace(endings.ranks[0], rank=rank, host=host),))
-
-    def _order_of(self, rank: int) -> Order:
-        """Return the order of one rank, with the Python and the folder of its node where they are left open."""
-        process, place = self._order.processes[rank], self._places[rank]
-        python, *rest = process.argv
-        process = replace(
-            process.with_variables(**self._variables[rank]),
-            argv=(place.python if python == PYTHON_THERE else python, *rest),
-            cwd=Path(place.folder) if str(process.cwd) == FOLDER_THERE else process.cwd,
-        )
-        return replace(self._order, processes=(process,))
+        return endings
 
     def _send(self, signum: int) -> None:
         """Send a signal to all ranks; after one that ends them, each node kills its own at the end of their time."""

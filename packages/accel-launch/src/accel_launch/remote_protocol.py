@@ -18,8 +18,9 @@ from typing import Any
 from accel_launch.plan import LogSettings, ProcessPlan
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.output import MESSAGE_MARK
-from accel_launch.report import RankEnding
 
+# The Python and the folder of the program that gets an order, in place of those of a process.
+PYTHON_THERE, FOLDER_THERE = "{python}", "{cwd}"
 Types = Mapping[str, type | tuple[type, ...]]
 # What the last lines of all ranks together may take: the launcher forgets the beginning of a line of 256 KiB.
 _NUM_BYTES = 2**17
@@ -78,7 +79,7 @@ class Order:
 class Endings:
     """How the ranks of a program ended, which signal ended them, and how many processes had no memory."""
 
-    ranks: tuple[RankEnding, ...]
+    ranks: tuple[ChildEnding, ...]
     interrupted_by: int | None = None
     num_memory_kills: int = 0
 
@@ -89,10 +90,10 @@ class Endings:
             {
                 "rank": each.rank,
                 "host": each.host,
-                "return_code": each.ending.return_code,
-                "failed_ago_s": None if each.ending.failed_at is None else now - each.ending.failed_at,
-                "was_ended": each.ending.was_ended,
-                "last_lines": last_lines_within(each.ending.last_lines, _NUM_BYTES // len(self.ranks)),
+                "return_code": each.return_code,
+                "failed_ago_s": None if each.failed_at is None else now - each.failed_at,
+                "was_ended": each.was_ended,
+                "last_lines": last_lines_within(each.last_lines, _NUM_BYTES // len(self.ranks)),
             }
             for each in self.ranks
         ]
@@ -113,15 +114,13 @@ class Endings:
             return None
         now = time.monotonic()
         ranks = tuple(
-            RankEnding(
-                rank["rank"],
-                rank["host"],
-                ChildEnding(
-                    rank["return_code"],
-                    now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
-                    rank["was_ended"] or data["interrupted_by"] is not None,
-                    tuple(map(str, rank["last_lines"])),
-                ),
+            ChildEnding(
+                rank["return_code"],
+                now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
+                rank["was_ended"] or data["interrupted_by"] is not None,
+                tuple(map(str, rank["last_lines"])),
+                rank=rank["rank"],
+                host=rank["host"],
             )
             for rank in data["ranks"]
         )

@@ -12,12 +12,15 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel_launch.messages import compact, complain
 from accel_launch.processes.child import ChildEnding, describe_ending, exit_code_for_shell, signal_name
 from accel_launch.processes.signals import known_signals
 from accel_state.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from accel_launch.plan import LaunchPlan
 
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?")  # torch writes it before each line once ranks have met
 _HEADER = "Traceback (most recent call last):"
@@ -127,38 +130,40 @@ _NUM_LAST_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
+    """How one rank ended. ``exception`` is the one whose traceback is among its last lines.
 
     ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
     ``had_ended`` tells that it finished before another rank failed, ``has_left`` that another failed because it waited
     for this one, whose script had ended.
     """
 
-    rank: int
-    host: str
+    ending: ChildEnding
     outcome: RankOutcome
-    return_code: int
     reason: str
-    exception: FoundException | None = None
-    last_lines: tuple[str, ...] = ()
-    failed_at: datetime | None = None
-    had_ended: bool = False
-    has_left: bool = False
+    exception: FoundException | None
+    failed_at: datetime | None
+    had_ended: bool
+    has_left: bool
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.ending.rank
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
-        parts = ("type", "message", "file", "line", "function")
+        parts, return_code = ("type", "message", "file", "line", "function"), self.ending.return_code
         return {
             "rank": self.rank,
-            "host": self.host,
+            "host": self.ending.host,
             "outcome": self.outcome,
             "has_left": self.has_left,
-            "exit_code": self.return_code if self.return_code >= 0 else None,
-            "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
+            "exit_code": return_code if return_code >= 0 else None,
+            "signal": signal_name(-return_code) if return_code < 0 else None,
             "reason": self.reason,
             "failed_at": self.failed_at and self.failed_at.isoformat(timespec="milliseconds"),
             "exception": self.exception and {part: getattr(self.exception, part) for part in parts},
-            "last_lines": list(self.last_lines),
+            "last_lines": list(self.ending.last_lines[-_NUM_LAST_LINES:]),
         }
 
 
@@ -189,17 +194,8 @@ class RunReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnding:
-    """How the process of one rank on one host ended."""
-
-    rank: int
-    host: str
-    ending: ChildEnding
-
-
 def make_report(
-    ranks: Sequence[RankEnding],
+    ranks: Sequence[ChildEnding],
     *,
     argv: Sequence[str] = (),
     num_ranks: int | None = None,
@@ -218,37 +214,29 @@ def make_report(
         interrupted_by: The signal that ended the run, if one did.
         num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
     """
-    found = {rank.rank: find_exception(rank.ending.last_lines, argv) for rank in ranks}
+    found = {rank.rank: find_exception(rank.last_lines, argv) for rank in ranks}
     named = {match[1] for each in found.values() if each and (match := _NAMED_RANK.search(each.message))}
     weights = {rank.rank: _weight(rank, found[rank.rank], named) for rank in ranks}
-    failed = [rank for rank in ranks if rank.ending.return_code != 0]
-    first = min(
-        failed, key=lambda rank: (weights[rank.rank], rank.ending.failed_at or 0.0, rank.rank), default=None
-    )
-    was_stopped = interrupted_by is not None or (
-        first is not None and first.ending.return_code == -signal.SIGINT
-    )
+    failed = [rank for rank in ranks if rank.return_code != 0]
+    first = min(failed, key=lambda rank: (weights[rank.rank], rank.failed_at or 0.0, rank.rank), default=None)
+    was_stopped = interrupted_by is not None or (first is not None and first.return_code == -signal.SIGINT)
     outcome: Outcome = "interrupted" if was_stopped else "succeeded" if first is None else "failed"
     cause = None if was_stopped else first
     has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
-    before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
-    left = _ranks_left(cause.ending.last_lines) if cause is not None and has_lost_peer else set()
+    before_s = math.inf if has_lost_peer else (cause and cause.failed_at) or 0.0
+    left = _ranks_left(cause.last_lines) if cause is not None and has_lost_peer else set()
     reports = []
     for rank in ranks:
-        ending, outcome_of_rank = rank.ending, _outcome(rank, weights[rank.rank], first=cause)
-        has_failed = ending.return_code != 0
-        was_failing = rank is cause and ending.was_ended and ending.return_code in _ENDED_BY_US
-        how = describe_ending(ending.return_code, num_memory_kills=num_memory_kills)
+        has_failed = rank.return_code != 0
+        was_failing = rank is cause and rank.was_ended and rank.return_code in _ENDED_BY_US
+        how = describe_ending(rank.return_code, num_memory_kills=num_memory_kills)
         report = RankReport(
-            rank.rank,
-            rank.host,
-            outcome_of_rank,
-            ending.return_code,
+            rank,
+            _outcome(rank, weights[rank.rank], first=cause),
             "was failing" if was_failing else how,
             found[rank.rank] if has_failed else None,
-            ending.last_lines[-_NUM_LAST_LINES:],
-            None if ending.failed_at is None else _moment(ending.failed_at),
-            had_ended=not has_failed and (ending.ended_at or math.inf) < before_s,
+            None if rank.failed_at is None else _moment(rank.failed_at),
+            had_ended=not has_failed and (rank.ended_at or math.inf) < before_s,
             has_left=rank.rank in left or (has_lost_peer and not has_failed),
         )
         reports.append(report)
@@ -260,16 +248,16 @@ def make_report(
     )
 
 
-def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_by: int | None) -> int:
+def _exit_code(first: ChildEnding | None, cause: ChildEnding | None, interrupted_by: int | None) -> int:
     if first is None:
         return 0
-    if interrupted_by == signal.SIGINT and first.ending.return_code == 1:
+    if interrupted_by == signal.SIGINT and first.return_code == 1:
         # After a `KeyboardInterrupt`, Python ends with 1 instead of by SIGINT if an exit handler has evaluated code,
         # as one of torch's compiler does (Python 3.11, torch 2.13).
         return 128 + signal.SIGINT
-    if cause is not None and cause.ending.was_ended and cause.ending.return_code in _ENDED_BY_US:
+    if cause is not None and cause.was_ended and cause.return_code in _ENDED_BY_US:
         return 1  # what Python would have ended with, had there been time
-    return exit_code_for_shell(first.ending.return_code)
+    return exit_code_for_shell(first.return_code)
 
 
 # How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
@@ -279,24 +267,24 @@ _LEFT_RANKS = re.compile(r"waited for .*, but ranks? (?P<ranks>\d+(?:, \d+)*) ha
 _ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + signal.SIGTERM)
 
 
-def _weight(rank: RankEnding, exception: FoundException | None, named: Set[str]) -> int:
+def _weight(rank: ChildEnding, exception: FoundException | None, named: Set[str]) -> int:
     if str(rank.rank) in named and exception is not None:
         return _NAMED
     has_lost_peer = exception is not None and exception.is_about_a_lost_peer
-    if rank.ending.was_ended:
+    if rank.was_ended:
         # It may have ended with any code. One that is slow to end may have printed its exception long before; what
         # follows that may be more of its message, or show that it was handled.
-        if exception is None and rank.ending.return_code not in (1, *_ENDED_BY_US):
+        if exception is None and rank.return_code not in (1, *_ENDED_BY_US):
             return _WAS_ENDING  # as by `sys.exit(5)`, while its exit handlers ran, so that others lost it
         if exception is None or has_lost_peer:
             return _WAS_ENDED
-        if rank.ending.return_code in _ENDED_BY_US or not exception.ends_output:
+        if rank.return_code in _ENDED_BY_US or not exception.ends_output:
             return _WAS_FAILING
     return _LOST_A_PEER if has_lost_peer else _CAUSE
 
 
-def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> RankOutcome:
-    if rank.ending.return_code == 0:
+def _outcome(rank: ChildEnding, weight: int, *, first: ChildEnding | None) -> RankOutcome:
+    if rank.return_code == 0:
         return "finished"
     if rank is first:
         return "failed first"
@@ -319,11 +307,15 @@ _NUM_SHOWN_CHARACTERS = 500  # of a message, and of each of these lines
 _MARKS = " ^~"  # Python writes them under a line, to point at a part of it
 
 
-def tell(report: RunReport, *, is_quiet: bool = False, file: Path | None = None) -> int:
-    """Say what failed, if anything did, write the report to ``file``, and return the exit code of the run."""
-    if file is not None:
-        write_report(report, file)
-    if report.outcome == "failed" and not is_quiet:
+def tell(plan: LaunchPlan, ranks: Sequence[ChildEnding], **options: Any) -> int:
+    """Say what failed, if anything did, write the report that the plan asks for, and return the exit code of the run.
+
+    ``options`` are those of `make_report`.
+    """
+    report = make_report(ranks, argv=plan.processes[0].argv, **options)
+    if plan.report is not None:
+        write_report(report, plan.report)
+    if report.outcome == "failed" and not plan.is_quiet:
         complain(describe(report))
     return report.exit_code
 
@@ -349,14 +341,16 @@ def describe(report: RunReport) -> str:
     assert first is not None
     if report.num_ranks == 1:
         return f"The script {_how(first)}."
-    where = f"Rank {first.rank} on {first.host}"
+    where = f"Rank {first.rank} on {first.ending.host}"
     has_lost_peer = first.exception is not None and first.exception.is_about_a_lost_peer
     left = [rank for rank in report.ranks if rank.has_left]
     others = [rank for rank in report.ranks if rank is not first and not rank.has_left]
     lines = [f"{where} failed first: it {_how(first)}."]
     if left:
         who, whose = (
-            (f"Rank {left[0].rank} on {left[0].host}", "its") if len(left) == 1 else (_named(left), "their")
+            (f"Rank {left[0].rank} on {left[0].ending.host}", "its")
+            if len(left) == 1
+            else (_named(left), "their")
         )
         lines = [
             f"{who} left first: {whose} script ended while rank {first.rank} waited.",
@@ -373,7 +367,7 @@ def describe(report: RunReport) -> str:
     lines += [f"  {_named(died)} {'failed, too' if has_lost_peer else 'only died of it'}."] if died else []
     if has_lost_peer and not left:
         lines.append("  It lost a rank, or waited for one that made another call.")
-    last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
+    last_lines = [line for line in first.ending.last_lines[-_NUM_LAST_LINES:] if line.strip(_MARKS)]
     if last_lines:
         lines.append(f"  The last lines of rank {first.rank}:")
         lines += [f"    | {_beginning(line)}" for line in last_lines[-_NUM_SHOWN_LINES:]]

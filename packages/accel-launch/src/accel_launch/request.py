@@ -16,7 +16,7 @@ from accel_launch.installation import INSTALL_FROM
 from accel_launch.machine import Machine, asked_for
 from accel_launch.options import OPTIONS
 from accel_launch.parsers import MOST_RANKS
-from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
+from accel_launch.resolution import Resolved, decide
 from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.registry import entry_points
@@ -162,14 +162,6 @@ class LaunchRequest:
             found[name] = value if has_value else self.machine.environ[name]
         return found
 
-    def describe(self) -> str:
-        """Return what is asked for in a few words, for messages."""
-        parts = [
-            _counted(self.num_processes, "process", "processes"),
-            _counted(self.num_machines, "machine", "machines"),
-        ]
-        return " on ".join(parts) + (f" with {self.engine}" if self.engine else "")
-
 
 def make_request(
     command: tuple[str, ...],
@@ -188,9 +180,7 @@ def make_request(
         ConfigError: If a value is wrong, or two contradict each other.
         NotAvailableError: If a package that the settings need is not installed.
     """
-    settings = resolve(OPTIONS, flags=flags, environ=machine.environ, config=config)
-    engine = choose_engine(settings, config)
-    settings = with_engine(settings, engine, config)
+    settings, engine = decide(OPTIONS, flags=flags, environ=machine.environ, config=config)
     if engine in _CHECKS:
         _CHECKS[engine](settings)
     if settings["drop_in"].value and kind == "executable":
@@ -291,10 +281,6 @@ def _machine_rank(settings: Mapping[str, Resolved], num_machines: int) -> int:
             "Give each machine another of these."
         )
     return rank
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def outer_task(environ: Mapping[str, str]) -> Topology | None:

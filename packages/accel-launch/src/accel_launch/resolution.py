@@ -74,6 +74,19 @@ def _text_of(setting: Setting, value: Any) -> str:
     return setting.text_of(value)
 
 
+def decide(
+    settings: Iterable[Setting], *, flags: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile
+) -> tuple[dict[str, Resolved], str | None]:
+    """Return every setting's value as a launch uses it, with what follows from others, and the engine.
+
+    Raises:
+        ConfigError: If a value is wrong, or two contradict each other.
+    """
+    resolved = resolve(settings, flags=flags, environ=environ, config=config)
+    engine = choose_engine(resolved, config)
+    return with_engine(resolved, engine, config), engine
+
+
 def choose_engine(settings: Mapping[str, Resolved], config: ConfigFile) -> str | None:
     """Return the engine's name as in a config file, None for plain PyTorch.
 

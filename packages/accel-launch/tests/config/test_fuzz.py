@@ -207,8 +207,10 @@ def test_of_a_duplicate_key_the_last_counts_with_a_warning(tmp_path, capsys, nam
     """Files of older releases have some."""
     (tmp_path / name).write_text(text)
     assert read_config(tmp_path / name).values["num_processes"] == 2
-    warning = "warning: The config file has the key `num_processes` twice; the last counts."
-    assert capsys.readouterr().err == f"{warning} Remove the others.\n"
+    warning = "has the key `num_processes` twice; the last counts."
+    assert capsys.readouterr().err == (
+        f"warning: The config file `{tmp_path / name}` {warning} Remove the others.\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from accel_launch.config.file import ConfigFile
-from accel_launch.config.show import ViewRow, as_data, as_table, as_text, engine_rows, rows_of
+from accel_launch.config.show import as_data, as_table, as_text, engine_rows, rows_of
 from accel_launch.options import OPTIONS
 from accel_state.errors import UnknownNameError
 
@@ -46,5 +46,5 @@ def test_an_engine_without_a_view_is_named_with_those_that_have_one():
 
 
 def test_rows_are_shown_as_a_table():
-    rows = [ViewRow("a.long_key", "1", "the file"), ViewRow("b", "true", "")]
-    assert as_table(rows) == ("key         value  said by\na.long_key  1      the file\nb           true")
+    rows = [("key", "value", "said by"), ("a.long_key", "1", "the file"), ("b", "true", "")]
+    assert as_table(rows) == ["key         value  said by", "a.long_key  1      the file", "b           true"]

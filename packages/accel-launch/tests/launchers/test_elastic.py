@@ -33,7 +33,6 @@ def test_torchs_agent_starts_the_ranks_of_this_machine(request_for):
     assert (plan.num_ranks, plan.max_restarts, plan.port) == (4, 0, None)
     (agent,) = plan.processes
     assert agent.argv[-5:] == ("python", "-u", "train.py", "--", "-h")
-    assert agent.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert "RANK" not in agent.environ
     assert {"RANK", "LOCAL_RANK", "MASTER_ADDR"} < set(agent.unset)
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from accel_launch.cli import main
+from accel_launch.launchers.kubernetes import KubernetesLauncher
+from accel_state.errors import ConfigError
 
 REDUCE = """
 import os, sys
@@ -145,3 +147,113 @@ def test_without_kubectl_a_hint_is_given(capsys, monkeypatch):
         "needs the program `kubectl`, which is not installed here. Print the manifest with `--dry-run`"
         in (capsys.readouterr().err)
     )
+
+
+IMAGE = {"launcher": "kubernetes", "kubernetes_image": "image:1"}
+ON_CPU = IMAGE | {"use_cpu": "true"}
+
+
+def manifest_of(request) -> dict:
+    return yaml.safe_load(KubernetesLauncher().plan(request).document)
+
+
+def container_of(request) -> dict:
+    """Return the container of the pods, without the variables that only a JobSet's pods need."""
+    container, added = pods_of(manifest_of(request))[0]
+    return container | {"env": [each for each in container["env"] if each["name"] not in added]}
+
+
+def test_each_pod_starts_the_ranks_of_one_machine(request_for):
+    flags = {"num_processes": "16", "num_machines": "2", "mixed_precision": "bf16"}
+    request = request_for(flags=IMAGE | flags)
+    container = container_of(request)
+    assert tuple(container["command"]) == (
+        *("python3", "-m", "accel_launch", "launch", "--num_processes=16", "--num_machines=2"),
+        *("--machine_rank=$(MACHINE_RANK)", "--main_process_ip=$(MASTER_ADDR)", "--main_process_port=29500"),
+        *("--mixed_precision=bf16", "--", "train.py"),
+    )
+    assert container["resources"] == {key: {"nvidia.com/gpu": "8"} for key in ("requests", "limits")}
+    assert (len(pods_of(manifest_of(request))), KubernetesLauncher().plan(request).num_ranks) == (2, 16)
+
+
+def test_one_pod_needs_no_meeting(request_for):
+    command = container_of(request_for(flags=IMAGE | {"num_processes": "8"}))["command"]
+    assert [word for word in command if "$(" in word] == []
+
+
+def test_what_config_and_environment_set_here_is_set_there(request_for):
+    request = request_for(
+        flags=ON_CPU,
+        config={"fsdp_config.fsdp_ignored_modules": "a.$b", "distributed_type": "FSDP"},
+        environ={
+            "FSDP_VERSION": "2",
+            "CUDA_VISIBLE_DEVICES": "0",
+            "NCCL_DEBUG": "INFO",
+            "PATH": "/bin",
+            "X": "1",
+        },
+    )
+    container = container_of(request)
+    assert "--fsdp_version=2" in container["command"]
+    assert container["env"] == [
+        {"name": "FSDP_IGNORED_MODULES", "value": "a.$$b"}, {"name": "NCCL_DEBUG", "value": "INFO"},
+    ]  # fmt: skip
+
+
+def test_a_dollar_stays_a_dollar(request_for):
+    assert container_of(request_for("train.py", "$(RANK)", flags=ON_CPU))["command"][-1] == "$$(RANK)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "processes"),
+    [
+        ({"num_processes": "4"}, "4", 4),
+        ({"kubernetes_gpus_per_node": "8", "num_machines": "2"}, "8", 16),
+        ({"kubernetes_gpus_per_node": "8", "num_processes": "2"}, "8", 2),
+        ({"use_cpu": "true", "num_processes": "4"}, None, 4),
+        ({"use_cpu": "true"}, None, 1),
+    ],
+)
+def test_how_many_gpus_and_processes_a_pod_has(request_for, flags, gpus, processes):
+    request = request_for(flags=IMAGE | flags, gpus=("0", "1", "2"))
+    limits = container_of(request).get("resources", {}).get("limits", {})
+    assert (limits.get("nvidia.com/gpu"), KubernetesLauncher().plan(request).num_ranks) == (gpus, processes)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("Train_2.py", "accel-train-2"), ("a/" + "b" * 60 + ".py", "accel-" + "b" * 34), ("x-.py", "accel-x")],
+)
+def test_the_name_follows_from_the_script(request_for, script, name):
+    assert manifest_of(request_for(script, flags=ON_CPU))["metadata"] == {"name": name}
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"kubernetes_image": ""}, "needs `--kubernetes_image`"),
+        ({}, "Give `--num_processes`"),
+        (
+            {"num_processes": "4", "kubernetes_gpus_per_node": "2"},
+            "asks for 4 in each pod, but `--kubernetes_gpus_per_node` is 2",
+        ),
+        ({"use_cpu": "true", "kubernetes_job_name": "a" * 41}, "at most 40 characters"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(request_for, flags, problem):
+    with pytest.raises(ConfigError, match=problem):
+        KubernetesLauncher().plan(request_for(flags=IMAGE | flags))
+
+
+def test_a_variable_from_a_secret_is_only_referred_to(request_for):
+    flags = ON_CPU | {"kubernetes_secrets": "NCCL_DEBUG=store:level,HF_TOKEN=hub:token"}
+    environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secret"}
+    assert container_of(request_for(flags=flags, environ=environ))["env"] == [
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+        {"name": "NCCL_DEBUG", "valueFrom": {"secretKeyRef": {"name": "store", "key": "level"}}},
+    ]
+
+
+def test_a_manifest_repeats_what_occurs_twice(request_for):
+    flags = IMAGE | {"kubernetes_kind": "pytorchjob", "num_machines": "2", "num_processes": "2"}
+    assert not set(KubernetesLauncher().plan(request_for(flags=flags)).document) & {"&", "*"}

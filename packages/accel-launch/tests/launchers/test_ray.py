@@ -71,8 +71,8 @@ def test_variables_of_the_run_go_along_and_paths_of_this_machine_do_not(request_
         ({"ray_address": "a:1", "num_processes": ""}, "needs `--num_processes`"),
         ({"ray_resources": "a=b"}, "`--ray_resources` has `a=b`, but an amount must be a number"),
         ({"ray_runtime_env": "missing.yaml"}, "missing.yaml` cannot be read: No such file"),
-        ({"ray_runtime_env": "list.yaml"}, "list.yaml`, which must hold `key: value` lines"),
-        ({"ray_runtime_env": "broken.yaml"}, "broken.yaml`, which is neither YAML nor JSON"),
+        ({"ray_runtime_env": "list.yaml"}, "list.yaml` must hold `key: value` lines"),
+        ({"ray_runtime_env": "broken.yaml"}, "broken.yaml` is not valid YAML"),
     ],
 )
 def test_what_cannot_be_run_is_refused(request_for, tmp_path, flags, problem):

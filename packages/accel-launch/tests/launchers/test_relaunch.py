@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from accel_launch.cli import main
-from accel_launch.kubernetes.workload import workload_of
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
+from accel_launch.launchers.kubernetes import KubernetesLauncher
 from accel_launch.launchers.mpi import IMPLEMENTATIONS, MPILauncher, with_options_of
 from accel_launch.launchers.ray import RayLauncher, _order
 from accel_launch.launchers.relaunch import relaunch_command
@@ -124,16 +125,15 @@ def test_actors_on_ray_have_them(request_for):
 def test_a_manifest_holds_no_secrets(request_for):
     flags = {"launcher": "kubernetes", "kubernetes_image": "i", "use_cpu": "true"}
     request = request_for(flags=flags | {"env": "NCCL_DEBUG,A=1"}, environ=HERE)
-    workload = workload_of(request, index_variable="I")
-    assert {"A": "1", "NCCL_DEBUG": "INFO"}.items() <= workload.environ.items()
-    assert not any("--env" in word for word in workload.command)
+    manifest = KubernetesLauncher().plan(request).document
+    assert {("A", "1"), ("NCCL_DEBUG", "INFO")} <= set(re.findall(r"name: (\w+)\n *value: '?(\w+)", manifest))
+    assert "--env" not in manifest
     with pytest.raises(ConfigError, match="name that with `--kubernetes_secrets`"):
-        workload_of(request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE), index_variable="I")
+        KubernetesLauncher().plan(request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE))
     from_cluster = {"env": "MY_TOKEN", "kubernetes_secrets": "MY_TOKEN=store:key"}
-    assert (
-        "MY_TOKEN"
-        in workload_of(request_for(flags=flags | from_cluster, environ=HERE), index_variable="I").secrets
-    )
+    manifest = KubernetesLauncher().plan(request_for(flags=flags | from_cluster, environ=HERE)).document
+    assert "MY_TOKEN" in manifest
+    assert "hush" not in manifest
 
 
 def test_a_pod_of_tpus_gets_no_secrets(request_for):
@@ -269,4 +269,5 @@ def test_mpirun_of_hydra_has_no_secret_on_its_command_line(workplace, monkeypatc
 def test_the_directory_of_the_shell_is_no_secret(request_for):
     flags = {"launcher": "kubernetes", "kubernetes_image": "i", "use_cpu": "true", "env": "PWD,OLDPWD"}
     request = request_for(flags=flags, environ={"PWD": "/a", "OLDPWD": "/b"})
-    assert {"PWD": "/a", "OLDPWD": "/b"}.items() <= workload_of(request, index_variable="I").environ.items()
+    manifest = KubernetesLauncher().plan(request).document
+    assert dict(re.findall(r"name: (\w*PWD)\n *value: (\S+)", manifest)) == {"PWD": "/a", "OLDPWD": "/b"}

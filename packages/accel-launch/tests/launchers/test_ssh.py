@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
 from accel_launch.machine import num_cpu_cores
 from accel_launch.plan import LaunchPlan
 from accel_launch.processes.output import MESSAGE_MARK
-from accel_state.errors import LaunchError
+from accel_state.errors import ConfigError, LaunchError
 
 # A stand-in for ssh: runs the command here, with the shell's rules, as ssh would there; hosts called `far*` fail,
 # and those called `lost*` once the run has begun.
@@ -48,7 +49,6 @@ def fake_ssh(tmp_path, monkeypatch):
 
 
 def plan(request_for, script: Path, *arguments: str, environ=None, **flags: str) -> LaunchPlan:
-    from dataclasses import replace
 
     request = request_for(str(script), *arguments, flags={"use_cpu": "true"} | flags, environ=environ)
 
@@ -261,6 +261,8 @@ def test_ranks_follow_the_accelerators_of_the_hosts(request_for, tmp_path):
         ("b", "3"),
     ]
     assert _fitting(made, {"a": 0, "b": 0}).num_ranks == 2
+    with pytest.raises(ConfigError, match="names rank 4, but the ranks of this run go from 0 to 3"):
+        _fitting(replace(made, shown_ranks=(0, 4)), {"a": 2, "b": 2})
     with pytest.raises(LaunchError, match=r"differ in their number of accelerators \(a: 2, b: 1\)"):
         _fitting(made, {"a": 2, "b": 1})
     with pytest.raises(LaunchError, match="to run 2 processes, but that is more"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from accel_launch.sagemaker.inputs import hyperparameters_of, inputs_of, metrics_of
+from accel_launch.sagemaker.inputs import hyperparameters_of, pairs_of
 from accel_state.errors import ConfigError
 
 
@@ -56,32 +56,25 @@ def test_what_sagemaker_cannot_hand_over_is_refused(arguments, message):
         hyperparameters_of(arguments.split())
 
 
-def test_channels_with_a_heading_and_without(tmp_path):
+def test_pairs_with_a_heading_and_without(tmp_path):
     file = tmp_path / "inputs.tsv"
     file.write_text("channel_name\tdata_location\ntrain\ts3://bucket/train\n\ntest\ts3://bucket/test\n")
-    places = {"train": "s3://bucket/train", "test": "s3://bucket/test"}
-    assert inputs_of(file) == places
+    places = [("train", "s3://bucket/train"), ("test", "s3://bucket/test")]
+    assert pairs_of(file, "places") == places
     file.write_text("train\ts3://bucket/train\ntest\ts3://bucket/test\n")
-    assert inputs_of(file) == places
-    file.write_text("")
-    assert inputs_of(file) == {}
-
-
-def test_metrics(tmp_path):
-    file = tmp_path / "metrics.tsv"
+    assert pairs_of(file, "places") == places
     file.write_text("metric_name\tmetric_regex\naccuracy\t'accuracy': ([0-9.]+)\nf1\t'f1': (.*?)\n")
-    assert metrics_of(file) == [
-        {"Name": "accuracy", "Regex": "'accuracy': ([0-9.]+)"},
-        {"Name": "f1", "Regex": "'f1': (.*?)"},
-    ]
+    assert pairs_of(file, "patterns") == [("accuracy", "'accuracy': ([0-9.]+)"), ("f1", "'f1': (.*?)")]
+    file.write_text("")
+    assert pairs_of(file, "places") == []
 
 
 def test_what_is_no_table_is_refused(tmp_path):
     file = tmp_path / "inputs.tsv"
-    with pytest.raises(ConfigError, match="`.*inputs.tsv`, with the places of its channels, cannot be read"):
-        inputs_of(file)
+    with pytest.raises(ConfigError, match="`.*inputs.tsv`, with the places, cannot be read"):
+        pairs_of(file, "the places")
     file.write_text("train\ts3://a\ntest s3://b\n")
     with pytest.raises(
         ConfigError, match="Line 2 of `.*inputs.tsv` must be two columns with a tab.* got `test s3://b`"
     ):
-        inputs_of(file)
+        pairs_of(file, "the places")

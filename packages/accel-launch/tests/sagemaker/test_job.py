@@ -142,7 +142,16 @@ def test_a_container_of_ones_own_has_accel(request_for):
 
 
 @pytest.mark.parametrize(
-    "own", ["accel", "accel==0.2.0", "accel-launch[sagemaker]>=0.1", "accel-data ; a", "accel  # x"]
+    "own",
+    [
+        "accel",
+        " Accel",
+        "accel_launch==0.2.0",
+        "accel==0.2.0",
+        "accel-launch[sagemaker]>=0.1",
+        "accel-data ; a",
+        "accel  # x",
+    ],
 )
 def test_no_job_installs_accel_from_an_index(request_for, wheels, own):
     (wheels / "requirements.txt").write_text(f"numpy\n{own}\n")

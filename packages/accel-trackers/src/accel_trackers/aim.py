@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from accel_trackers.general_tracker import on_main_process
 from accel_trackers.images import pictures
-from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_number, flat
 
 
 class AimTracker(ServiceTracker):
@@ -48,19 +47,18 @@ class AimTracker(ServiceTracker):
             kwargs: Keyword arguments for ``aim.Image`` under ``"aim_image"``, and for ``Run.track`` under ``"track"``.
         """
         run = self.tracker
-        import aim
-
         of_image, of_track = (dict((kwargs or {}).get(key, {})) for key in ("aim_image", "track"))
         for name, images in values.items():
             caption = {}
             if isinstance(images, tuple) and len(images) == 2 and isinstance(images[1], str):
                 images, caption = images[0], {"caption": images[1]}
-            shown = [aim.Image(each, **{**of_image, **caption}) for each in pictures(images)]
+            shown = [self._library.Image(each, **{**of_image, **caption}) for each in pictures(images)]
             run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
 
     def _open(self) -> Any:
         import aim
 
+        self._library = aim
         run = aim.Run(repo=None if self.logging_dir is None else os.fspath(self.logging_dir), **self._kwargs)
         run.name = self.run_name
         return run
@@ -72,12 +70,8 @@ class AimTracker(ServiceTracker):
         run["hparams"] = values
 
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import aim
-
-        kinds = (aim.Audio, aim.Distribution, aim.Figure, aim.Image, aim.Text)
-        for name, value in flat(values).items():
-            shown = aim.Text(value) if isinstance(value, str) else as_number(value)
-            if shown is None and not isinstance(value, kinds):
-                self._warn_once(name, value, "numbers, strings, Aim's objects and dicts of these")
-            else:
-                run.track(value if shown is None else shown, name=name, step=step, **kwargs)
+        aim = self._library
+        types = (str, aim.Audio, aim.Distribution, aim.Figure, aim.Image, aim.Text)
+        shown = "numbers, strings, Aim's objects and dicts of these"
+        for name, value in self._supported(values, types, shown=shown).items():
+            run.track(aim.Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)

@@ -5,25 +5,28 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from accel_state.errors import ConfigError, StateError
-from accel_trackers.call_queue import CallQueue
 from accel_trackers.deferral import BeforeTermination, deferred
-from accel_trackers.errors import TrackerError
-from accel_trackers.failures import Failures, OnError, check_on_error, raise_all
-from accel_trackers.general_tracker import GeneralTracker
+from accel_trackers.general_tracker import GeneralTracker, is_marked, runs_here
 from accel_trackers.images import rendered
-from accel_trackers.main_process import is_marked, runs_here
-from accel_trackers.values import frozen, thawed
+from accel_trackers.tracker_calls import TrackerCalls
+from accel_trackers.values import frozen
+
+OnError: TypeAlias = Literal["warn", "raise"]
+"""How tracker errors are reported: ``warn`` once and raise at the end, or ``raise`` at the next call."""
 
 
-class _Entry(NamedTuple):
-    values: dict[str, Any]
-    step: int | None
-    kwargs: Mapping[str, Mapping[str, Any]]
+def check_on_error(on_error: str) -> None:
+    """Check that ``on_error`` is ``warn`` or ``raise``.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if on_error not in ("warn", "raise"):
+        raise ConfigError(f"`on_error` must be `warn` or `raise`, got `{on_error}`.")
 
 
 class BackgroundLog:
@@ -65,19 +68,17 @@ class BackgroundLog:
         if capacity < 1:
             raise ConfigError(f"`capacity` must be at least 1, got {capacity}.")
         check_on_error(on_error)
-        here = [tracker for tracker in trackers if runs_here(tracker) or not is_marked(tracker.log)]
-        self._failures = {id(tracker): Failures() for tracker in here}
-        self._direct = [tracker for tracker in here if not tracker.log_in_background]
-        self._queued = [
-            (tracker, CallQueue(tracker.name, capacity=capacity, stall_timeout_s=stall_timeout_s))
-            for tracker in here
-            if tracker.log_in_background
+        self._calls = [
+            TrackerCalls(tracker, capacity=capacity, stall_timeout_s=stall_timeout_s)
+            for tracker in trackers
+            if runs_here(tracker) or not is_marked(tracker.log)
         ]
         self._raises_at_once = on_error == "raise"
         self._process = os.getpid()
         self._is_closed = False
         atexit.register(self.close)
-        self._before_termination = BeforeTermination(self._write_queues) if self._queued else None
+        self._has_queues = any(calls.is_queued for calls in self._calls)
+        self._before_termination = BeforeTermination(self._write_queues) if self._has_queues else None
 
     def log(
         self,
@@ -97,15 +98,10 @@ class BackgroundLog:
             StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
-        entry = _Entry(frozen(values), step, frozen(log_kwargs or {}))
-        if self._queued:
-            later = entry._replace(values=rendered(entry.values))
-            for tracker, calls in self._queued:
-                # Also SystemExit and KeyboardInterrupt: they would end the thread, and `wait` would report it as hung.
-                write = partial(self._write, tracker, later, caught=BaseException)
-                self._attempt(tracker, partial(calls.put, write))
-        for tracker in self._direct:
-            self._write(tracker, entry, caught=Exception)
+        copies, kwargs = frozen(values), frozen(log_kwargs or {})
+        later = rendered(copies) if self._has_queues else copies
+        for calls in self._calls:
+            calls.log(later if calls.is_queued else copies, step, kwargs.get(calls.tracker.name, {}))
         self._report()
 
     def call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
@@ -119,10 +115,9 @@ class BackgroundLog:
         """
         if self._is_closed or os.getpid() != self._process:
             return
-        for tracker, calls in [each for each in self._queued if each[0] in trackers]:
-            if self._attempt(tracker, calls.close):
-                self._queued.remove((tracker, calls))
-                self._direct.append(tracker)
+        for calls in self._calls:
+            if calls.tracker in trackers:
+                calls.call_directly()
         self._report()
 
     def drain(self) -> None:
@@ -133,8 +128,7 @@ class BackgroundLog:
             StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
-        for tracker, calls in self._queued:
-            self._attempt(tracker, calls.wait)
+        self._write_queues()
         self._report()
 
     def close(self) -> None:
@@ -150,13 +144,13 @@ class BackgroundLog:
         if self._before_termination is not None:
             self._before_termination.stop()
         with deferred(signal.SIGTERM):
-            for tracker, calls in self._queued:
-                self._attempt(tracker, calls.close)
-        raise_all(self._failures.values())
+            for calls in self._calls:
+                calls.close()
+        self._raise_errors()
 
     def _write_queues(self) -> None:
-        for tracker, calls in list(self._queued):
-            self._attempt(tracker, calls.wait)
+        for calls in self._calls:
+            calls.wait()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -164,29 +158,15 @@ class BackgroundLog:
         if os.getpid() != self._process:
             raise StateError("Log from the process that started the trackers, not from a fork of it.")
 
-    def _attempt(self, tracker: GeneralTracker, wait: Callable[[], None]) -> bool:
-        try:
-            wait()
-        except TrackerError as hung:
-            self._failures[id(tracker)].add(hung)
-            return False
-        return True
-
-    def _write(self, tracker: GeneralTracker, entry: _Entry, *, caught: type[BaseException]) -> None:
-        # Thawed for each tracker, so that one that changes its values does not affect the other trackers.
-        kwargs = thawed(entry.kwargs).get(tracker.name, {})
-        try:
-            tracker.log(thawed(entry.values), step=entry.step, **kwargs)
-        except caught as error:
-            failure = TrackerError(
-                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}. "
-                "With `on_error='warn'` the run continues."
-            )
-            failure.__cause__ = error
-            self._failures[id(tracker)].add(failure)
-
     def _report(self) -> None:
         if self._raises_at_once:
-            raise_all(self._failures.values())
-        for failures in self._failures.values():
-            failures.warn()
+            self._raise_errors()
+        for calls in self._calls:
+            calls.warn()
+
+    def _raise_errors(self) -> None:
+        errors = [error for calls in self._calls if (error := calls.take_error()) is not None]
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"Also: {other}")
+            raise errors[0]

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from accel_state.environment import variable
-from accel_trackers.images import pictures
-from accel_trackers.service import WithArtifacts, WithTables
-from accel_trackers.values import flat, table_rows
+from accel_trackers.abilities import LogsArtifacts, LogsTables
+from accel_trackers.images import by_place
+from accel_trackers.service import ServiceTracker
 
 
-class ClearMLTracker(WithTables, WithArtifacts):
+class ClearMLTracker(ServiceTracker, LogsTables, LogsArtifacts):
     """Logs numbers, one-element tensors on any device, and dicts of these to the current ClearML task, or a new one.
 
     As ClearML does with TensorBoard's names, ``loss/train`` becomes the series ``train`` in the plot ``loss``. So does
@@ -54,7 +54,7 @@ class ClearMLTracker(WithTables, WithArtifacts):
 
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         logger = run.get_logger()
-        for name, number in self._numbers(flat(values)).items():
+        for name, number in self._supported(values).items():
             if step is None:
                 logger.report_single_value(name=name, value=number, **kwargs)
             else:
@@ -62,12 +62,8 @@ class ClearMLTracker(WithTables, WithArtifacts):
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         logger = run.get_logger()
-        for name, images in values.items():
-            place = _place(name)
-            shown = pictures(images)
-            for index, image in enumerate(shown):
-                line = place["series"] if len(shown) == 1 else f"{place['series']}/{index}"
-                logger.report_image(title=place["title"], series=line, iteration=step, image=image, **kwargs)
+        for name, image in by_place(values).items():
+            logger.report_image(**_place(name), iteration=step, image=image, **kwargs)
 
     def _log_figures(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         logger = run.get_logger()
@@ -75,13 +71,10 @@ class ClearMLTracker(WithTables, WithArtifacts):
             logger.report_matplotlib_figure(**_place(name), figure=figure, iteration=step, **kwargs)
 
     def _log_table(
-        self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None, **kwargs: Any
+        self, run: Any, name: str, columns: list[str] | None, rows: Any, step: int | None, **kwargs: Any
     ) -> None:
-        columns, data, dataframe = table
-        rows = table_rows(data, dataframe)
-        if dataframe is None and columns is not None:
-            rows = [columns, *rows]
-        run.get_logger().report_table(**_place(name), iteration=step, table_plot=rows, **kwargs)
+        shown = rows if columns is None else [columns, *rows]
+        run.get_logger().report_table(**_place(name), iteration=step, table_plot=shown, **kwargs)
 
     def _log_artifact(self, run: Any, local_path: str, artifact_path: str | None, **kwargs: Any) -> None:
         path = Path(local_path)

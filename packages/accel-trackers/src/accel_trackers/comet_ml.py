@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from accel_trackers.abilities import LogsArtifacts, LogsHistograms, LogsTables
 from accel_trackers.images import by_place, is_figure
-from accel_trackers.service import WithArtifacts, WithHistograms, WithTables
-from accel_trackers.values import as_array, as_number, file_name, flat, table_rows
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import as_array, file_name, is_data_frame
 
 
-class CometMLTracker(WithHistograms, WithTables, WithArtifacts):
+class CometMLTracker(ServiceTracker, LogsHistograms, LogsTables, LogsArtifacts):
     """Logs to a Comet experiment: numbers and one-element tensors, strings as "other", and dicts of these.
 
     Tables are CSV files, and matplotlib's figures images. Keyword arguments are for ``log_metric``, ``log_image``,
@@ -38,14 +39,13 @@ class CometMLTracker(WithHistograms, WithTables, WithArtifacts):
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         if step is not None:
             run.set_step(step)
-        for name, value in flat(values).items():
-            number = as_number(value)
-            if number is not None:
-                run.log_metric(name, number, step=step, **kwargs)
-            elif isinstance(value, str):
+        for name, value in self._supported(
+            values, (str,), shown="numbers, strings and dicts of these"
+        ).items():
+            if isinstance(value, str):
                 run.log_other(name, value)
             else:
-                self._warn_once(name, value, "numbers, strings and dicts of these")
+                run.log_metric(name, value, step=step, **kwargs)
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         from PIL import Image  # comet_ml brings it
@@ -67,12 +67,10 @@ class CometMLTracker(WithHistograms, WithTables, WithArtifacts):
             run.log_histogram_3d(as_array(numbers), name=name, step=step, **kwargs)
 
     def _log_table(
-        self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None, **kwargs: Any
+        self, run: Any, name: str, columns: list[str] | None, rows: Any, step: int | None, **kwargs: Any
     ) -> None:
-        columns, data, dataframe = table
-        headers = columns or (dataframe is not None)
         file = file_name(name, step=step, suffix=".csv")
-        run.log_table(file, table_rows(data, dataframe), headers=headers, **kwargs)
+        run.log_table(file, rows, headers=columns or is_data_frame(rows), **kwargs)
 
     def _log_artifact(self, run: Any, local_path: str, artifact_path: str | None, **kwargs: Any) -> None:
         path = Path(local_path)

@@ -6,12 +6,12 @@ import re
 import time
 from typing import Any
 
+from accel_trackers.abilities import LogsArtifacts
 from accel_trackers.images import by_place
-from accel_trackers.service import WithArtifacts
-from accel_trackers.values import as_number, flat
+from accel_trackers.service import ServiceTracker
 
 
-class DVCLiveTracker(WithArtifacts):
+class DVCLiveTracker(ServiceTracker, LogsArtifacts):
     """Logs numbers, one-element tensors, strings and dicts of these to a ``Live``, which writes to ``dvclive``.
 
     Each call of `log` ends a step; without one, it is the step after the last one. Images are files ``name/step.png``.
@@ -54,12 +54,10 @@ class DVCLiveTracker(WithArtifacts):
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         if step is not None:
             run.step = step
-        for name, value in flat(values).items():
-            shown = value if isinstance(value, str) else as_number(value)
-            if shown is None:
-                self._warn_once(name, value, "numbers, strings and dicts of these")
-            else:
-                run.log_metric(name, shown, **kwargs)
+        for name, value in self._supported(
+            values, (str,), shown="numbers, strings and dicts of these"
+        ).items():
+            run.log_metric(name, value, **kwargs)
         run.next_step()
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:

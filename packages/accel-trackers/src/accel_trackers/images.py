@@ -17,9 +17,7 @@ def pictures(images: Any) -> list[Any]:
             uint8 arrays of shape ``(H, W, C)``, or ``(H, W)`` with one channel. Matplotlib figures become Pillow
             images. Arrays, ``(H, W, C)`` or ``(N, H, W, C)``, Pillow images and paths are passed through.
     """
-    if isinstance(images, list | tuple):
-        return [picture for image in images for picture in pictures(image)]
-    if getattr(images, "ndim", 0) == 4:
+    if isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4:
         return [picture for image in images for picture in pictures(image)]
     if is_figure(images):
         return [picture_of(images)]
@@ -49,13 +47,6 @@ def is_figure(value: Any) -> bool:
     """Whether ``value`` is a matplotlib figure."""
     # Duck-typed: `isinstance` would import matplotlib also in scripts that draw nothing.
     return hasattr(value, "savefig") and hasattr(value, "canvas")
-
-
-def as_picture(value: Any) -> Any:
-    """Return a figure or Pillow image as a Pillow image; ``None`` for other values."""
-    if is_figure(value):
-        return picture_of(value)
-    return value if hasattr(value, "getpixel") else None
 
 
 def picture_of(figure: Any) -> Any:

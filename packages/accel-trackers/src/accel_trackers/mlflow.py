@@ -10,16 +10,14 @@ from typing import Any
 
 from accel_state.environment import parse_flag_from_env, variable
 from accel_state.errors import ConfigError
+from accel_trackers.abilities import LogsArtifacts, LogsTables
+from accel_trackers.general_tracker import on_main_process
 from accel_trackers.images import by_place
-from accel_trackers.main_process import on_main_process
-from accel_trackers.service import WithArtifacts, WithTables
-from accel_trackers.values import file_name, flat, has_ended_by_error, is_handling_error, table_rows
-
-_PARAMS_PER_CALL = 100
-_METRICS_PER_CALL = 1000
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import file_name, flat, has_ended_by_error, is_data_frame, is_handling_error
 
 
-class MLflowTracker(WithTables, WithArtifacts):
+class MLflowTracker(ServiceTracker, LogsTables, LogsArtifacts):
     """Logs numbers, one-element tensors and dicts of these to an MLflow run, at MLflow's tracking URI.
 
     Without a step, it is 0. Keyword arguments of `log` are for ``MlflowClient.log_batch``, such as
@@ -87,6 +85,7 @@ class MLflowTracker(WithTables, WithArtifacts):
     def _open(self) -> Any:
         import mlflow
 
+        self._library = mlflow
         # MLflow marks the run as finished at exit, even after an error. `atexit` calls the last registered first.
         atexit.register(self._end_at_exit)
         self._client = mlflow.MlflowClient()
@@ -101,43 +100,32 @@ class MLflowTracker(WithTables, WithArtifacts):
 
     def _close(self, run: Any) -> None:
         atexit.unregister(self._end_at_exit)
-        _end_run(is_failed=is_handling_error())
+        self._library.end_run("FAILED" if is_handling_error() else "FINISHED")
 
     def _store_config(self, run: Any, values: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        params = [Param(name, str(value)) for name, value in flat(values).items()]
-        for first in range(0, len(params), _PARAMS_PER_CALL):
-            self._client.log_batch(run.info.run_id, params=params[first : first + _PARAMS_PER_CALL])
+        params = [self._library.entities.Param(name, str(value)) for name, value in flat(values).items()]
+        self._client.log_batch(run.info.run_id, params=params)
 
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        from mlflow.entities import Metric
-
-        now_ms = int(time.time() * 1000)
-        metrics = [
-            Metric(name, number, now_ms, step or 0) for name, number in self._numbers(flat(values)).items()
-        ]
-        for first in range(0, len(metrics), _METRICS_PER_CALL):
-            batch = metrics[first : first + _METRICS_PER_CALL]
-            self._client.log_batch(run.info.run_id, metrics=batch, **kwargs)
+        make, now_ms = self._library.entities.Metric, int(time.time() * 1000)
+        metrics = [make(name, value, now_ms, step or 0) for name, value in self._supported(values).items()]
+        self._client.log_batch(run.info.run_id, metrics=metrics, **kwargs)
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         for name, image in by_place(values).items():
             self._client.log_image(run.info.run_id, image, key=name, step=step or 0, **kwargs)
 
-    def _log_table(self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None) -> None:  # type: ignore[override]  # its tables take no more
-        columns, data, dataframe = table
-        rows = table_rows(data, dataframe)
-        if dataframe is None:
+    def _log_table(self, run: Any, name: str, columns: list[str] | None, rows: Any, step: int | None) -> None:
+        if not is_data_frame(rows):
             names = columns or [str(place) for place in range(len(rows[0]) if rows else 0)]
             rows = {column: [row[place] for row in rows] for place, column in enumerate(names)}
         self._client.log_table(run.info.run_id, rows, file_name(name, step=step, suffix=".json"))
 
-    def _log_artifact(self, run: Any, local_path: str, artifact_path: str | None) -> None:  # type: ignore[override]  # its artifacts take no more
+    def _log_artifact(self, run: Any, local_path: str, artifact_path: str | None) -> None:
         self._client.log_artifact(run.info.run_id, local_path, artifact_path)
 
     def _end_at_exit(self) -> None:
-        _end_run(is_failed=has_ended_by_error())
+        self._library.end_run("FAILED" if has_ended_by_error() else "FINISHED")
 
     def _experiment_id(self, name: str) -> str:
         experiment = self._client.get_experiment_by_name(name)
@@ -145,12 +133,6 @@ class MLflowTracker(WithTables, WithArtifacts):
             return str(experiment.experiment_id)
         location = None if self.logging_dir is None else os.fspath(self.logging_dir)
         return str(self._client.create_experiment(name, artifact_location=location))
-
-
-def _end_run(*, is_failed: bool) -> None:
-    import mlflow
-
-    mlflow.end_run("FAILED" if is_failed else "FINISHED")
 
 
 def _tags(tags: dict[str, Any] | str | None) -> dict[str, Any] | None:

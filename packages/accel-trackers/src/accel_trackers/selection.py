@@ -1,16 +1,16 @@
-"""Select the trackers of ``log_with``, and start them."""
+"""The tracker classes by name, and selecting and starting those of ``log_with``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
 from accel_state.enums import LoggerType
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+from accel_state.registry import Registry
 from accel_state.user_warnings import warn_user
-from accel_trackers.catalogue import TRACKERS, get_available_trackers
 from accel_trackers.general_tracker import GeneralTracker, check_complete
 
 Tracker = TypeVar("Tracker", bound=GeneralTracker)
@@ -19,6 +19,61 @@ _NO_FOLDER = (
     "requires a `logging_dir`: it writes to a folder. "
     "Pass `logging_dir=...`, or `project_dir=...` to an `Accelerator`."
 )
+
+TRACKERS: Registry[type[GeneralTracker]] = Registry("tracker", "accel.trackers")
+
+
+class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
+    """The registry as a mutable mapping; a class is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> type[GeneralTracker]:
+        return TRACKERS.get(str(name))
+
+    def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
+        TRACKERS.register(str(name), tracker_class, replace=True)
+
+    def __delitem__(self, name: str) -> None:
+        TRACKERS.unregister(str(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TRACKERS.names())
+
+    def __len__(self) -> int:
+        return len(TRACKERS.names())
+
+    def __repr__(self) -> str:
+        return f"LOGGER_TYPE_TO_CLASS({', '.join(self)})"
+
+
+LOGGER_TYPE_TO_CLASS = _TrackerClasses()
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralTracker]:
+    """Register a class under its ``name``, for ``log_with`` and for "all". Usable as a decorator.
+
+    Packages register classes with an entry point in the group ``accel.trackers`` instead. Replacing another class of
+    the same name is a warning.
+
+    Raises:
+        ConfigError: If it is not a subclass of `GeneralTracker`.
+        IncompleteTrackerError: If it lacks a required attribute.
+    """
+    given: object = tracker_class
+    if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
+        raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`. Derive it from that.")
+    check_complete(tracker_class, ("name", "requires_logging_directory"))  # `tracker` when it is constructed
+    name = tracker_class.name
+    if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
+        warn_user(
+            f"`{tracker_class.__name__}` replaces the tracker `{name}`. If that was not meant, rename the class."
+        )
+    TRACKERS.register(name, tracker_class, replace=True)
+    return tracker_class
+
+
+def get_available_trackers() -> list[str]:
+    """Return the sorted names of the trackers whose packages are installed; they equal `LoggerType` members."""
+    return [name for name, cls in TRACKERS.items() if cls.why_not_available() is None]
 
 
 @overload
@@ -49,7 +104,9 @@ def filter_trackers(
         ConfigError: If a tracker needs a folder and `logging_dir` is None, or an entry has another type.
     """
     chosen: dict[str | int, str | GeneralTracker] = {}
-    for entry in _listed(log_with):
+    is_one = not isinstance(log_with, list | tuple | set | frozenset | None)
+    entries: Any = [log_with] if is_one else log_with or []
+    for entry in entries:
         if isinstance(entry, GeneralTracker):
             check_complete(entry)
             chosen[id(entry)] = entry
@@ -105,14 +162,6 @@ def start_trackers(
         if config is not None:
             tracker.store_init_configuration(dict(config))
     return trackers
-
-
-def _listed(log_with: TrackerChoice | Sequence[TrackerChoice] | None) -> list[TrackerChoice]:
-    if log_with is None:
-        return []
-    if isinstance(log_with, list | tuple | set | frozenset):
-        return list(log_with)
-    return [log_with]  # type: ignore[list-item]  # its type is checked with the other entries
 
 
 def _all_usable(logging_dir: str | os.PathLike[str] | None) -> list[str]:

@@ -18,9 +18,6 @@ class SwanLabTracker(GroupedTracker):
         run_name: Name of the project; SwanLab names the run, unless ``name`` is given.
         main_process_only: If False, each rank has a run; they share the ``group``, which is required then.
         kwargs: Keyword arguments for ``swanlab.init``, such as ``mode="offline"``, ``workspace``, ``log_dir``.
-
-    Raises:
-        ConfigError: If ``main_process_only`` is False and no ``group`` is given.
     """
 
     name = "swanlab"
@@ -28,25 +25,22 @@ class SwanLabTracker(GroupedTracker):
     def _open(self) -> Any:
         import swanlab
 
+        self._library = swanlab
         return swanlab.init(project=self.run_name, **self._kwargs)
 
     def _close(self, run: Any) -> None:
         run.finish(state="crashed" if is_handling_error() else "success")
 
     def _log(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import swanlab
-
         shown = {
-            name: swanlab.Text(value) if isinstance(value, str) else value
+            name: self._library.Text(value) if isinstance(value, str) else value
             for name, value in flat(with_numbers(values)).items()
         }
         run.log(shown, step=step, **kwargs)
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import swanlab
-
         shown = {
-            name: [swanlab.Image(each, **kwargs) for each in pictures(images)]
+            name: [self._library.Image(each, **kwargs) for each in pictures(images)]
             for name, images in values.items()
         }
         run.log(shown, step=step)

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from accel_trackers.images import as_picture
-from accel_trackers.service import WithHistograms
+from accel_trackers.abilities import LogsHistograms
+from accel_trackers.images import rendered
+from accel_trackers.service import ServiceTracker
 from accel_trackers.values import as_array, as_number, flat
 
 
-class TensorBoardTracker(WithHistograms):
+class TensorBoardTracker(ServiceTracker, LogsHistograms):
     """Writes numbers, one-element tensors, strings, figures and dicts of numbers to ``logging_dir/run_name``.
 
     Values are in the file when a method returns, so a killed process loses none. Images are batches of shape
@@ -54,7 +55,7 @@ class TensorBoardTracker(WithHistograms):
                 run.add_scalar(name, number, global_step=step, **kwargs)
             elif isinstance(value, str):
                 run.add_text(name, value, global_step=step, **kwargs)
-            elif (picture := as_picture(value)) is not None:
+            elif hasattr(picture := rendered(value), "getpixel"):
                 run.add_image(name, as_array(picture), global_step=step, dataformats="HWC", **kwargs)
             elif isinstance(value, dict) and all(as_number(inner) is not None for inner in value.values()):
                 group = {inner: as_number(number) for inner, number in value.items()}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from accel_trackers.abilities import LogsHistograms, LogsTables
 from accel_trackers.images import by_place
-from accel_trackers.service import GroupedTracker, WithHistograms, WithTables
-from accel_trackers.values import as_array, flat, table_rows, with_numbers
+from accel_trackers.service import GroupedTracker
+from accel_trackers.values import as_array, flat, is_data_frame, with_numbers
 
 
-class TrackioTracker(GroupedTracker, WithHistograms, WithTables):
+class TrackioTracker(GroupedTracker, LogsHistograms, LogsTables):
     """Logs to a trackio run: values of any type that it accepts, one-element tensors on any device, and dicts of these.
 
     ``trackio show`` displays it. Keyword arguments of `log` are for ``trackio.Run.log``, those of `log_images` for
@@ -19,9 +20,6 @@ class TrackioTracker(GroupedTracker, WithHistograms, WithTables):
         run_name: Name of the project; trackio names the run, unless ``name`` is given.
         main_process_only: If False, each rank has a run, named after the rank and the ``group``, required then.
         kwargs: Keyword arguments for ``trackio.init``, such as ``space_id``, ``group``, ``resume``.
-
-    Raises:
-        ConfigError: If ``main_process_only`` is False and no ``group`` is given.
     """
 
     name = "trackio"
@@ -29,6 +27,7 @@ class TrackioTracker(GroupedTracker, WithHistograms, WithTables):
     def _open(self) -> Any:
         import trackio
 
+        self._library = trackio
         kwargs = dict(self._kwargs)
         if not self.main_process_only:
             from accel_state import PartialState
@@ -45,20 +44,13 @@ class TrackioTracker(GroupedTracker, WithHistograms, WithTables):
         run.log(flat(with_numbers(values)), step=step, **kwargs)
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import trackio
-
-        run.log({name: trackio.Image(image, **kwargs) for name, image in by_place(values).items()}, step=step)
-
-    def _log_histograms(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import trackio
-
-        shown = {name: trackio.Histogram(as_array(numbers), **kwargs) for name, numbers in values.items()}
+        shown = {name: self._library.Image(image, **kwargs) for name, image in by_place(values).items()}
         run.log(shown, step=step)
 
-    def _log_table(self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None) -> None:  # type: ignore[override]  # its tables take no more
-        import trackio
+    def _log_histograms(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        shown = {name: self._library.Histogram(as_array(each), **kwargs) for name, each in values.items()}
+        run.log(shown, step=step)
 
-        columns, data, dataframe = table
-        rows = table_rows(data, dataframe)
-        given = {"columns": columns, "data": rows} if dataframe is None else {"dataframe": rows}
-        run.log({name: trackio.Table(**given)}, step=step)
+    def _log_table(self, run: Any, name: str, columns: list[str] | None, rows: Any, step: int | None) -> None:
+        given = {"dataframe": rows} if is_data_frame(rows) else {"columns": columns, "data": rows}
+        run.log({name: self._library.Table(**given)}, step=step)

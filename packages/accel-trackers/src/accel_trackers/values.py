@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
-
-from accel_state.errors import ConfigError
 
 
 def as_number(value: Any) -> int | float | None:
@@ -18,10 +17,10 @@ def as_number(value: Any) -> int | float | None:
     """
     if isinstance(value, int | float):
         return value
-    item = getattr(value, "item", None)
-    if item is None or _num_elements(value) != 1:
+    num_elements = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+    if num_elements != 1 or not hasattr(value, "item"):
         return None
-    number = item()
+    number = value.item()
     return number if isinstance(number, int | float) else None
 
 
@@ -35,7 +34,7 @@ def as_plain_data(value: Any) -> Any:
         return value
     number = as_number(value)
     if number is not None:
-        return number if isinstance(number, int) or math.isfinite(number) else _name_of(number)
+        return number if isinstance(number, int) or math.isfinite(number) else json.dumps(number)
     if isinstance(value, Mapping):
         return {str(key): as_plain_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -51,8 +50,8 @@ def with_numbers(values: Any) -> Any:
 
 
 def in_containers(replace: Callable[[Any], Any], value: Any) -> Any:
-    """Return ``replace`` of ``value``, or of what is in a dict, list or tuple, however deep."""
-    if type(value) is dict:
+    """Return ``replace`` of ``value``, or of what is in a mapping, list or tuple, however deep."""
+    if isinstance(value, Mapping):
         return {key: in_containers(replace, inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(in_containers(replace, inner) for inner in value)
@@ -86,12 +85,10 @@ def frozen(value: Any) -> Any:
     Tensors of any shape are cloned on their device, also in containers; `thawed` converts them to numbers later, in
     another thread. Arrays, Pillow images and pandas data frames are copied. Other objects are passed through.
     """
-    if isinstance(value, str | int | float | None):
-        return value
-    if isinstance(value, Mapping):
-        return {key: frozen(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(frozen(inner) for inner in value)
+    return in_containers(_snapshot, value)
+
+
+def _snapshot(value: Any) -> Any:
     if is_tensor(value):
         return _FrozenTensor(value)
     if hasattr(value, "copy") and (hasattr(value, "__array_interface__") or hasattr(value, "__array__")):
@@ -138,27 +135,9 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "detach") and hasattr(value, "clone") and hasattr(value, "device")
 
 
-def _num_elements(value: Any) -> int:
-    if hasattr(value, "numel"):
-        return int(value.numel())
-    return int(getattr(value, "size", 1))
-
-
-def _name_of(number: float) -> str:
-    if math.isnan(number):
-        return "NaN"
-    return "Infinity" if number > 0 else "-Infinity"
-
-
-def table_rows(data: Any, dataframe: Any) -> Any:
-    """Return the content of a table: ``dataframe`` if given, else the rows ``data``.
-
-    Raises:
-        ConfigError: If neither is given.
-    """
-    if dataframe is None and data is None:
-        raise ConfigError("`log_table` has no rows. Pass `data` (and `columns`), or a `dataframe`.")
-    return data if dataframe is None else dataframe
+def is_data_frame(rows: Any) -> bool:
+    """Whether the rows of a table are a pandas data frame, which has the names of the columns."""
+    return hasattr(rows, "to_dict")
 
 
 def file_name(table_name: str, *, step: int | None, suffix: str) -> str:

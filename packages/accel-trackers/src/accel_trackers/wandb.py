@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from accel_trackers.abilities import LogsArtifacts, LogsHistograms, LogsTables
+from accel_trackers.general_tracker import on_main_process
 from accel_trackers.images import pictures
-from accel_trackers.main_process import on_main_process
-from accel_trackers.service import GroupedTracker, WithArtifacts, WithHistograms, WithTables
+from accel_trackers.service import GroupedTracker
 from accel_trackers.values import as_array, is_handling_error, with_numbers
 
 
-class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
+class WandBTracker(GroupedTracker, LogsHistograms, LogsTables, LogsArtifacts):
     """Logs to a wandb run: values of any type that ``Run.log`` accepts, and one-element tensors on any device.
 
     wandb ignores steps before the last one, with a warning. Keyword arguments are for ``Run.log``, those of
@@ -23,9 +24,6 @@ class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
         run_name: Name of the project; wandb names the run, unless ``name`` is given.
         main_process_only: If False, each rank has a run; they share the ``group``, which is required then.
         kwargs: Keyword arguments for ``wandb.init``, such as ``entity``, ``mode="offline"``, ``group``, ``tags``.
-
-    Raises:
-        ConfigError: If ``main_process_only`` is False and no ``group`` is given.
     """
 
     name = "wandb"
@@ -43,6 +41,7 @@ class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
     def _open(self) -> Any:
         import wandb
 
+        self._library = wandb
         return wandb.init(project=self.run_name, **self._kwargs)
 
     def _close(self, run: Any) -> None:
@@ -55,23 +54,19 @@ class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
         run.log(with_numbers(values), step=step, **kwargs)
 
     def _log_images(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import wandb
-
-        shown = {name: [wandb.Image(each) for each in pictures(images)] for name, images in values.items()}
+        shown = {
+            name: [self._library.Image(each) for each in pictures(images)] for name, images in values.items()
+        }
         run.log(shown, step=step, **kwargs)
 
     def _log_histograms(self, run: Any, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        import wandb
-
-        run.log({name: wandb.Histogram(as_array(each)) for name, each in values.items()}, step=step, **kwargs)
+        shown = {name: self._library.Histogram(as_array(each)) for name, each in values.items()}
+        run.log(shown, step=step, **kwargs)
 
     def _log_table(
-        self, run: Any, name: str, table: tuple[Any, Any, Any], step: int | None, **kwargs: Any
+        self, run: Any, name: str, columns: list[str] | None, rows: Any, step: int | None, **kwargs: Any
     ) -> None:
-        import wandb
-
-        columns, data, dataframe = table
-        run.log({name: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs)
+        run.log({name: self._library.Table(columns=columns, data=rows)}, step=step, **kwargs)
 
     def _log_artifact(
         self,
@@ -84,10 +79,8 @@ class WandBTracker(GroupedTracker, WithHistograms, WithTables, WithArtifacts):
         aliases: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        import wandb
-
         path = Path(local_path)
-        artifact = wandb.Artifact(name or path.name, type=type, **kwargs)
+        artifact = self._library.Artifact(name or path.name, type=type, **kwargs)
         if path.is_dir():
             artifact.add_dir(str(path), name=artifact_path)
         else:

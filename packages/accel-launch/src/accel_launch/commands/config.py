@@ -143,8 +143,9 @@ def show_settings(arguments: argparse.Namespace) -> int:
     config = find_config(arguments.config_file, environ=environ)
     if arguments.deepspeed:
         seen = engine_rows("deepspeed", flags=given_flags(arguments), environ=environ, config=config)
-        as_json = {row.name: {"value": row.value, "source": row.source} for row in seen}
-        show(json.dumps(as_json, indent=2) if arguments.json else as_table(seen))
+        as_json = {name: {"value": value, "source": source} for name, value, source in seen}
+        table = as_table([("key", "value", "said by"), *seen])
+        show(json.dumps(as_json, indent=2) if arguments.json else "\n".join(table))
         return 0
     rows = rows_of(flags=given_flags(arguments), environ=environ, config=config)
     shown = as_text(rows, config=config, is_all=arguments.all)

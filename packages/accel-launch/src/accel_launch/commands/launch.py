@@ -10,9 +10,10 @@ from typing import Any
 
 from accel_launch.cli import HelpFormatter
 from accel_launch.config.file import find_config
-from accel_launch.launchers.selection import OF_OTHERS, Launcher, accepting_launchers, row_of
+from accel_launch.launchers.local import check_shown_ranks
+from accel_launch.launchers.selection import Launcher, row_of, select_launcher
 from accel_launch.machine import Machine, find_accelerators, num_cpu_cores
-from accel_launch.messages import inform, show, warn
+from accel_launch.messages import show, warn
 from accel_launch.options import OPTIONS, TOPICS, add_option, add_options, given_flags
 from accel_launch.plan import LaunchPlan
 from accel_launch.report import check_report_file
@@ -60,13 +61,7 @@ class LaunchCommand:
         if not arguments.training_script:
             arguments.refuse("there is nothing to launch; name a script")
         request = request_of(arguments)
-        launcher, *others = accepting_launchers(request)
-        passed_over = [other.name for other in others if row_of(other) is OF_OTHERS]
-        if passed_over:
-            names = ", ".join(f"`{name}`" for name in passed_over)
-            inform(
-                f"The launcher `{launcher.name}` comes before {names} by name; `--launcher` chooses another."
-            )
+        launcher = select_launcher(request)
         check_gpus(request, launcher, is_run=not arguments.dry_run)
         plan = plan_of(request, launcher)
         if arguments.dry_run:
@@ -114,14 +109,7 @@ def plan_of(request: LaunchRequest, launcher: Launcher) -> LaunchPlan:
     Raises:
         ConfigError: If the settings ask for what the launcher cannot do, or for the output of ranks that do not exist.
     """
-    plan = launcher.plan(request).with_private(request.named_variables())
-    last = max(plan.shown_ranks or (0,))
-    if plan.num_ranks and last >= plan.num_ranks:
-        raise ConfigError(
-            f"`--show_ranks` names rank {last}, but the ranks of this run go from 0 to {plan.num_ranks - 1}. "
-            "Name some of these."
-        )
-    return plan
+    return check_shown_ranks(launcher.plan(request).with_private(request.named_variables()))
 
 
 def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:

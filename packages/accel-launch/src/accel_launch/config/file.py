@@ -137,18 +137,25 @@ def read_document(path: Path) -> dict[str, Any]:
         ConfigError: If it cannot be read or parsed, or is not a mapping.
     """
     try:
-        content = _parse(path, read_text_file(path, what=f"The config file `{path}`"))
+        return read_mapping(path, what=f"The config file `{path}`")
     except FileNotFoundError:
         raise MissingFileError(
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
             "flag out."
         ) from None
+
+
+def read_mapping(path: Path, *, what: str) -> dict[str, Any]:
+    """Return what a file of ``key: value`` lines holds, in JSON or YAML by its name; ``what`` names it in errors.
+
+    Raises:
+        ConfigError: If it cannot be read or parsed, or is not a mapping.
+    """
+    content = _parse(path, read_text_file(path, what=what), what)
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"The config file `{path}` must hold `key: value` lines, but holds {_kind_of(content)}."
-        )
+        raise ConfigError(f"{what} must hold `key: value` lines, but holds {_kind_of(content)}.")
     return content
 
 
@@ -214,7 +221,7 @@ def read_text_file(path: Path, *, what: str) -> str:
     return text
 
 
-def _parse(path: Path, text: str) -> Any:
+def _parse(path: Path, text: str, what: str) -> Any:
     kind, parse = ("JSON", _from_json) if path.suffix == ".json" else ("YAML", _from_yaml)
     repeated: list[tuple[dict[Any, Any], str]] = []
     try:
@@ -222,18 +229,15 @@ def _parse(path: Path, text: str) -> Any:
         for mapping, key in repeated:
             if mapping is not content:
                 raise ValueError(f"a section has the key `{key}` twice")
-            warn(f"The config file has the key `{key}` twice; the last counts. Remove the others.")
+            warn(f"{what} has the key `{key}` twice; the last counts. Remove the others.")
         return content
     except RecursionError:
         raise ConfigError(
-            f"The config file `{path}` is nested too deeply. "
-            "Write `key: value` lines, and sections of such lines."
+            f"{what} is nested too deeply. Write `key: value` lines, and sections of such lines."
         ) from None
     except ValueError as error:
         problem = " ".join(str(error).split())
-        raise ConfigError(
-            f"The config file `{path}` is not valid {kind}: {problem}. Correct it there."
-        ) from error
+        raise ConfigError(f"{what} is not valid {kind}: {problem}. Correct it there.") from error
 
 
 def _from_json(text: str, repeated: list[tuple[dict[Any, Any], str]]) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from accel_launch.config.file import ConfigFile
 from accel_launch.options import OPTIONS, TOPICS
-from accel_launch.resolution import Resolved, choose_engine, resolve, with_engine
+from accel_launch.resolution import Resolved, decide
 from accel_state.environment import Setting
 from accel_state.registry import Registry
+
+VIEW_GROUP = "accel.engine_views"
 
 
 class Row(NamedTuple):
@@ -28,23 +30,31 @@ def rows_of(*, flags: Mapping[str, str], environ: Mapping[str, str], config: Con
     Raises:
         ConfigError: If one of them has a value that cannot be used.
     """
-    settings = resolve(OPTIONS, flags=flags, environ=environ, config=config)
-    settings = with_engine(settings, choose_engine(settings, config), config)
-    return list(_rows(settings))
+    settings, _ = decide(OPTIONS, flags=flags, environ=environ, config=config)
+    return [
+        Row(
+            heading,
+            setting.name,
+            _value(setting, settings[setting.name]),
+            settings[setting.name].source,
+            _given_as(setting, settings[setting.name]),
+        )
+        for heading, group in TOPICS.values()
+        for setting in group
+    ]
 
 
 def as_text(rows: list[Row], *, config: ConfigFile, is_all: bool) -> str:
     """Return the rows as a table under headings; without ``is_all``, only those that are not defaults."""
     shown = [row for row in rows if is_all or row.source != "default"]
     lines = [f"config file: {config.path or 'none'}"]
-    widths = [max((len(row[column]) for row in shown), default=0) for column in (1, 2)]
+    table = as_table([(row.name, row.value, _source(row)) for row in shown])
     heading = ""
-    for row in shown:
+    for row, line in zip(shown, table, strict=True):
         if row.heading != heading:
             heading = row.heading
             lines += ["", f"{heading}:"]
-        source = f"{row.source} ({row.given_as})" if row.given_as else row.source
-        lines.append(f"  {row.name:<{widths[0]}}  {row.value:<{widths[1]}}  {source}")
+        lines.append(f"  {line}")
     if not is_all:
         lines += ["", f"{len(rows) - len(shown)} more settings have their default; `--all` shows them."]
     return "\n".join(lines)
@@ -55,17 +65,10 @@ def as_data(rows: list[Row]) -> dict[str, Any]:
     return {row.name: {"value": row.value, "source": row.source, "given_as": row.given_as} for row in rows}
 
 
-def _rows(settings: Mapping[str, Resolved]) -> Iterator[Row]:
-    for heading, group in TOPICS.values():
-        for setting in group:
-            resolved = settings[setting.name]
-            yield Row(
-                heading,
-                setting.name,
-                _value(setting, resolved),
-                resolved.source,
-                _given_as(setting, resolved),
-            )
+def as_table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return a line for each row, with columns as wide as they need to be."""
+    first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    return [f"{name:<{first}}  {value:<{second}}  {source}".rstrip() for name, value, source in rows]
 
 
 def _value(setting: Setting, resolved: Resolved) -> str:
@@ -79,15 +82,8 @@ def _given_as(setting: Setting, resolved: Resolved) -> str:
     return names.get(resolved.source) or ""
 
 
-VIEW_GROUP = "accel.engine_views"
-
-
-class ViewRow(NamedTuple):
-    """One key of an engine's config: its value as text, and its source."""
-
-    name: str
-    value: str
-    source: str
+def _source(row: Row) -> str:
+    return f"{row.source} ({row.given_as})" if row.given_as else row.source
 
 
 class EngineView(Protocol):
@@ -104,34 +100,23 @@ class EngineView(Protocol):
 
 def engine_rows(
     engine: str, *, flags: Mapping[str, str], environ: Mapping[str, str], config: ConfigFile
-) -> list[ViewRow]:
+) -> list[tuple[str, str, str]]:
     """Return the keys of an engine's config, as a launch with these flags, variables and config file would fill it.
+
+    Each has its value as text, and its source.
 
     Raises:
         ConfigError: If one of them has a value that cannot be used, or no package offers a view of the engine.
     """
     view: EngineView = Registry[EngineView]("engine view", VIEW_GROUP).get(engine)
-    settings = resolve(OPTIONS, flags=flags, environ=environ, config=config)
-    settings = with_engine(settings, choose_engine(settings, config), config)
+    settings, _ = decide(OPTIONS, flags=flags, environ=environ, config=config)
     given = {
-        setting.name: (settings[setting.name].value, _origin(setting, settings[setting.name], config))
+        setting.name: (resolved.value, _origin(_given_as(setting, resolved), resolved, config))
         for setting in OPTIONS
-        if settings[setting.name].source != "default" and settings[setting.name].value is not None
+        if (resolved := settings[setting.name]).source != "default" and resolved.value is not None
     }
-    return [ViewRow(*row) for row in view(given)]
+    return list(view(given))
 
 
-def as_table(rows: list[ViewRow]) -> str:
-    """Return the rows as a table, one line for each key."""
-    lines = [ViewRow("key", "value", "said by"), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {by}".rstrip() for name, value, by in lines)
-
-
-def _origin(setting: Setting, resolved: Resolved, config: ConfigFile) -> str:
-    names = {
-        "flag": f"`{setting.flag}`",
-        "environment": f"`{setting.variable}`",
-        "config file": f"`{setting.config_key}` in `{config.path}`",
-    }
-    return names[resolved.source]
+def _origin(name: str, resolved: Resolved, config: ConfigFile) -> str:
+    return f"`{name}` in `{config.path}`" if resolved.source == "config file" else f"`{name}`"

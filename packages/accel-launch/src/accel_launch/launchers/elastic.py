@@ -8,21 +8,15 @@ import socket
 from dataclasses import replace
 from typing import ClassVar
 
-from accel_launch.launchers.local import asked_port, held_port, plan_here, rank_variables, run_here
+from accel_launch.launchers.local import asked_port, held_port, plan_here, run_here
 from accel_launch.launchers.machines import meeting_address, meeting_port
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
-from accel_launch.report import RankEnding
-from accel_launch.request import LaunchRequest
+from accel_launch.request import VARIABLES_OF_A_RANK, LaunchRequest
 
 # Under which schedulers tell a job its number.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-# What the agent gives its ranks; one of these variables is the user's to set.
-_OF_RANKS = {
-    "MASTER_ADDR",
-    *rank_variables(rank=0, world_size=1, local_rank=0, local_world_size=1, machine_rank=0, num_machines=1),
-} - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 
 class ElasticLauncher(BuiltInLauncher):
@@ -68,13 +62,10 @@ class ElasticLauncher(BuiltInLauncher):
             "--no_python",
             *first.argv,
         )
-        environ = {name: value for name, value in first.environ.items() if name not in _OF_RANKS}
-        # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
-        # hangs on them now and then (seen with torch 2.13).
-        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        environ = {name: value for name, value in first.environ.items() if name not in VARIABLES_OF_A_RANK}
         if here.prefix:
             environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = here.prefix
-        process = ProcessPlan(agent, first.cwd, environ, (*first.unset, *sorted(_OF_RANKS)))
+        process = ProcessPlan(agent, first.cwd, environ, VARIABLES_OF_A_RANK)
         return replace(here, processes=(process,), prefix="", max_restarts=0, logs=None)
 
     def run(self, plan: LaunchPlan) -> int:
@@ -84,20 +75,17 @@ class ElasticLauncher(BuiltInLauncher):
         return run_here(plan, endings_of=_endings)
 
 
-def _endings(rank: int | None, agent: ChildEnding) -> list[RankEnding]:
+def _endings(agent: ChildEnding) -> list[ChildEnding]:
     """Return how ranks failed by the agent's message; torch prefixes the traceback of each that has met the others."""
     from accel_launch.remote_protocol import Endings
 
     endings = Endings.last_in(agent.last_lines)
     if endings is None:  # with 1 it has shown why it did not start them
-        return [] if agent.return_code == 1 else [RankEnding(0, socket.gethostname(), agent)]
+        return [] if agent.return_code == 1 else [agent]
     return [
         replace(
             each,
-            ending=replace(
-                each.ending,
-                last_lines=tuple(line for line in agent.last_lines if line.startswith(f"[rank{each.rank}]:")),
-            ),
+            last_lines=tuple(line for line in agent.last_lines if line.startswith(f"[rank{each.rank}]:")),
         )
         for each in endings.ranks
     ]

@@ -9,9 +9,7 @@ from accel_launch.config.file import read_text_file
 from accel_launch.request import LaunchRequest, checked_number, chooses_gpus
 from accel_state.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")
-_HOST = re.compile(rf"(?P<name>{_NAME.pattern})(?::(?P<slots>\d+))?")
-_LINE = re.compile(rf"(?P<name>{_NAME.pattern})(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9_.@\[\]:%-]+?)(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,8 @@ def hosts_of(request: LaunchRequest) -> tuple[Host, ...]:
     names, file = request.value("hosts"), request.value("hostfile")
     if names and file:
         raise ConfigError("`--hosts` and `--hostfile` both name the machines. Give one of them.")
-    hosts = _from_names(names) if names else _from_file(request, file)
+    given = map(str.strip, (names or "").split(","))
+    hosts = tuple(_host(name, "`--hosts`") for name in given if name) if names else _from_file(request, file)
     seen: set[str] = set()
     for host in hosts:
         if host.name in seen:
@@ -85,14 +84,10 @@ def _num_unasked(request: LaunchRequest) -> int | None:
     return len(selection.value.split(",")) if chooses_gpus(selection) else None
 
 
-def _from_names(text: str) -> tuple[Host, ...]:
-    return tuple(_host(part.strip(), _HOST, "`--hosts`") for part in text.split(",") if part.strip())
-
-
 def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
     lines = read_text_file(request.cwd / file, what=f"The hostfile `{file}`").splitlines()
     texts = [line.partition("#")[0].strip() for line in lines]
-    hosts = tuple(_host(text, _LINE, f"the hostfile `{file}`") for text in texts if text)
+    hosts = tuple(_host(text, f"the hostfile `{file}`") for text in texts if text)
     if not hosts:
         raise ConfigError(
             f"The hostfile `{file}` names no machine. Write a line for each, such as `host1 slots=4`."
@@ -100,8 +95,8 @@ def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
     return hosts
 
 
-def _host(text: str, pattern: re.Pattern[str], where: str) -> Host:
-    match = pattern.fullmatch(text)
+def _host(text: str, where: str) -> Host:
+    match = _HOST.fullmatch(text)
     # What begins with a dash would be an option of `ssh`.
     if match is None or text.startswith("-") or "@-" in text or match["slots"] == "0":
         raise ConfigError(

@@ -17,7 +17,7 @@ from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.output import log_folder
 from accel_launch.processes.supervision import run_processes
-from accel_launch.report import RankEnding, make_report, tell
+from accel_launch.report import tell
 from accel_launch.request import LaunchRequest, variables_of_outer_run
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, LaunchError
@@ -86,6 +86,21 @@ def output_settings(request: LaunchRequest) -> dict[str, Any]:
         "shown_ranks": request.value("show_ranks"),
         "logs": logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
     }
+
+
+def check_shown_ranks(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan.
+
+    Raises:
+        ConfigError: If the output of a rank is to be shown that the run does not have.
+    """
+    last = max(plan.shown_ranks or (0,))
+    if plan.num_ranks and last >= plan.num_ranks:
+        raise ConfigError(
+            f"`--show_ranks` names rank {last}, but the ranks of this run go from 0 to {plan.num_ranks - 1}. "
+            "Name some of these."
+        )
+    return plan
 
 
 def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tuple[ProcessPlan, ...]:
@@ -233,21 +248,16 @@ def at_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     return replace(plan, processes=processes)
 
 
-def _ending_of_rank(rank: int | None, child: ChildEnding) -> list[RankEnding]:
-    return [RankEnding(rank or 0, socket.gethostname(), child)]
-
-
 def run_here(
     plan: LaunchPlan,
     *,
     prefixes: Sequence[str] | None = None,
-    endings_of: Callable[[int | None, ChildEnding], list[RankEnding]] = _ending_of_rank,
+    endings_of: Callable[[ChildEnding], Sequence[ChildEnding]] | None = None,
 ) -> int:
     """Run the processes of a plan on this machine, report how they ended, and return the exit code.
 
-    ``endings_of`` returns how the ranks of a process ended, from its rank and its ending.
+    ``endings_of`` returns how the ranks ended that a process has started; each is a rank without it.
     """
-    has_own_ranks = endings_of is not _ending_of_rank
     raise_open_file_limit(_FILES_OF_RANK * len(plan.processes) + _OTHER_FILES)
     with log_folder(plan.logs) as logs:
         ending = run_processes(
@@ -255,25 +265,20 @@ def run_here(
             host_environ=snapshot(),
             grace_period_s=plan.grace_period_s,
             prefixes=prefixes or [plan.prefix] * len(plan.processes),
-            restarts=Restarts(plan.max_restarts, logs, plan.shown_ranks, has_own_ranks),
+            restarts=Restarts(plan.max_restarts, logs, plan.shown_ranks, endings_of is not None),
         )
-    ranks = [
-        rank
-        for process, child in zip(
-            plan.processes, ending.children, strict=False
-        )  # none after a signal at the start
-        for rank in endings_of(process.rank, child)
-    ]
-    if not ranks:
+    ranks = ending.children
+    if endings_of is not None:
+        ranks = tuple(rank for child in ranks for rank in endings_of(child))
+    if not ranks:  # as after a signal at the start
         return 1 if ending.interrupted_by is None else 128 + ending.interrupted_by
-    report = make_report(
+    return tell(
+        plan,
         ranks,
-        argv=plan.processes[0].argv,
-        num_ranks=plan.num_ranks if has_own_ranks else None,
+        num_ranks=None if endings_of is None else plan.num_ranks,
         interrupted_by=ending.interrupted_by,
         num_memory_kills=ending.num_memory_kills,
     )
-    return tell(report, is_quiet=plan.is_quiet, file=plan.report)
 
 
 @contextmanager

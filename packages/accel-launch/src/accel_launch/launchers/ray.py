@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accel_launch.config.file import read_text_file
+from accel_launch.config.file import read_mapping
 from accel_launch.launchers.local import asked_port, plan_programs
 from accel_launch.launchers.relaunch import forwarded_to_images
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -16,8 +16,8 @@ from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
-from accel_launch.remote_protocol import Endings, Order
-from accel_launch.report import make_report, tell
+from accel_launch.remote_protocol import FOLDER_THERE, PYTHON_THERE, Endings, Order
+from accel_launch.report import tell
 from accel_launch.request import LaunchRequest, interpreter_command, variables_of_outer_run
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
@@ -25,8 +25,6 @@ from accel_state.errors import ConfigError, NotAvailableError
 # Beyond the time that the ranks have: for the way to the nodes and back, and for the cluster to end.
 _SLACK_S = 15.0
 _NODE = "a node of the Ray cluster"
-# Known to the nodes only.
-PYTHON_THERE, FOLDER_THERE = "{python}", "{cwd}"
 
 
 class RayLauncher(BuiltInLauncher):
@@ -94,13 +92,12 @@ class RayLauncher(BuiltInLauncher):
         if endings is None:  # no rank was started, and the driver has said why
             code = exit_code_for_shell(driver.return_code)
             return code if ending.interrupted_by is None else 128 + ending.interrupted_by
-        report = make_report(
+        return tell(
+            plan,
             endings.ranks,
-            argv=plan.processes[0].argv,
             interrupted_by=ending.interrupted_by,
             num_memory_kills=endings.num_memory_kills,
         )
-        return tell(report, is_quiet=plan.is_quiet, file=plan.report)
 
 
 def _resources(request: LaunchRequest) -> dict[str, float]:
@@ -131,21 +128,9 @@ def _num_ranks(request: LaunchRequest) -> int:
 
 def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     asked: str | None = request.value("ray_runtime_env")
-    if asked is None:
-        return {}
-    import yaml
-
-    try:
-        content = yaml.safe_load(
-            read_text_file(request.cwd / asked, what=f"The `--ray_runtime_env` `{asked}`")
-        )
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}. Correct it there."
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which must hold `key: value` lines.")
-    return content
+    return (
+        {} if asked is None else read_mapping(request.cwd / asked, what=f"The `--ray_runtime_env` `{asked}`")
+    )
 
 
 def _order(plan: LaunchPlan) -> bytes:

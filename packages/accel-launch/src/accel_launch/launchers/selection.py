@@ -11,7 +11,7 @@ from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
 from accel_launch.resolution import SAGEMAKER
 from accel_launch.settings import AUTO
-from accel_state.errors import ConfigError, LaunchError
+from accel_state.errors import ConfigError
 from accel_state.registry import Registry
 
 LAUNCHER_GROUP = "accel.launchers"
@@ -191,14 +191,7 @@ def row_of(launcher: Launcher) -> Row:
 
 
 def select_launcher(request: LaunchRequest, registry: Registry[type[Launcher]] | None = None) -> Launcher:
-    """Return the launcher that starts ``request``: the first of `accepting_launchers`, with its errors."""
-    return accepting_launchers(request, registry)[0]
-
-
-def accepting_launchers(
-    request: LaunchRequest, registry: Registry[type[Launcher]] | None = None
-) -> list[Launcher]:
-    """Return the launchers that ``request`` is for, the one that starts it first.
+    """Return the launcher that starts ``request``.
 
     `--launcher` decides alone. Without it, launchers of other packages come before ours, by name; of ours there is
     always one, which follows from the settings.
@@ -206,7 +199,6 @@ def accepting_launchers(
     Raises:
         UnknownNameError: If `--launcher` names none that is installed.
         ConfigError: If it names one that lacks what only other settings say.
-        LaunchError: If none accepts the request.
     """
     launchers = Registry("launcher", LAUNCHER_GROUP) if registry is None else registry
     name = request.value("launcher")
@@ -214,15 +206,8 @@ def accepting_launchers(
         named, row = launchers.get(name)(), BUILT_IN.get(name)
         if row is not None and not (row.can_start or row.starts)(request):
             raise ConfigError(f"`--launcher {name}` needs {row.needs}. Add that, or leave `--launcher` out.")
-        return [named]
-    others = [launchers.get(each)() for each in launchers.names() if each not in BUILT_IN]
-    accepting = [launcher for launcher in others if launcher.accepts(request)]
-    if (ours := _first_of_ours(request)) in launchers:
-        accepting.append(launchers.get(ours)())
-    if not accepting:
-        installed = ", ".join(launchers.names()) or "none"
-        raise LaunchError(
-            f"No launcher can start {request.describe()}. Installed launchers: {installed}. "
-            "Leave out what asks for another, or install the package that adds one."
-        )
-    return accepting
+        return named
+    for other in (launchers.get(each)() for each in launchers.names() if each not in BUILT_IN):
+        if other.accepts(request):
+            return other
+    return launchers.get(_first_of_ours(request))()

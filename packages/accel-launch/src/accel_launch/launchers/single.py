@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from contextlib import suppress
 from typing import ClassVar
@@ -12,7 +11,7 @@ from accel_launch.launchers.local import asked_port, plan_programs, run_here, th
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
-from accel_launch.report import RankEnding, make_report, tell
+from accel_launch.report import tell
 from accel_launch.request import LaunchRequest, variables_of_outer_run
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
@@ -45,8 +44,7 @@ def _run_unsupervised(plan: LaunchPlan) -> int:
                 KeyboardInterrupt
             ):  # the console has sent it to the script, too, which ends as it likes
                 script.wait()
-    ending = RankEnding(0, socket.gethostname(), ChildEnding(script.returncode))
-    return tell(make_report([ending], argv=process.argv), is_quiet=plan.is_quiet, file=plan.report)
+    return tell(plan, [ChildEnding(script.returncode)])
 
 
 def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
-from accel_launch.launchers.local import output_settings, plan_programs, rank_variables
+from accel_launch.launchers.local import check_shown_ranks, output_settings, plan_programs, rank_variables
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -21,7 +21,7 @@ from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding, describe_ending
 from accel_launch.processes.supervision import RunEnding, run_processes
 from accel_launch.remote_protocol import Endings, Order
-from accel_launch.report import RankEnding, make_report, tell
+from accel_launch.report import tell
 from accel_launch.request import LaunchRequest, interpreter_command
 from accel_state.environment import snapshot
 from accel_state.errors import LaunchError
@@ -135,7 +135,7 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
                 f"The hosts differ in their number of accelerators ({told}), and all must run the same number of "
                 "processes. Say how many with `--num_processes`, which counts those of all hosts."
             )
-        plan = _with_ranks(plan, max(1, *num_accelerators.values()))
+        plan = check_shown_ranks(_with_ranks(plan, max(1, *num_accelerators.values())))
     num_on_each = plan.num_ranks // len(num_accelerators)
     is_shared = plan.options["use_cpu"] or plan.options["share_gpus"]
     if not is_shared and any(0 < number < num_on_each for number in num_accelerators.values()):
@@ -164,26 +164,23 @@ def _prefixes(hosts: Sequence[Host]) -> list[str]:
 
 
 def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
-    ranks: list[RankEnding] = []
+    ranks: list[ChildEnding] = []
     num_memory_kills = 0
     lost: list[tuple[Host, ChildEnding]] = []
     for host, child in zip(hosts, ending.children, strict=True):
         endings = Endings.last_in(child.last_lines)
         if endings is None:
             lost.append((host, child))
-            ended = replace(child, return_code=child.return_code or 255, failed_at=child.failed_at or 0.0)
-            on_host = [each.rank for each in plan.processes if each.host == host.name] or [None]
-            ranks += [RankEnding(rank or 0, host.address, ended) for rank in on_host]
+            code, at = child.return_code or 255, child.failed_at or 0.0
+            on_host = [each.rank or 0 for each in plan.processes if each.host == host.name] or [0]
+            ranks += [
+                replace(child, return_code=code, failed_at=at, rank=rank, host=host.address)
+                for rank in on_host
+            ]
         else:
             ranks += [replace(rank, host=host.address) for rank in endings.ranks]
             num_memory_kills += endings.num_memory_kills
-    report = make_report(
-        ranks,
-        argv=plan.processes[0].argv,
-        interrupted_by=ending.interrupted_by,
-        num_memory_kills=num_memory_kills,
-    )
-    exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
+    exit_code = tell(plan, ranks, interrupted_by=ending.interrupted_by, num_memory_kills=num_memory_kills)
     if ending.interrupted_by is None:
         for host, child in lost:
             said = escaped(child.last_lines[-1]) if child.last_lines else "nothing"

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from accel_launch.launchers.elastic import address_towards, meeting_settings
 from accel_launch.launchers.local import free_port
 from accel_launch.processes.child import ChildEnding, signal_name
 from accel_launch.processes.parent_death import end_with_parent
-from accel_launch.report import RankEnding, make_report
+from accel_launch.report import make_report
 from accel_launch.request import variables_of_outer_run
 from accel_state.environment import patch_environment, read, snapshot, variable
 from accel_state.errors import LaunchError
@@ -36,12 +35,8 @@ if TYPE_CHECKING:
 FORKED = {"FORK_LAUNCHED": "1"}
 """What `PartialState.fork_launched` is read from."""
 _ROLE = "default"
-_OF_AGENT = {
-    # In a store that ranks share with torch's rendezvous, keys of the attempt before are left, and the next one
-    # hangs on them now and then (seen with torch 2.13).
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for GPUs that leaves the process fit for forks
-}
+# A look for GPUs that leaves the process fit for forks.
+_OF_AGENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # Signals that torch's agent handles while ranks run; it leaves its handlers behind.
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
@@ -222,13 +217,13 @@ def _ranks_failed_error(failures: Mapping[int, ProcessFailure], folder: Path) ->
     class RanksFailedError(LaunchError, ChildFailedError, ProcessRaisedException):
         """A rank failed; the message says which failed first, and with what."""
 
-    endings = {rank: ChildEnding(failure.exitcode, time.monotonic()) for rank, failure in failures.items()}
+    now = time.monotonic()
+    endings = {rank: ChildEnding(failure.exitcode, now, rank=rank) for rank, failure in failures.items()}
     for file in folder.glob("rank*.json"):
         told = json.loads(file.read_text(encoding="utf-8"))
         rank = int(file.stem.removeprefix("rank"))
-        endings[rank] = ChildEnding(1, told["failed_at"], last_lines=tuple(told["lines"]))
-    host = socket.gethostname()
-    report = make_report([RankEnding(rank, host, ending) for rank, ending in endings.items()])
+        endings[rank] = ChildEnding(1, told["failed_at"], last_lines=tuple(told["lines"]), rank=rank)
+    report = make_report(list(endings.values()))
     first = report.first
     if first is None:
         raise KeyboardInterrupt  # a rank was interrupted

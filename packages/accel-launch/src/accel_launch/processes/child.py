@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ChildEnding:
-    """How one process of a run ended.
+    """How one process of a run ended, which is a rank or starts ranks; and of a rank, which it is.
 
     ``return_code`` is ``-n`` for signal ``n``. ``failed_at`` is the moment, on the clock of `time.monotonic`,
     at which it showed that it was failing: by a traceback, or by its end; None if it did not fail.
@@ -38,6 +39,8 @@ class ChildEnding:
     was_ended: bool = False
     last_lines: tuple[str, ...] = ()
     ended_at: float | None = None
+    rank: int = 0
+    host: str = field(default_factory=socket.gethostname)
 
 
 class Child:
@@ -131,7 +134,8 @@ class Child:
         is_by_exception = self.return_code == 1 or self.was_ended
         moment = (is_by_exception and tail.traceback_at) or self._ended_at
         failed_at = moment if self.return_code != 0 else None
-        return ChildEnding(self.return_code, failed_at, self.was_ended, tail.lines(), self._ended_at)
+        lines, rank = tail.lines(), self.plan.rank or 0
+        return ChildEnding(self.return_code, failed_at, self.was_ended, lines, self._ended_at, rank)
 
 
 def exit_code_for_shell(return_code: int) -> int:

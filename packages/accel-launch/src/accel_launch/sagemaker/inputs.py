@@ -34,7 +34,7 @@ def hyperparameters_of(arguments: Sequence[str]) -> dict[str, Hyperparameter]:
             raise ConfigError(
                 f"The argument `{word}` has no name, or is a second value of the one before it. SageMaker hands "
                 "arguments to a script as names with one value each, such as `--epochs 3`. "
-                "Write it so."
+                "Name it."
             )
         if not is_whole:
             if not waiting or _NAME.fullmatch(waiting[0].partition("=")[0]):
@@ -64,38 +64,25 @@ def _typed(text: str) -> Hyperparameter:
     return number if is_same and isfinite(number) else text
 
 
-# A heading has a plain word in place of a path or a pattern.
-_HEADING = re.compile(r"[A-Za-z_ ]+")
+def pairs_of(path: Path, what: str) -> list[tuple[str, str]]:
+    """Return the pairs in lines ``NAME<tab>VALUE``; a heading above them, which has plain words, is left out.
 
-
-def inputs_of(path: Path) -> dict[str, str]:
-    """Return places by channel from lines ``NAME<tab>PLACE``; a heading above them is left out.
-
-    Raises:
-        ConfigError: If the file cannot be read, or a line is no pair.
-    """
-    return dict(_pairs(path, "the places of its channels"))
-
-
-def metrics_of(path: Path) -> list[dict[str, str]]:
-    """Return ``{"Name": ..., "Regex": ...}`` for lines ``NAME<tab>PATTERN``; a heading above them is left out.
+    Args:
+        path: The file.
+        what: What the values are, for errors.
 
     Raises:
         ConfigError: If the file cannot be read, or a line is no pair.
     """
-    return [{"Name": name, "Regex": pattern} for name, pattern in _pairs(path, "the patterns of its metrics")]
-
-
-def _pairs(path: Path, what: str) -> list[tuple[str, str]]:
     lines = read_text_file(path, what=f"The file `{path}`, with {what},").splitlines()
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        name, tab, rest = line.partition("\t")
-        if not tab or not name.strip() or not rest.strip():
+        name, _, value = (part.strip() for part in line.partition("\t"))
+        if not name or not value:
             raise ConfigError(
                 f"Line {number} of `{path}` must be two columns with a tab between them, got `{line}`."
             )
-        pairs.append((name.strip(), rest.strip()))
-    return pairs[1:] if pairs and _HEADING.fullmatch(pairs[0][1]) else pairs
+        pairs.append((name, value))
+    return pairs[1:] if pairs and re.fullmatch(r"[A-Za-z_ ]+", pairs[0][1]) else pairs

@@ -11,15 +11,12 @@ from accel_launch.installation import INSTALL_FROM, PACKAGES, least_versions, re
 from accel_launch.launchers.relaunch import OF_THIS_MACHINE, public_variables
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
-from accel_launch.sagemaker.inputs import hyperparameters_of, inputs_of, metrics_of
+from accel_launch.sagemaker.inputs import hyperparameters_of, pairs_of
 from accel_state.environment import find_setting
 from accel_state.errors import ConfigError
 
-_DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
-    "NO": {},
-    # torchrun on each machine; Amazon's own library ends with PyTorch 2.3.
-    "DATA_PARALLEL": {"torch_distributed": {"enabled": True}},
-}
+# torchrun on each machine; Amazon's own library ends with PyTorch 2.3.
+_DISTRIBUTIONS: Mapping[str, Any] = {"NO": None, "DATA_PARALLEL": {"torch_distributed": {"enabled": True}}}
 
 
 def job_of(request: LaunchRequest) -> dict[str, Any]:
@@ -35,8 +32,8 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         raise ConfigError(
             f"`distributed_type` is `{kind}`, which has no launcher on SageMaker. Use `DATA_PARALLEL` or `NO`."
         )
-    metrics: str | None = request.value("sagemaker_metrics_file")
-    inputs: str | None = request.value("sagemaker_inputs_file")
+    metrics = _pairs(request, "sagemaker_metrics_file", "the patterns of its metrics")
+    inputs = _pairs(request, "sagemaker_inputs_file", "the places of its channels")
     estimator = {
         **_program(request),
         "role": _required(request, "sagemaker_role"),
@@ -48,9 +45,9 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         "pytorch_version": request.value("sagemaker_pytorch_version"),
         "transformers_version": request.value("sagemaker_transformers_version"),
         "debugger_hook_config": False,
-        "distribution": dict(_DISTRIBUTIONS[kind]) or None,
+        "distribution": _DISTRIBUTIONS[kind],
         "environment": _environ(request, kind),
-        "metric_definitions": metrics_of(request.cwd / metrics) if metrics else None,
+        "metric_definitions": [{"Name": name, "Regex": pattern} for name, pattern in metrics] or None,
     }
     estimator |= request.config.values.get("additional_args") or {}
     _check_versions(estimator)
@@ -59,8 +56,13 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         "region": request.value("sagemaker_region"),
         "estimator": {name: value for name, value in estimator.items() if value is not None},
         "requirements": _requirements(Path(str(estimator["source_dir"])), image=estimator["image_uri"]),
-        "fit": {"inputs": inputs_of(request.cwd / inputs)} if inputs else {},
+        "fit": {"inputs": dict(inputs)} if inputs else {},
     }
+
+
+def _pairs(request: LaunchRequest, setting: str, what: str) -> list[tuple[str, str]]:
+    file: str | None = request.value(setting)
+    return pairs_of(request.cwd / file, what) if file else []
 
 
 def _check_versions(estimator: Mapping[str, Any]) -> None:
@@ -89,25 +91,26 @@ def _requirements(folder: Path, *, image: str | None) -> str | None:
         ConfigError: If accel would come from an index, or if there are no wheels.
     """
     file = folder / "requirements.txt"
-    own = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    for line in own:
-        if re.match(r"accel(?![\w.-]*/)(-\w+)?\s*([\[=<>~!;#]|$)", line):
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    ours = [line for line in map(str.strip, lines) if re.match(r"(?i)(\S*/)?accel([-_]|\b)", line)]
+    for line in ours:
+        if not re.search(r"[/@]|\.whl", line.partition("#")[0]):
             raise ConfigError(
-                f"`{line.strip()}` in `{file}` would be installed from an index, where the name may be another "
+                f"`{line}` in `{file}` would be installed from an index, where the name may be another "
                 f"project's. Name a file or an address in its place: `./NAME.whl` next to it, from {INSTALL_FROM}."
             )
     named = {
-        name.replace("_", "-") for name in re.findall(r"\b(accel(?:_[a-z]+)?)-\d\S*\.whl", "\n".join(own))
+        name.replace("_", "-") for name in re.findall(r"\b(accel(?:_[a-z]+)?)-\d\S*\.whl", "\n".join(ours))
     }
     if named and (missing := [name for name in PACKAGES if name not in named]):
         raise ConfigError(
             f"`{file}` names wheels of accel, but none of `{'`, `'.join(missing)}`, which pip would look for on an "
             "index. Name one of each, or none: then those that are in the folder are installed."
         )
-    if image or any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
+    if image or ours:
         return None
     wheels = [f"./{wheel.relative_to(folder).as_posix()}" for wheel in wheels_in(folder)]
-    return "".join(f"{line}\n" for line in [*own, *wheels])
+    return "".join(f"{line}\n" for line in [*lines, *wheels])
 
 
 def _program(request: LaunchRequest) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _LISTED = {"base_framework_version": "pytorch2.8.0", "version": "4.56.2", "py_ve
 """The newest container that it does list."""
 
 
+@patch_environment(SAGEMAKER_SUPPRESS_V2_WARNING="1")  # which version to use is our business
 def submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
     """Start ``job``, show what it writes until it ends, and return 0.
 
@@ -35,11 +36,6 @@ def submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
         NotAvailableError: If the SDK is not installed.
         LaunchError: If Amazon refuses it, or the job fails.
     """
-    with patch_environment(SAGEMAKER_SUPPRESS_V2_WARNING="1"):  # which version to use is our business
-        return _submit(job, credentials)
-
-
-def _submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
     sdk, boto3 = _imported("sagemaker"), _imported("boto3")
     failures = _failures()
     try:

@@ -1,1 +1,0 @@
-"""Launching on Kubernetes: what is asked for, as a manifest."""
