@@ -50,8 +50,8 @@ def bump_all(root: Path, part: str, *, date: str, names: Sequence[str] = ()) -> 
 def bump(root: Path, name: str, part: str, *, date: str) -> str:
     """Give package ``name`` under ``root`` its next version, and return its tag.
 
-    Sets the version with hatchling, dates the open section of the changelog, raises the floors of siblings to the
-    versions it was tested with, and widens the ranges of dependents that would no longer match.
+    Sets the version with hatchling, dates the open section of the changelog, and has dependents require that version:
+    their next releases are tested with no other.
 
     Raises:
         SetupError: If its changelog has no open section, or that of a sibling has one, which it may need.
@@ -60,8 +60,8 @@ def bump(root: Path, name: str, part: str, *, date: str) -> str:
     package = packages[name]
     if not is_open(package):
         raise SetupError(f"`{name}`: the changelog has no changes under `## Unreleased`. Write them there.")
-    needed = [packages[each] for each in (package.required_names | package.extra_names) & packages.keys()]
-    if unreleased := [each.name for each in needed if is_open(each)]:
+    needed = (package.required_names | package.extra_names) & packages.keys()
+    if unreleased := [each for each in needed if is_open(packages[each])]:
         raise SetupError(
             f"`{name}` may need changes of {', '.join(unreleased)} that were not released. Bump that first."
         )
@@ -71,29 +71,16 @@ def bump(root: Path, name: str, part: str, *, date: str) -> str:
     version = read_packages(root)[name].version
     text = package.changelog.read_text(encoding="utf-8")
     package.changelog.write_text(OPEN.sub(f"## {version} ({date})", text, count=1), encoding="utf-8")
-    for sibling in needed:
-        set_floor(package, sibling.name, sibling.version)
-    for dependent in packages.values():
-        set_floor(dependent, name, version, if_needed=True)
+    pattern = rf'("{re.escape(name)}(?:\[[^\]]*\])?~=)[\d.]+"'
+    for project in root.glob("packages/*/pyproject.toml"):
+        text = project.read_text(encoding="utf-8")
+        project.write_text(re.sub(pattern, rf'\g<1>{version}"', text), encoding="utf-8")
     return f"{name}-v{version}"
 
 
 def is_open(package: Package) -> bool:
     """Return True if the changelog has changes that were not released."""
     return OPEN.search(package.changelog.read_text(encoding="utf-8")) is not None
-
-
-def set_floor(package: Package, sibling: str, version: str, *, if_needed: bool = False) -> None:
-    """Require ``~=version`` of ``sibling``; ``if_needed``: only where the present range does not admit it."""
-
-    def range_of(match: re.Match[str]) -> str:
-        floor, new = as_numbers(match[2]), as_numbers(version)
-        is_admitted = new[:2] == floor[:2] and new >= floor
-        return match[0] if if_needed and is_admitted else f"{match[1]}{version}{match[3]}"
-
-    file = package.folder / "pyproject.toml"
-    pattern = rf'("{re.escape(sibling)}(?:\[[^\]]*\])?\s*~=)\s*([\d.]+)(")'
-    file.write_text(re.sub(pattern, range_of, file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def make(tag: str) -> None:

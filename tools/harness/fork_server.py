@@ -12,7 +12,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import pickle
 import random
 import select
 import signal
@@ -27,7 +26,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel_state.environment import restore, snapshot
 
@@ -52,7 +51,7 @@ _exit_code = 0
 class ForkedProcess:
     """A running script, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, report: Connection[None, int]) -> None:
+    def __init__(self, report: Connection[Any, int]) -> None:
         self._report = report
         self.pid = report.recv()
         self.returncode: int | None = None
@@ -136,11 +135,9 @@ class ForkServer:
                 new process are added to its arguments.
         """
         ours, theirs = Pipe()
-        with theirs, tempfile.TemporaryFile() as request:
-            pickle.dump((list(argv), dict(environ), str(cwd or Path.cwd())), request)
-            request.seek(0)
-            files = [theirs.fileno(), request.fileno(), *(stream.fileno() for stream in streams)]
-            socket.send_fds(self._line, [b"!"], files)
+        with theirs:
+            socket.send_fds(self._line, [b"!"], [theirs.fileno(), *(stream.fileno() for stream in streams)])
+        ours.send((list(argv), dict(environ), str(cwd or Path.cwd())))  # read by the process
         return ForkedProcess(ours)
 
     def ending(self) -> str:
@@ -202,7 +199,7 @@ def serve(*modules: str) -> None:
 
 def _next_program(line: socket.socket) -> list[int]:
     """Serve until the client has ended and return nothing; in each child, return the files of the program to run."""
-    reports: dict[int, Connection[int, None]] = {}
+    reports: dict[int, Connection[int, Any]] = {}
     ends, end = socket.socketpair()
     end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -233,8 +230,7 @@ def _next_program(line: socket.socket) -> list[int]:
             end.close()
             for report in reports.values():
                 report.close()
-            os.close(files[0])
-            return files[1:]
+            return files
         reports[pid] = Connection(files[0])
         for each in files[1:]:
             os.close(each)
@@ -242,15 +238,16 @@ def _next_program(line: socket.socket) -> list[int]:
             reports[pid].send(pid)
 
 
-def _run(request: int, *streams: int) -> None:
-    """Run a program as ``__main__`` of this process, with the client's standard streams."""
+def _run(line: int, *streams: int) -> None:
+    """Run the program that the client sends as ``__main__`` of this process, with the client's standard streams."""
     os.setsid()  # Ctrl-C on the test does not reach it
     for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
     faulthandler.register(STACKS_SIGNAL)  # to standard error
-    with os.fdopen(request, "rb") as file:
-        (program, *arguments), environ, folder = pickle.load(file)
+    client: Connection[None, Any] = Connection(line)
+    with client:
+        (program, *arguments), environ, folder = client.recv()
     restore(environ)
     os.chdir(folder)
     random.seed()

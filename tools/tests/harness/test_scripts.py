@@ -71,16 +71,6 @@ def test_a_variable_that_is_read_at_import_is_refused():
         Script(["-c", "pass"], env={"PYTHONPATH": "x", "TORCH_LOGS": "x"})
 
 
-def test_ranks_meet_and_the_exit_code_is_that_of_the_first_that_failed():
-    meet = (
-        "import sys\nfrom accel_state import PartialState\nstate = PartialState(cpu=True)\n"
-        "print(f'{state.process_index} of {state.num_processes}')\nstate.wait_for_everyone()\n"
-        "sys.exit(5 if state.process_index == 2 else 0)"
-    )
-    done = run_script("-c", meet, num_processes=3)
-    assert (done.returncode, done.stdout) == (5, "0 of 3\n1 of 3\n2 of 3\n")
-
-
 def test_ranks_that_wait_for_a_failed_one_are_killed_after_the_grace_period(monkeypatch):
     monkeypatch.setattr("tools.harness.scripts._GRACE_S", 0.2)
     wait = "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(4)\ntime.sleep(60)"

@@ -14,21 +14,10 @@ from accel_state.partial_state import PartialState
 from tools.harness.world import WorldError
 
 
-class Point:
-    """A class of the test file, which has to travel both ways."""
-
-    def __init__(self, x):
-        self.x = x
-
-
 def sum_of_ranks(scale, *, offset=0):
     value = torch.tensor(float(PartialState().process_index * scale + offset))
     dist.all_reduce(value)
     return value.item()
-
-
-def moved(point):
-    return Point(point.x + PartialState().process_index)
 
 
 def raise_on_rank_1():
@@ -93,14 +82,6 @@ def save_without_rank_2(folder):
             time.sleep(100)
     agreement = agreement_of(rank=dist.get_rank(), world_size=3, gather=list)
     agreement.agree_on("save", "", first)
-
-
-def test_run_returns_results_in_rank_order(world):
-    assert world(2).run(sum_of_ranks, 3, offset=1) == [5.0, 5.0]
-
-
-def test_objects_of_the_test_file_travel_both_ways(world):
-    assert [point.x for point in world(2).run(moved, Point(10))] == [10, 11]
 
 
 def test_each_body_starts_with_the_same_random_state(world):
